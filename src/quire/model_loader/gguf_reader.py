@@ -17,9 +17,7 @@ from quire.config.gguf.container import GGUFFile, GGUFTensor, read_header
 from quire.config.gguf.families import Family, checkpoint_name
 from quire.config.gguf.model_config import PLAIN, family_of
 from quire.config.hf_config import HFConfig
-from quire.model_loader.safetensors_reader import TensorInfo
-
-DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+from quire.model_loader.checkpoint import DTYPES, TensorInfo, WeightReader
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +35,7 @@ class _Entry:
     other: "_Entry | None" = None
 
 
-class GGUFReader:
+class GGUFReader(WeightReader):
     """The files that a configuration made of GGUF names.
 
     Args:
@@ -53,11 +51,6 @@ class GGUFReader:
         self._entries = _in_turn({name: entry for file in files for name, entry in _named(file, self._family)})
         self.path = Path(files[0].path)
         self.infos = {name: _whole_info(entry) for name, entry in self._entries.items()}
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all tensors as stored."""
-        return sum(info.num_bytes for info in self.infos.values())
 
     def stream(self) -> Iterator[tuple[str, Any]]:
         """(name, tensor), file by file."""
@@ -132,11 +125,10 @@ def _map(path: str) -> torch.Tensor:
 def _view(data: torch.Tensor, entry: _Entry) -> torch.Tensor:
     info = _info(entry)
     piece = data[info.offset : info.offset + info.num_bytes]
-    dtype = DTYPES.get(info.dtype)
-    if dtype is not None:
-        # Offsets are multiples of 32 by default, but a file may say otherwise.
-        piece = (piece if info.offset % dtype.itemsize == 0 else piece.clone()).view(dtype)
-    return piece.view(info.shape)
+    dtype = DTYPES[info.dtype]
+    # Offsets are multiples of 32 by default, but a file may say otherwise.
+    aligned = piece if info.offset % dtype.itemsize == 0 else piece.clone()
+    return aligned.view(dtype).view(info.shape)
 
 
 class _Reordered:

@@ -7,8 +7,7 @@ slices to `models/`, arithmetic to kernels.
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 
@@ -28,12 +27,13 @@ from quire.layers.pooling.trunk import as_trunk, trunk_architectures
 from quire.layers.spec_check import check_spec
 from quire.layers.weights import cache_scales, canonical_name, check_names, check_shapes, is_cache_scale
 from quire.logger import init_logger
-from quire.model_loader.device_reader import DTYPES, upload_tensors
+from quire.model_loader.checkpoint import DTYPE_NAMES, PLAIN_DTYPES, TensorInfo, WeightReader
+from quire.model_loader.device_reader import upload_tensors
 from quire.model_loader.dummy import dummy_weights
 from quire.model_loader.gguf_reader import GGUFReader
 from quire.model_loader.mistral_reader import MistralReader
 from quire.model_loader.page_size import choose_block_size
-from quire.model_loader.safetensors_reader import FLOATS, SafetensorsReader, TensorInfo
+from quire.model_loader.safetensors_reader import SafetensorsReader
 from quire.model_loader.sharded_state import MAX_BYTES, PATTERN, copy_description, load_state, save_state
 from quire.model_loader.torch_bin_reader import TorchBinReader
 from quire.models.registry import TRANSFORMERS, Entry, ModelRegistry
@@ -44,18 +44,6 @@ from quire.quantization.registry import linear_method
 from quire.timeline import STARTUP
 
 logger = init_logger(__name__)
-
-
-class WeightReader(Protocol):
-    """A checkpoint's tensors: what there is, known before any is read, then one pass over them."""
-
-    path: Path
-    infos: dict[str, TensorInfo]
-
-    @property
-    def num_bytes(self) -> int: ...
-
-    def stream(self) -> Iterator[tuple[str, Any]]: ...
 
 
 READERS: dict[str, Callable[[str, Sequence[str]], WeightReader]] = {
@@ -386,7 +374,7 @@ def check_checkpoint(model: Decoder, infos: Mapping[str, TensorInfo]) -> None:
         if source is None:
             num_cache_scales += is_cache_scale(name)
             continue
-        allowed = FLOATS if source.stored.dtypes is None else [_names_of(dtype) for dtype in source.stored.dtypes]
+        allowed = [DTYPE_NAMES[dtype] for dtype in source.stored.dtypes or PLAIN_DTYPES]
         if info.dtype not in allowed:
             wrong.append(f"{name} is {info.dtype}, not {' or '.join(allowed)}")
     if wrong:
@@ -416,11 +404,6 @@ def _check_twice(model: Decoder, infos: Mapping[str, TensorInfo]) -> None:
                 f"which are the same weight: remove one of the files, or name it in ignore_patterns",
                 setting="model",
             )
-
-
-def _names_of(dtype: torch.dtype) -> str:
-    """What safetensors calls a type."""
-    return next(name for name, known in DTYPES.items() if known == dtype)
 
 
 def check_fit(model: CausalLM, free_bytes: int, what: str = "are free") -> None:

@@ -1,16 +1,16 @@
 """Reads consolidated.safetensors under the names that the hub's checkpoints have, queries and keys in their order of rows."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from quire.config.hf_config import HFConfig
 from quire.config.resolve import checkpoint_name
+from quire.model_loader.checkpoint import WeightReader
 from quire.model_loader.gguf_reader import heads_in_halves
-from quire.model_loader.safetensors_reader import SafetensorsReader, TensorInfo
+from quire.model_loader.safetensors_reader import SafetensorsReader
 
 
-class MistralReader:
+class MistralReader(WeightReader):
     """A folder's weights in Mistral's own layout.
 
     Args:
@@ -28,13 +28,8 @@ class MistralReader:
             "q_proj": hf.num_attention_heads,
             "k_proj": hf.get("num_key_value_heads", hf.num_attention_heads),
         }
-        self.path: Path = self._inner.path
-        self.infos: dict[str, TensorInfo] = {checkpoint_name(name): info for name, info in self._inner.infos.items()}
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all tensors as stored."""
-        return self._inner.num_bytes
+        self.path = self._inner.path
+        self.infos = {checkpoint_name(name): info for name, info in self._inner.infos.items()}
 
     def stream(self) -> Iterator[tuple[str, Any]]:
         """(name, tensor), in the order in which they lie on the disk."""

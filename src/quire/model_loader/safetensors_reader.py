@@ -4,7 +4,6 @@ Files are memory-mapped and tensors sliced lazily: a rank touches only its part,
 knows nothing of models. Format: https://huggingface.co/docs/safetensors
 """
 
-import dataclasses
 import json
 import math
 import os
@@ -12,43 +11,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from quire.config.checkpoint_files import INDEX_NAME, check_shards, matches, safetensors_files, shards_of
+from quire.config.checkpoint_files import INDEX_NAME, safetensors_files
 from quire.errors import ConfigError
+from quire.model_loader.checkpoint import DTYPES, TensorInfo, WeightReader, read_index
 
-BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
-FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 MAX_HEADER_BYTES = 100 << 20
 SPAN_BYTES = 128 << 20
 """A file is mapped anew after this much of it was read: pages of a mapping count as the process's own memory until it ends."""
 
 
-@dataclasses.dataclass(frozen=True)
-class TensorInfo:
-    """What a header says of a tensor."""
-
-    file: str
-    dtype: str
-    shape: tuple[int, ...]
-    num_bytes: int
-    offset: int
-
-
-def add_info(infos: dict[str, TensorInfo], folder: Path, name: str, info: TensorInfo) -> None:
-    """Take note of a tensor of a folder.
-
-    Raises:
-        ConfigError: another file has one of this name.
-    """
-    if name in infos:
-        raise ConfigError(
-            f"{folder}: tensor {name!r} is in both {infos[name].file} and {info.file}; remove one, or name it in "
-            f"ignore_patterns",
-            setting="model",
-        )
-    infos[name] = info
-
-
-class SafetensorsReader:
+class SafetensorsReader(WeightReader):
     """A folder's weights: one file, or several with or without an index.
 
     Args:
@@ -61,29 +33,20 @@ class SafetensorsReader:
 
     def __init__(self, path: str | Path, ignore_patterns: Sequence[str] = ()) -> None:
         self.path = Path(path)
-        self.infos: dict[str, TensorInfo] = {}
-        weight_map = _read_index(self.path, ignore_patterns)
+        self.infos = {}
+        weight_map = read_index(self.path, INDEX_NAME, ignore_patterns)
         files = sorted(set(weight_map.values())) if weight_map else _list_files(self.path, ignore_patterns)
         for file in files:
             for name, info in _read_header(self.path / file).items():
                 if weight_map and weight_map.get(name, file) != file:
                     continue
-                add_info(self.infos, self.path, name, info)
+                self.add(name, info)
         absent = sorted(set(weight_map) - set(self.infos))
         if absent:
             raise ConfigError(
                 f"{self.path / INDEX_NAME} names {len(absent)} tensors that are not in their files, first {absent[0]!r}",
                 setting="model",
             )
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every tensor's shape."""
-        return {name: info.shape for name, info in self.infos.items()}
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all tensors as stored."""
-        return sum(info.num_bytes for info in self.infos.values())
 
     def stream(self) -> Iterator[tuple[str, Any]]:
         """(name, lazily read slices), in the order in which they lie on the disk. A slice is to be used before the next
@@ -118,28 +81,15 @@ class SafetensorsReader:
         for name, info in self.infos.items():
             by_file.setdefault(info.file, []).append((info.offset, name))
         for file, entries in by_file.items():
+            entries.sort()
             span: list[str] = []
-            begin = 0
-            for offset, name in sorted(entries):
+            begin = entries[0][0]
+            for offset, name in entries:
                 if span and offset - begin >= SPAN_BYTES:
                     yield file, span
                     span, begin = [], offset
                 span.append(name)
             yield file, span
-
-
-def _read_index(path: Path, ignore_patterns: Sequence[str]) -> dict[str, str]:
-    """Tensor to file; empty without an index."""
-    index = path / INDEX_NAME
-    if not index.is_file():
-        return {}
-    try:
-        content = json.loads(index.read_bytes())
-    except ValueError as error:
-        raise ConfigError(f"{index} is not an index with a weight_map: {error}", setting="model") from error
-    files = shards_of(content, INDEX_NAME, str(path))
-    check_shards(files, {file for file in files if (path / file).is_file()}, INDEX_NAME, str(path))
-    return {name: file for name, file in content["weight_map"].items() if not matches(file, ignore_patterns)}
 
 
 def _list_files(path: Path, ignore_patterns: Sequence[str]) -> list[str]:
@@ -172,7 +122,7 @@ def _read_header(file: Path) -> dict[str, TensorInfo]:
                     dtype=str(entry["dtype"]),
                     shape=tuple(int(n) for n in entry["shape"]),
                     num_bytes=entry["data_offsets"][1] - entry["data_offsets"][0],
-                    offset=int(entry["data_offsets"][0]),
+                    offset=8 + length + int(entry["data_offsets"][0]),
                 )
                 for name, entry in header.items()
                 if name != "__metadata__"
@@ -182,10 +132,10 @@ def _read_header(file: Path) -> dict[str, TensorInfo]:
             raise
         raise _damaged(file, repr(error)) from error
     for name, info in infos.items():
-        if info.dtype in BYTES and math.prod(info.shape) * BYTES[info.dtype] != info.num_bytes:
+        if info.dtype in DTYPES and math.prod(info.shape) * DTYPES[info.dtype].itemsize != info.num_bytes:
             why = f"{name} has {info.num_bytes} bytes for {info.dtype} {list(info.shape)}"
             raise _damaged(file, why)
     end = max((info.offset + info.num_bytes for info in infos.values()), default=0)
-    if end > size - 8 - length:
-        raise _damaged(file, f"tensors end at byte {end + 8 + length} of {size}")
+    if end > size:
+        raise _damaged(file, f"tensors end at byte {end} of {size}")
     return infos

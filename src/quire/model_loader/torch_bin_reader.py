@@ -6,7 +6,6 @@ several in one, come under the names that the library gives these in safetensors
 Knows files; knows nothing of models.
 """
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,12 +14,10 @@ from typing import Any
 import torch
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
-from quire.config.checkpoint_files import PICKLED_INDEX_NAME, check_shards, matches, pickled_files, shards_of
+from quire.config.checkpoint_files import PICKLED_INDEX_NAME, pickled_files
 from quire.errors import ConfigError
-from quire.model_loader.device_reader import DTYPES
-from quire.model_loader.safetensors_reader import TensorInfo, add_info
+from quire.model_loader.checkpoint import DTYPE_NAMES, TensorInfo, WeightReader, read_index
 
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _LIBRARY = "torchao."
 _KINDS = ("Float8Tensor", "Int4Tensor", "Int8Tensor", "IntxUnpackedToInt8Tensor")
 """Tensors of the library whose parts `quantization/torchao.py` knows."""
@@ -42,7 +39,7 @@ class _Fact:
     def __setstate__(self, state: object) -> None: ...
 
 
-class TorchBinReader:
+class TorchBinReader(WeightReader):
     """A folder's pickled weights: one file, or several with or without an index.
 
     Files are memory-mapped where their format allows it (zip files of torch 1.6 and later).
@@ -58,18 +55,12 @@ class TorchBinReader:
     def __init__(self, path: str | Path, ignore_patterns: Sequence[str] = ()) -> None:
         self.path = Path(path)
         self._tensors: dict[str, torch.Tensor] = {}
-        self.infos: dict[str, TensorInfo] = {}
+        self.infos = {}
         for file in _files(self.path, ignore_patterns):
             for name, tensor in _read(self.path / file).items():
-                dtype = _NAMES.get(tensor.dtype, str(tensor.dtype))
-                info = TensorInfo(file, dtype, tuple(tensor.shape), tensor.nbytes, 0)
-                add_info(self.infos, self.path, name, info)
+                dtype = DTYPE_NAMES.get(tensor.dtype, str(tensor.dtype))
+                self.add(name, TensorInfo(file, dtype, tuple(tensor.shape), tensor.nbytes, 0))
                 self._tensors[name] = tensor
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all tensors as stored."""
-        return sum(info.num_bytes for info in self.infos.values())
 
     def stream(self) -> Iterator[tuple[str, Any]]:
         """(name, tensor), each handed over once."""
@@ -79,16 +70,9 @@ class TorchBinReader:
 
 
 def _files(path: Path, ignore_patterns: Sequence[str]) -> list[str]:
-    index = path / PICKLED_INDEX_NAME
-    if not index.is_file():
-        return pickled_files(sorted(os.listdir(path)) if path.is_dir() else [], ignore_patterns, str(path))
-    try:
-        content = json.loads(index.read_bytes())
-    except ValueError as error:
-        raise ConfigError(f"{index} is not an index with a weight_map: {error}", setting="model") from error
-    files = shards_of(content, PICKLED_INDEX_NAME, str(path))
-    check_shards(files, {file for file in files if (path / file).is_file()}, PICKLED_INDEX_NAME, str(path))
-    return [file for file in files if not matches(file, ignore_patterns)]
+    indexed = read_index(path, PICKLED_INDEX_NAME, ignore_patterns)
+    names = sorted(os.listdir(path)) if path.is_dir() else []
+    return sorted(set(indexed.values())) or pickled_files(names, ignore_patterns, str(path))
 
 
 def _stand_ins(file: Path) -> list[Any]:

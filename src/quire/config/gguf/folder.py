@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from quire import envs
-from quire.config.gguf.choice import SPLIT, first_files
+from quire.config.gguf.choice import first_files, parts_of
 from quire.config.gguf.container import GGUFFile, read_header
 from quire.config.gguf.model_config import build_config
 from quire.config.gguf.tokenizer import build_tokenizer
@@ -63,14 +63,10 @@ def gguf_folder(first: Path, beside: Path | None = None) -> str:
 
 
 def _parts(first: Path) -> list[Path]:
-    split = SPLIT.match(first.name)
-    if split is None:
-        return [first]
-    count = int(split[3])
-    parts = [first.with_name(f"{split[1]}-{i:05d}-of-{count:05d}.gguf") for i in range(1, count + 1)]
+    parts = [first.with_name(name) for name in parts_of(first.name)]
     missing = [part.name for part in parts if not part.is_file()]
     if missing:
-        message = f"{first} is one of {count} files, of which {', '.join(missing[:5])} is missing"
+        message = f"{first} is one of {len(parts)} files, of which {', '.join(missing[:5])} is missing"
         raise ConfigError(message, setting="model")
     return parts
 
