@@ -37,7 +37,7 @@ def streamed(tokenizer: Tokenizer, prompt: list[int], runs: list[list[int]], ski
 def test_any_text_comes_back_whole_at_any_split(tokenizers_by_family, family, text, seed):
     tokenizer = tokenizers_by_family[family]
     ids = tokenizer.encode(text, add_special_tokens=False)
-    pieces = streamed(tokenizer, [], splits(ids, seed))
+    pieces = streamed(tokenizer, [], splits(ids, seed), skip=False)  # a text may be a special token's
     assert "".join(pieces) == text
     assert all("\ufffd" not in piece for piece in pieces) or "\ufffd" in text
 

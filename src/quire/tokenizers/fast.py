@@ -4,7 +4,7 @@ Reads tokenizer_config.json, special_tokens_map.json and the chat template files
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -58,13 +58,19 @@ def read_chat_template(folder: Path, config: Mapping[str, Any], override: str | 
     return ChatTemplate(sources) if sources else None
 
 
-def _content(token: Any) -> str | None:
+def token_content(token: Any) -> str | None:
     """A token as configuration files write it: a string, or an object with `content`."""
     if isinstance(token, str):
         return token
     if isinstance(token, Mapping):
         return cast("Mapping[str, Any]", token).get("content")
     return None
+
+
+def read_max_length(config: Mapping[str, Any]) -> int:
+    """The limit that tokenizer_config.json states."""
+    limit = config.get("model_max_length")
+    return int(limit) if isinstance(limit, int | float) and limit < NO_LIMIT else NO_LIMIT
 
 
 class FastTokenizer(Tokenizer):
@@ -88,8 +94,7 @@ class FastTokenizer(Tokenizer):
             raise ConfigError(f"cannot read {path}: {error}", setting="tokenizer") from None
         config = read_json(folder / "tokenizer_config.json")
         self.name_or_path = str(folder)
-        limit = config.get("model_max_length")
-        self.model_max_length = int(limit) if isinstance(limit, int | float) and limit < NO_LIMIT else NO_LIMIT
+        self.model_max_length = read_max_length(config)
         self._read_special_tokens(folder, config)
         self._overrule_post_processor(config)
         self._tokenizer.no_truncation()
@@ -109,15 +114,15 @@ class FastTokenizer(Tokenizer):
         import tokenizers
 
         merged = {**read_json(folder / "special_tokens_map.json"), **{k: v for k, v in config.items() if v is not None}}
-        named = {name: _content(merged.get(name)) for name in SPECIAL_NAMES}
+        named = {name: token_content(merged.get(name)) for name in SPECIAL_NAMES}
         self.special_tokens = {name: content for name, content in named.items() if content}
         extra: Any = merged.get("extra_special_tokens")
         if isinstance(extra, Mapping):
             by_name = cast("Mapping[str, Any]", extra)
-            self.special_tokens.update({name: str(_content(token)) for name, token in by_name.items()})
+            self.special_tokens.update({name: str(token_content(token)) for name, token in by_name.items()})
             extra = []
         further: list[Any] = [*(merged.get("additional_special_tokens") or []), *(extra or [])]
-        self.additional_special_tokens = [content for token in further if (content := _content(token))]
+        self.additional_special_tokens = [content for token in further if (content := token_content(token))]
 
         known = {token.content: token for token in self._tokenizer.get_added_tokens_decoder().values()}
         listed: dict[str, dict[str, Any]] = config.get("added_tokens_decoder") or {}
@@ -185,19 +190,13 @@ class FastTokenizer(Tokenizer):
         joined = self._tokenizer.post_process(*parts, add_special_tokens=True)
         return joined.ids, joined.type_ids
 
-    def decode(
-        self,
-        token_ids: int | Iterable[int],
-        skip_special_tokens: bool = False,
-        spaces_between_special_tokens: bool = True,
+    def decode_tokens(
+        self, token_ids: list[int], skip_special_tokens: bool, spaces_between_special_tokens: bool
     ) -> str:
-        """The text of token ids. Same text as the tokens' streamed pieces joined, whatever the split."""
-        ids = [token_ids] if isinstance(token_ids, int) else [int(token_id) for token_id in token_ids]
-        if self.token_bytes is not None:
-            return self.token_bytes.join(ids, skip_special_tokens, at_start=True).decode("utf-8", "replace")
+        """The library's text."""
         if skip_special_tokens or spaces_between_special_tokens:
-            return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
-        return self._decode_without_spaces_between_added(ids)
+            return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return self._decode_without_spaces_between_added(token_ids)
 
     def _decode_without_spaces_between_added(self, ids: list[int]) -> str:
         """No space stands between added tokens that follow one another."""

@@ -99,25 +99,12 @@ class Tokenizer(abc.ABC):
         """Token ids of a text."""
 
     @abc.abstractmethod
-    def encode_batch(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
-        """Token ids of several texts, in parallel where the library can."""
-
-    @abc.abstractmethod
     def encode_pair(self, first: str, second: str, max_length: int | None = None) -> tuple[list[int], list[int]]:
         """Two texts joined as the model's pairs are, special tokens included: token ids, and each token's segment (0 or 1).
 
         Args:
             max_length: drop tokens from the end of the longer text, one at a time, until so many are left.
         """
-
-    @abc.abstractmethod
-    def decode(
-        self,
-        token_ids: int | Iterable[int],
-        skip_special_tokens: bool = False,
-        spaces_between_special_tokens: bool = True,
-    ) -> str:
-        """The text of token ids."""
 
     @abc.abstractmethod
     def token_to_id(self, token: str) -> int | None:
@@ -145,18 +132,36 @@ class Tokenizer(abc.ABC):
     def special_ids(self) -> frozenset[int]:
         """Ids that `skip_special_tokens` leaves out."""
 
+    def decode_tokens(
+        self, token_ids: list[int], skip_special_tokens: bool, spaces_between_special_tokens: bool
+    ) -> str:
+        """The text of token ids, of a tokenizer without a table of bytes."""
+        raise NotImplementedError(f"{type(self).__name__} decodes through its table of bytes")
+
     # --- what follows from it ---
+
+    def encode_batch(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """Token ids of several texts, in parallel where the library can."""
+        return [self.encode(text, add_special_tokens) for text in texts]
+
+    def decode(
+        self,
+        token_ids: int | Iterable[int],
+        skip_special_tokens: bool = False,
+        spaces_between_special_tokens: bool = True,
+    ) -> str:
+        """The text of token ids: equal to the streamed pieces of its tokens, joined."""
+        ids = [token_ids] if isinstance(token_ids, int) else [int(token_id) for token_id in token_ids]
+        if self.token_bytes is None:
+            return self.decode_tokens(ids, skip_special_tokens, spaces_between_special_tokens)
+        return self.token_bytes.join(ids, skip_special_tokens, at_start=True).decode("utf-8", "replace")
 
     def __len__(self) -> int:
         return len(self.get_vocab())
 
-    @property
+    @functools.cached_property
     def max_token_id(self) -> int:
         """The highest id that has a token."""
-        return self._max_token_id
-
-    @functools.cached_property
-    def _max_token_id(self) -> int:
         return max(self.get_vocab().values(), default=-1)  # a tenth of a second of the interpreter's time, all at once
 
     def __call__(
@@ -200,9 +205,6 @@ class Tokenizer(abc.ABC):
         """The text of vocabulary strings."""
         return self.decode([self.convert_tokens_to_ids(token) for token in tokens])
 
-    def _special(self, name: str) -> str | None:
-        return self.special_tokens.get(name)
-
     def _special_id(self, name: str) -> int | None:
         token = self.special_tokens.get(name)
         return None if token is None else self.token_to_id(token)
@@ -210,22 +212,22 @@ class Tokenizer(abc.ABC):
     @property
     def bos_token(self) -> str | None:
         """Begin of sequence."""
-        return self._special("bos_token")
+        return self.special_tokens.get("bos_token")
 
     @property
     def eos_token(self) -> str | None:
         """End of sequence."""
-        return self._special("eos_token")
+        return self.special_tokens.get("eos_token")
 
     @property
     def pad_token(self) -> str | None:
         """Padding."""
-        return self._special("pad_token")
+        return self.special_tokens.get("pad_token")
 
     @property
     def unk_token(self) -> str | None:
         """Unknown."""
-        return self._special("unk_token")
+        return self.special_tokens.get("unk_token")
 
     @property
     def bos_token_id(self) -> int | None:

@@ -5,12 +5,13 @@ Knows token strings, their bytes, and the side files. Knows no library.
 
 import abc
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from quire.tokenizers.chat_template import ChatTemplate
-from quire.tokenizers.interface import NO_LIMIT, Tokenizer, reading
+from quire.tokenizers.fast import read_max_length
+from quire.tokenizers.interface import Tokenizer, reading
 from quire.tokenizers.token_bytes import TokenBytes
 
 
@@ -40,13 +41,10 @@ class PlainTokenizer(Tokenizer):
         parses_special: bool = True,
     ) -> None:
         self.name_or_path = str(folder)
-        limit = config.get("model_max_length")
-        self.model_max_length = int(limit) if isinstance(limit, int | float) and limit < NO_LIMIT else NO_LIMIT
+        self.model_max_length = read_max_length(config)
         self.token_bytes: TokenBytes | None = token_bytes
         self.template = template
         self.begin: list[int] = []
-        self.end: list[int] = []
-        self._bytes = token_bytes
         self._ids = {**tokens, **special}
         self._strings = {token_id: token for token, token_id in self._ids.items()}
         self._added = dict(special)
@@ -70,11 +68,7 @@ class PlainTokenizer(Tokenizer):
                 at = mark.end()
             if at < len(text):
                 ids += self.encode_text(text[at:], at == 0)
-        return [*ids, *self.end] if add_special_tokens else ids
-
-    def encode_batch(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
-        """Token ids of several texts."""
-        return [self.encode(text, add_special_tokens) for text in texts]
+        return ids
 
     def encode_pair(self, first: str, second: str, max_length: int | None = None) -> tuple[list[int], list[int]]:
         """Two texts, one behind the other, each framed as it would be alone."""
@@ -82,16 +76,6 @@ class PlainTokenizer(Tokenizer):
         while max_length is not None and sum(map(len, parts)) > max_length:
             max(parts, key=len).pop()
         return [*parts[0], *parts[1]], [0] * len(parts[0]) + [1] * len(parts[1])
-
-    def decode(
-        self,
-        token_ids: int | Iterable[int],
-        skip_special_tokens: bool = False,
-        spaces_between_special_tokens: bool = True,
-    ) -> str:
-        """The text of token ids."""
-        ids = [token_ids] if isinstance(token_ids, int) else [int(token_id) for token_id in token_ids]
-        return self._bytes.join(ids, skip_special_tokens, at_start=True).decode("utf-8", "replace")
 
     def token_to_id(self, token: str) -> int | None:
         """The id of a token's string."""

@@ -9,11 +9,11 @@ import binascii
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from quire.errors import ConfigError
 from quire.extras import install_command
-from quire.tokenizers.fast import SPECIAL_NAMES, read_chat_template, read_json
+from quire.tokenizers.fast import SPECIAL_NAMES, read_chat_template, read_json, token_content
 from quire.tokenizers.plain import PlainTokenizer
 from quire.tokenizers.token_bytes import bytes_as_string, string_bytes_table
 
@@ -74,7 +74,7 @@ class RankTokenizer(PlainTokenizer):
         template = read_chat_template(folder, config, chat_template)
         table = string_bytes_table(self.id_to_token, special, hidden)
         super().__init__(folder, tokens, special, table, config, template, hidden)
-        named = {name: value for name in SPECIAL_NAMES if (value := _content(config.get(name))) in special}
+        named = {name: value for name in SPECIAL_NAMES if (value := token_content(config.get(name))) in special}
         if kind == "QWenTokenizer":
             named.setdefault("eos_token", _QWEN_SPECIAL[0])
         self.special_tokens = named
@@ -112,8 +112,3 @@ def _special_tokens(config: Mapping[str, Any], kind: str, first: int) -> tuple[d
         found = {token: first + index for index, token in enumerate(_QWEN_SPECIAL)}
     shown = {int(token_id) for token_id, entry in listed.items() if not entry.get("special", True)}
     return found, frozenset(set(found.values()) - shown)
-
-
-def _content(token: Any) -> str:
-    """A token as configuration files write it: a string, or an object with `content`."""
-    return str(cast("Mapping[str, Any]", token).get("content") if isinstance(token, Mapping) else token)

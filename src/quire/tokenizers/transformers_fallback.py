@@ -2,7 +2,6 @@
 
 import importlib
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
@@ -62,10 +61,6 @@ class TransformersTokenizer(Tokenizer):
         with reading(text, most=self.max_text):
             return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
-    def encode_batch(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
-        """Token ids of several texts."""
-        return [self.encode(text, add_special_tokens) for text in texts]
-
     def encode_pair(self, first: str, second: str, max_length: int | None = None) -> tuple[list[int], list[int]]:
         """Two texts as one prompt."""
         with reading(first, second, most=self.max_text):
@@ -74,20 +69,14 @@ class TransformersTokenizer(Tokenizer):
             )
         return list(joined["input_ids"]), list(joined["token_type_ids"])
 
-    def decode(
-        self,
-        token_ids: int | Iterable[int],
-        skip_special_tokens: bool = False,
-        spaces_between_special_tokens: bool = True,
+    def decode_tokens(
+        self, token_ids: list[int], skip_special_tokens: bool, spaces_between_special_tokens: bool
     ) -> str:
-        """The text of token ids."""
-        ids = [token_ids] if isinstance(token_ids, int) else [int(token_id) for token_id in token_ids]
-        if self.token_bytes is not None:
-            return self.token_bytes.join(ids, skip_special_tokens, at_start=True).decode("utf-8", "replace")
+        """The library's text."""
         options = {} if spaces_between_special_tokens else {"spaces_between_special_tokens": False}
         return str(
             self._tokenizer.decode(
-                ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False, **options
+                token_ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False, **options
             )
         )
 
