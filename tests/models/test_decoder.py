@@ -12,6 +12,7 @@ from quire.config import HFConfig
 from quire.config.kv_spec import KVKind, group_layers
 from quire.errors import ConfigError
 from quire.layers.decoder import Decoder
+from quire.layers.interface import ModelContext
 from quire.model_loader.dummy import dummy_weights
 from quire.models.registry import ModelRegistry
 from quire.models.residual import PARALLEL, PARALLEL_TWO_NORMS
@@ -26,8 +27,9 @@ def spec_of(path) -> DecoderSpec:
 
 
 def build(spec: DecoderSpec, **settings) -> Decoder:
-    defaults = {"dtype": torch.float32, "kv_dtype": torch.float32, "block_size": 16, "max_tokens": 64, "max_logits": 16}
-    return Decoder(spec, attention_backend=ReferenceBackend(), **(defaults | settings))
+    types = dict.fromkeys(("dtype", "kv_dtype", "activation_dtype"), settings.pop("dtype", torch.float32))
+    defaults = types | {"block_size": 16, "max_tokens": 64, "max_logits": 16}
+    return Decoder(spec, ModelContext(backend=ReferenceBackend(), **(defaults | settings)))
 
 
 def logprobs_of(model: Decoder) -> torch.Tensor:

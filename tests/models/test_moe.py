@@ -16,6 +16,7 @@ from quire.kernels import ops, registry
 from quire.kernels.cpu import recording
 from quire.layers.decoder import Decoder
 from quire.layers.decoder_layer import modules_of
+from quire.layers.interface import ModelContext
 from quire.layers.parallel import ParallelPlan
 from quire.layers.weights import sources_of
 from quire.model_loader.device_reader import UploadedTensor
@@ -35,8 +36,9 @@ def spec_of(path) -> DecoderSpec:
 
 
 def build(spec: DecoderSpec, **settings) -> Decoder:
-    defaults = {"dtype": torch.float32, "kv_dtype": torch.float32, "block_size": 16, "max_tokens": 64, "max_logits": 16}
-    return Decoder(spec, attention_backend=ReferenceBackend(), **(defaults | settings))
+    types = dict.fromkeys(("dtype", "kv_dtype", "activation_dtype"), settings.pop("dtype", torch.float32))
+    defaults = types | {"block_size": 16, "max_tokens": 64, "max_logits": 16}
+    return Decoder(spec, ModelContext(backend=ReferenceBackend(), **(defaults | settings)))
 
 
 def load(path, **settings) -> Decoder:
@@ -137,8 +139,8 @@ def test_models_with_mixtures_are_not_fused_without_kernels_for_them(tiny, resto
     ops.select("any")
     native = dataclasses.replace(ops.choices()["norm_linear"].chosen, platform="cuda")
     monkeypatch.setitem(registry._choices, "norm_linear", registry.Choice(native, []))
-    assert build(spec_of(tiny("Qwen3ForCausalLM")))._is_fused
-    assert not build(spec_of(tiny(QWEN3)))._is_fused
+    assert build(spec_of(tiny("Qwen3ForCausalLM")))._operations.is_fused
+    assert not build(spec_of(tiny(QWEN3)))._operations.is_fused
 
 
 def load_stacked(path, **settings):

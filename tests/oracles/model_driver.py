@@ -15,9 +15,9 @@ from quire.attention.interface import AttentionMetadata
 from quire.attention.selector import BUILT_IN_BACKENDS, select_backend
 from quire.config import HFConfig
 from quire.config.kv_spec import KVCacheSpec, KVKind, group_layers
-from quire.distributed.communicator import Communicator
+from quire.distributed.communicator import Communicator, SingleRank
 from quire.layers.decoder import Decoder, attention_requests
-from quire.layers.interface import StepInputs
+from quire.layers.interface import ModelContext, StepInputs
 from quire.layers.parallel import ParallelPlan
 from quire.model_loader.loader import check_checkpoint
 from quire.model_loader.safetensors_reader import SafetensorsReader
@@ -150,21 +150,20 @@ def build_tiny(
     hf = HFConfig(json.loads((Path(path) / "config.json").read_bytes()))
     spec = ModelRegistry.resolve(hf.architectures).make_spec(hf)
     weight_type = getattr(torch, dtype)
-    model = Decoder(
-        spec,
+    requests = attention_requests(spec, weight_type, block_size, plan)
+    context = ModelContext(
         dtype=weight_type,
         kv_dtype=weight_type,
         activation_dtype=torch.float32,
         block_size=block_size,
         max_tokens=max_tokens,
         max_logits=max_logits,
-        max_positions=max_positions,
-        attention_backend=select_backend(
-            attention_requests(spec, weight_type, block_size, plan), BUILT_IN_BACKENDS
-        ).backend(),
+        max_positions=max_positions or 0,
+        backend=select_backend(requests, BUILT_IN_BACKENDS).backend(),
         plan=plan,
-        communicator=communicator,
+        communicator=communicator or SingleRank(),
     )
+    model = Decoder(spec, context)
     reader = SafetensorsReader(path)
     check_checkpoint(model, reader.infos)
     model.load_weights(reader.stream())

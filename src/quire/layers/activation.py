@@ -17,11 +17,23 @@ KERNEL_KINDS = {
     "relu2": "relu2",
     "relu_squared": "relu2",
     "xielu": "xielu",
-    **{name: name for name in (
-        "quick_gelu", "gelu_10", "relu6", "leaky_relu", "sigmoid", "tanh", "mish", "hardswish", "linear", "laplace",
-        "sqrtsoftplus",
-    )},
-}  # fmt: skip
+    **{
+        name: name
+        for name in (
+            "quick_gelu",
+            "gelu_10",
+            "relu6",
+            "leaky_relu",
+            "sigmoid",
+            "tanh",
+            "mish",
+            "hardswish",
+            "linear",
+            "laplace",
+            "sqrtsoftplus",
+        )
+    },
+}
 
 
 def kernel_activation(name: str) -> str:

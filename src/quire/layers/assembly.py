@@ -16,7 +16,7 @@ from quire.kernels.types import LinearWeight
 from quire.layers.linear import Decoded, LinearMethod
 from quire.layers.modules import Module
 from quire.layers.parallel import ParallelPlan
-from quire.layers.weights import CONVOLUTION, TRANSPOSED, Block, Source
+from quire.layers.weights import CONVOLUTION, TRANSPOSED, CheckpointTensor, RowSlice
 
 
 class Sliceable(Protocol):
@@ -64,7 +64,7 @@ class Assembler:
 
     def __init__(
         self,
-        sources: Mapping[str, Source],
+        sources: Mapping[str, CheckpointTensor],
         plan: ParallelPlan,
         dtype: torch.dtype,
         device: torch.device,
@@ -109,11 +109,11 @@ class Assembler:
             return None
         del self._unfinished[source.module.name]
         weight = self._finish(source.module, unfinished)
-        if isinstance(weight, LinearWeight) and weight.data is None:  # packed: nobody holds the plain layout any more
+        if isinstance(weight, LinearWeight) and weight.data is None:  # packed: the plain layout is not used any more
             self._staging.extend(unfinished.staged)
         return source.module, weight
 
-    def _place(self, source: Source, piece: torch.Tensor, at: int, unfinished: _Unfinished) -> None:
+    def _place(self, source: CheckpointTensor, piece: torch.Tensor, at: int, unfinished: _Unfinished) -> None:
         """Rows in the module's own type, at their place among the module's."""
         dtype, tensors = self._dtype_of(source), unfinished.tensors
         suffix = "bias" if source.suffix == "bias" else "weight"
@@ -128,7 +128,7 @@ class Assembler:
                 tensors[suffix].zero_()
         tensors[suffix][at : at + piece.shape[0]].copy_(piece)
 
-    def _decode(self, source: Source, tensor: Sliceable, unfinished: _Unfinished) -> None:
+    def _decode(self, source: CheckpointTensor, tensor: Sliceable, unfinished: _Unfinished) -> None:
         """Take what belongs to a matrix in a format of its own; the last of its tensors makes it a part of the module."""
         for block in source.blocks:
             matrix = unfinished.matrices[source.source, block.at]
@@ -157,7 +157,7 @@ class Assembler:
             unfinished.staged.append(flat)
         return flat[:count].view(shape)
 
-    def _dtype_of(self, source: Source) -> torch.dtype:
+    def _dtype_of(self, source: CheckpointTensor) -> torch.dtype:
         is_matrix = (
             source.module.columns > 0 and source.module.kind not in ("norm", "table") and source.suffix != "bias"
         )
@@ -209,7 +209,7 @@ class Assembler:
         return plain
 
 
-def _piece(source: Source, tensor: Sliceable, block: Block) -> torch.Tensor:
+def _piece(source: CheckpointTensor, tensor: Sliceable, block: RowSlice) -> torch.Tensor:
     """What a block has of a tensor."""
     piece = tensor[source.index(block)]
     if source.is_stack:  # one expert's part of a tensor of all

@@ -3,49 +3,73 @@
 What they compute in which order is `decoder.py`'s business.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from typing import cast
 
+import torch
+
 from quire.kernels.types import LinearWeight
 from quire.layers.assembly import NormWeight, Weight
 from quire.layers.feed_forward import FeedForwardLayer
-from quire.layers.hyper import HyperConnection
-from quire.layers.layer_end import LayerEnd, LayerInputs
+from quire.layers.interface import LayerContext
 from quire.layers.mixers import MixerLayer, kind_of
-from quire.layers.modules import LayerScope, Module, Part
-from quire.models.residual import Joint, Placement
+from quire.layers.mixers.interface import SCALES
+from quire.layers.modules import Module, ModuleBuilder, RowBlock
+from quire.layers.residual_extras import HyperConnection, LayerEnd, LayerInputs
 from quire.models.spec import DecoderSpec
 
+_Owner = MixerLayer | FeedForwardLayer | LayerEnd | HyperConnection
 
-@dataclasses.dataclass
+
 class DecoderLayer:
-    """One layer: its halves, what follows them, where its norms stand, and by place how outputs join the residual, and norms."""
+    """One layer on this rank.
 
-    mixers: list[MixerLayer]
-    mlp: FeedForwardLayer | None
-    placement: Placement
-    joints: dict[str, Joint]
-    end: LayerEnd | None = None
-    hyper: dict[str, HyperConnection] = dataclasses.field(default_factory=dict)
-    norms: dict[str, NormWeight] = dataclasses.field(default_factory=dict)
+    Attributes:
+        mixers, mlp: its halves. end: what follows them. hyper: how halves read and write residual streams.
+        placement, norm_places: where it has norms; `norms` has their weights.
+        joints: by place, how a half's output joins the residual.
+    """
+
+    def __init__(self, spec: DecoderSpec, layer: int, context: LayerContext) -> None:
+        mixers, mlp, builder = spec.mixers_of(layer), spec.mlps()[layer], ModuleBuilder(spec, layer)
+        self.placement, self.joints = spec.placements()[layer], spec.joints_of(layer)
+        self.norm_places = norm_places(spec, layer)
+        self.norms: dict[str, NormWeight] = {}
+        self.mixers = [kind_of(mixer)(mixer, context) for mixer in mixers]
+        self.mlp = None if mlp is None else FeedForwardLayer(mlp, context)
+        has_end = spec.layer_scale or spec.layer_input is not None
+        self.end = LayerEnd(layer, spec.layer_input, context.linear_method) if has_end else None
+        self.hyper = {} if spec.hyper is None else {half: HyperConnection(spec.hyper) for half in ("mixer", "mlp")}
+        self._owners: dict[str, _Owner] = {}
+        for made, mixer in zip(self.mixers, mixers, strict=True):
+            self._own(made, made.modules(builder, mixer))
+        if self.mlp is not None and mlp is not None:
+            self._own(self.mlp, self.mlp.modules(builder, mlp))
+        if self.end is not None:
+            self._own(self.end, self.end.modules(builder))
+        for half, hyper in self.hyper.items():
+            self._own(hyper, hyper.modules(builder, f"{half}_hyper"))
+
+    def _own(self, part: _Owner, modules: Iterator[Module]) -> None:
+        """Note which part of the layer takes the weights of these modules."""
+        for module in modules:
+            self._owners[module.name.rpartition(".")[2]] = part
 
     @staticmethod
-    def modules(scope: LayerScope) -> Iterator[Module]:
+    def modules(builder: ModuleBuilder) -> Iterator[Module]:
         """Norms, then the mixers' modules, then the feed-forward's."""
-        spec, layer = scope.spec, cast(int, scope.layer)
+        spec, layer = builder.spec, cast(int, builder.layer)
         for place in norm_places(spec, layer) if spec.norm.weight else ():
-            yield scope.norm(place, spec.norm, spec.hidden)
+            yield builder.norm(place, spec.norm, spec.hidden)
         for mixer in spec.mixers_of(layer):
-            yield from kind_of(mixer).modules(scope, mixer)
+            yield from kind_of(mixer).modules(builder, mixer)
         mlp = spec.mlps()[layer]
         if mlp is not None:
-            yield from FeedForwardLayer.modules(scope, mlp)
-        yield from LayerEnd.modules(scope)
+            yield from FeedForwardLayer.modules(builder, mlp)
+        yield from LayerEnd.modules(builder)
         for half in ("mixer_hyper", "mlp_hyper"):
-            yield from HyperConnection.modules(scope, half)
+            yield from HyperConnection.modules(builder, half)
 
     @property
     def linears(self) -> dict[str, LinearWeight]:
@@ -54,24 +78,19 @@ class DecoderLayer:
         return {name: weight for half in halves for name, weight in half.linears.items()}
 
     def set_weight(self, name: str, weight: Weight) -> None:
-        """Hand a module's weight to the half that has it."""
-        for mixer in self.mixers:
-            if name in mixer.NAMES:
-                mixer.set_weight(name, weight)
-                return
-        if self.mlp is not None and name in self.mlp.NAMES:
-            self.mlp.set_weight(name, weight)
-        elif self.end is not None and name in self.end.NAMES:
-            self.end.set_weight(name, weight)
-        elif "_hyper" in name:
-            self.hyper[name.partition("_")[0]].set_weight(name, weight)
-        else:
+        """Hand a module's weight to the part that has it."""
+        if name in self.norm_places:
             self.norms[name] = cast(NormWeight, weight)
+        elif name in SCALES:
+            for mixer in self.mixers:
+                mixer.set_cache_scale(name, cast(torch.Tensor, weight))
+        else:
+            self._owners[name].set_weight(name, weight)
 
 
 def modules_of(spec: DecoderSpec) -> list[Module]:
     """Every module of the model, embedding first, in the order of computation."""
-    model = LayerScope(spec)
+    model = ModuleBuilder(spec)
     width = spec.embedding_width or spec.hidden
     modules = [model.embedding("embedding", spec.vocab, width)]
     if spec.embedding_width:
@@ -85,18 +104,18 @@ def modules_of(spec: DecoderSpec) -> list[Module]:
         modules.append(model.norm("embedding_norm", spec.embedding_norm, spec.hidden))
     modules.extend(LayerInputs.modules(model))
     for layer in range(spec.layers):
-        modules.extend(DecoderLayer.modules(LayerScope(spec, layer)))
+        modules.extend(DecoderLayer.modules(ModuleBuilder(spec, layer)))
     modules.extend(HyperConnection.modules(model, "hyper_head"))
     if spec.final_norm and spec.norm.weight:
         modules.append(model.norm("final_norm", spec.norm, spec.hidden))
     if spec.embedding_width:
-        modules.append(model.linear("project_out", (Part(width, 1),)))
+        modules.append(model.linear("project_out", (RowBlock(width, 1),)))
     if not spec.tied_embeddings:
-        head = (Part(spec.vocab, spec.vocab),)
+        head = (RowBlock(spec.vocab, spec.vocab),)
         lm_head = model.linear("lm_head", head, width, bias=spec.lm_head_bias, shard="vocabulary")
         modules.append(dataclasses.replace(lm_head, normalized=spec.normalized_head))
     elif spec.lm_head_bias:
-        modules.append(model.vector("lm_head_bias", Part(spec.vocab, 1)))
+        modules.append(model.vector("lm_head_bias", RowBlock(spec.vocab, 1)))
     return modules
 
 

@@ -3,207 +3,161 @@
 Legend: T tokens, D hidden, I intermediate.
 """
 
-from __future__ import annotations
-
-import dataclasses
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 
 from quire.kernels import ops
-from quire.kernels.norm import XIELU, set_alpha, xielu
+from quire.kernels.norm import XIELU, set_alpha
 from quire.kernels.types import LinearWeight
-from quire.layers.activation import kernel_activation
-from quire.layers.interface import StepInputs
-from quire.layers.mixers.interface import LayerContext
-from quire.layers.modules import Deal, LayerScope, Module, Part
-from quire.layers.moe import Mixture, Shared, limit_halves
-from quire.layers.normed_moe import NormedMixture
+from quire.layers.assembly import Weight
+from quire.layers.dense import DenseFeedForward
+from quire.layers.half import HalfInput, HalfOutput, NormedInput
+from quire.layers.interface import LayerContext, StepInputs
+from quire.layers.modules import Module, ModuleBuilder, RowBlock, SourceLayout
+from quire.layers.moe import Mixture, NormedMixture
 from quire.layers.workspace import TokenViews, Workspace
 from quire.models.spec import FeedForward, GatedMLP, MoE
-
-if TYPE_CHECKING:
-    from quire.layers.assembly import Weight
 
 
 class FeedForwardLayer:
     """One feed-forward on this rank.
 
     Attributes:
-        wide, narrow: columns a token that it needs of the workspace's wide and narrow buffers.
+        dense: its matrices but for the last one; of a mixture, those that every token takes.
         mixture: the experts, if it has some.
+        wide, narrow: columns a token that it needs of the workspace's wide and narrow buffers.
         is_whole: its output is already the sum over ranks.
         is_late: its experts' output waits in `TokenViews.beside_TD` for the next layer.
     """
 
-    NAMES = frozenset(("gate_up", "up", "act_positive", "act_negative", "down", *NormedMixture.WEIGHTS))
-
     def __init__(self, mlp: FeedForward, context: LayerContext) -> None:
-        self.mlp, self.context = mlp, context
-        self.activation = kernel_activation(mlp.act)
+        self.mlp, self.context, self._is_first = mlp, context, context.plan.rank == 0
         self.linears: dict[str, LinearWeight] = {}
         self.mixture: Mixture | None = None
         self.is_late = isinstance(mlp, MoE) and mlp.late
         self.is_whole = isinstance(mlp, MoE) and mlp.own_norms is not None
-        self._alphas = torch.zeros(2, device=context.device) if mlp.act == XIELU else None
         dense = mlp.shared if isinstance(mlp, MoE) else mlp
-        self.width = 0 if dense is None else dense.intermediate // context.plan.size
-        self.wide = 2 * self.width if isinstance(dense, GatedMLP) else 0
-        self.narrow = self.width
+        self.dense = None if dense is None else DenseFeedForward(dense, context)
+        self.wide, self.narrow = (0, 0) if self.dense is None else (self.dense.wide, self.dense.width)
         if isinstance(mlp, MoE) and mlp.latent:
             self.wide = max(self.wide, mlp.latent, context.hidden)
             self.narrow = max(self.narrow, mlp.latent)
 
+    @property
+    def can_fuse(self) -> bool:
+        """Whether its input may be a `NormedInput` and its output a `ResidualOutput`."""
+        mlp = self.mlp
+        if isinstance(mlp, MoE):
+            is_plain = not (mlp.latent or mlp.late or mlp.out_bias or mlp.routing.cap)
+            return is_plain and ops.is_native("norm_moe")
+        return not isinstance(mlp, GatedMLP) or (mlp.scale, mlp.out_scale, mlp.limit) == (1.0, 1.0, 0.0)
+
     @staticmethod
-    def modules(scope: LayerScope, mlp: FeedForward) -> Iterator[Module]:
+    def modules(builder: ModuleBuilder, mlp: FeedForward) -> Iterator[Module]:
         """Its matrices, in the order of computation."""
         if isinstance(mlp, MoE):
-            yield from _mixture_modules(scope, mlp)
+            yield from _mixture_modules(builder, mlp)
             return
-        wide = Part(mlp.intermediate, mlp.intermediate)
+        wide = RowBlock(mlp.intermediate, mlp.intermediate)
         if isinstance(mlp, GatedMLP):
-            deals = (Deal((1, 0)),) if mlp.up_first else ()
-            yield scope.linear("gate_up", (wide, wide), bias=mlp.bias, shard="rows", deals=deals)
+            layouts = (SourceLayout((1, 0)),) if mlp.up_first else ()
+            yield builder.linear("gate_up", (wide, wide), bias=mlp.bias, shard="rows", layouts=layouts)
         else:
-            yield scope.linear("up", (wide,), bias=mlp.bias, shard="rows")
+            yield builder.linear("up", (wide,), bias=mlp.bias, shard="rows")
         if mlp.act == XIELU:
-            yield scope.vector("act_positive", Part(1, 1))
-            yield scope.vector("act_negative", Part(1, 1))
+            yield builder.vector("act_positive", RowBlock(1, 1))
+            yield builder.vector("act_negative", RowBlock(1, 1))
         down_bias = mlp.bias or (isinstance(mlp, GatedMLP) and mlp.down_bias)
-        yield scope.linear(
-            "down", (scope.hidden,), mlp.intermediate, bias=down_bias, shard="columns", groups=mlp.intermediate
+        yield builder.linear(
+            "down", (builder.hidden,), mlp.intermediate, bias=down_bias, shard="columns", groups=mlp.intermediate
         )
 
     def reserve(self, workspace: Workspace) -> None:
         """Make room for experts; mixtures of equal shape share it."""
-        mlp = self.mlp
+        mlp, plan = self.mlp, self.context.plan
         if isinstance(mlp, MoE):
-            plan = self.context.plan
             share = mlp.intermediate // (1 if plan.expert_parallel else plan.size)
-            scratch = workspace.experts(mlp.routing, share, mlp.latent)
-            first = plan.experts(mlp.num_experts).start
-            options = {"clamp": mlp.clamp, "scales_input": mlp.scales_input, "first": first}
-            shared = None
-            if mlp.shared is not None:
-                factors = (getattr(mlp.shared, "out_scale", 1.0), getattr(mlp.shared, "limit", 0.0))
-                shared = Shared(self.width, isinstance(mlp.shared, GatedMLP), *factors)
             kind = Mixture if mlp.own_norms is None else NormedMixture
-            self.mixture = kind(
-                mlp.routing, options, mlp.experts_bias, self.activation, shared, self.context.linear_method, scratch,
-                mlp.latent, mlp.num_experts if mlp.zero_experts and plan.rank == 0 else None, mlp.late,
-            )  # fmt: skip
-            if mlp.own_norms is not None and isinstance(self.mixture, NormedMixture):
-                self.mixture.set_norms(mlp.own_norms.eps, self.context.communicator)
+            self.mixture = kind(mlp, self.context, self.dense, workspace.experts(mlp.routing, share, mlp.latent))
 
     def set_weight(self, name: str, weight: Weight) -> None:
         """Take one of its modules' weights."""
-        plan = self.context.plan
-        adds_once = name == "experts_bias" or (name == "experts_down_bias" and not plan.expert_parallel)
-        if adds_once and plan.rank > 0:  # summed over ranks: one adds it
-            weight = torch.zeros_like(cast(torch.Tensor, weight))
-        if name == "experts_out" and plan.rank > 0:
-            weight = dataclasses.replace(cast(LinearWeight, weight), bias=None)
         if self.mixture is not None:
-            if isinstance(weight, list):
-                is_gated = name == "experts_gate_up" and cast(MoE, self.mlp).is_gated
-                weight = self.context.linear_method.ready_experts(weight, is_gated=is_gated)
-            self.mixture.set_weight(name, cast("LinearWeight | torch.Tensor | list[LinearWeight]", weight))
-        elif self._alphas is not None and isinstance(weight, torch.Tensor):
-            set_alpha(self._alphas, name == "act_positive", weight)
+            self.mixture.set_weight(name, weight)
+        elif isinstance(weight, LinearWeight):
+            self.linears[name] = weight
         else:
-            self.linears[name] = cast(LinearWeight, weight)
+            alphas = cast(DenseFeedForward, self.dense).alphas
+            set_alpha(cast(torch.Tensor, alphas), name == "act_positive", cast(torch.Tensor, weight))
 
-    def run(self, x_TD: torch.Tensor, out_TD: torch.Tensor, step: StepInputs, views: TokenViews) -> None:
-        """out = this rank's part of the feed-forward of x; `out` may be x unless there are experts."""
+    def run(self, x: HalfInput, out: HalfOutput, step: StepInputs, views: TokenViews) -> None:
+        """out = this rank's part of the feed-forward of x; `out` may be where x is unless there are experts."""
+        fused = x if self._is_first and isinstance(x, NormedInput) else None
         if self.mixture is not None:
             self.mixture.token_ids = step.input_ids
-            self.mixture.run(x_TD, out_TD, step.attention[0].shape, views)
-            return
-        method, activated_TI = self.context.linear_method, views.narrow(self.width)
-        if isinstance(self.mlp, GatedMLP):
-            gate_up_T2I = views.wide(2 * self.width)
-            method.apply(x_TD, self.linears["gate_up"], gate_up_T2I)
-            if self.mlp.scale != 1.0:
-                ops.scale_and_cap(gate_up_T2I, self.mlp.scale, 0.0)
-            limit_halves(gate_up_T2I, self.mlp.limit)
-            ops.gated_activation(gate_up_T2I, self.activation, activated_TI)
-        else:
-            method.apply(x_TD, self.linears["up"], activated_TI)
-            self._activate(activated_TI)
-        method.apply(activated_TI, self.linears["down"], out_TD)
-        if isinstance(self.mlp, GatedMLP) and self.mlp.out_scale != 1.0:
-            ops.scale_and_cap(out_TD, self.mlp.out_scale, 0.0)
-
-    def _activate(self, x_TI: torch.Tensor) -> None:
-        if self._alphas is None:
-            ops.activation(x_TI, self.activation)
-        else:
-            xielu(x_TI, self._alphas)
-
-    def run_normed(self, norm_D: torch.Tensor, eps: float, step: StepInputs, views: TokenViews) -> None:
-        """residual += the feed-forward of rms_norm(residual), in fewer passes. Over several ranks rank 0 adds its part to the
-        residual and the others put theirs in its place: the caller sums."""
-        residual_TD, normed_TD, is_first = views.residual_TD, views.normed_TD, self.context.plan.rank == 0
-        method, linears, activated_TI = self.context.linear_method, self.linears, views.narrow(self.width)
-        if self.mixture is not None:
-            if is_first:
-                self.mixture.run_normed(residual_TD, norm_D, eps, step.attention[0].shape, views)
+            if fused is not None:
+                self.mixture.run_normed(views.residual_TD, fused.norm_D, fused.eps, step.attention[0].shape, views)
             else:
-                ops.rms_norm(residual_TD, norm_D, eps, normed_TD)
-                self.mixture.run(normed_TD, residual_TD, step.attention[0].shape, views)
+                self.mixture.run(x.tensor(views), out.tensor(views), step.attention[0].shape, views)
             return
-        if isinstance(self.mlp, GatedMLP) and is_first:
-            method.apply_gated_mlp(
-                residual_TD, norm_D, eps, linears["gate_up"], self.activation, linears["down"], activated_TI, normed_TD,
-                views.wide(2 * self.width), views.delta_TD,
-            )  # fmt: skip
-            return
-        if isinstance(self.mlp, GatedMLP):
-            method.apply_normed_gated(
-                residual_TD, norm_D, eps, linears["gate_up"], self.activation, activated_TI, normed_TD,
-                views.wide(2 * self.width),
-            )  # fmt: skip
+        dense, linears = self.dense, self.linears
+        assert dense is not None, "only a mixture may lack a dense feed-forward"
+        if not isinstance(self.mlp, GatedMLP):
+            out.multiply(dense.activate(x, linears["up"], views), linears["down"], views)
+        elif fused is not None:
+            self.context.linear_method.apply_gated_mlp(
+                views.residual_TD,
+                fused.norm_D,
+                fused.eps,
+                linears["gate_up"],
+                dense.activation,
+                linears["down"],
+                views.narrow(dense.width),
+                views.normed_TD,
+                views.wide(dense.wide),
+                views.delta_TD,
+            )
         else:
-            method.apply_normed(residual_TD, norm_D, eps, linears["up"], activated_TI, normed_TD)
-            self._activate(activated_TI)
-        if is_first:
-            method.apply_add(activated_TI, linears["down"], residual_TD, views.delta_TD)
-        else:
-            method.apply(activated_TI, linears["down"], residual_TD)
+            out.multiply(dense.activate(x, linears["gate_up"], views), linears["down"], views)
+            if self.mlp.out_scale != 1.0:
+                ops.scale_and_cap(out.tensor(views), self.mlp.out_scale, 0.0)
 
 
-def _mixture_modules(scope: LayerScope, mlp: MoE) -> Iterator[Module]:
-    count, wide = mlp.num_experts, Part(mlp.intermediate, mlp.intermediate)
-    chosen_from = Part(mlp.routing.num_experts, 1)
-    yield scope.linear("router", (chosen_from,), bias=mlp.router_bias, plain=True)
+def _mixture_modules(builder: ModuleBuilder, mlp: MoE) -> Iterator[Module]:
+    count, wide = mlp.num_experts, RowBlock(mlp.intermediate, mlp.intermediate)
+    chosen_from = RowBlock(mlp.routing.num_experts, 1)
+    yield builder.linear("router", (chosen_from,), bias=mlp.router_bias, plain=True)
     if mlp.bias_correction:
-        yield scope.vector("router_bias", chosen_from)
+        yield builder.vector("router_bias", chosen_from)
     if mlp.by_token:
-        yield scope.table("token_experts", (Part(scope.spec.vocab, 1),), mlp.routing.top_k, is_whole=True)
+        yield builder.table("token_experts", (RowBlock(builder.spec.vocab, 1),), mlp.routing.top_k, is_whole=True)
     if mlp.own_norms is not None:
-        yield scope.vector("router_scale", scope.hidden)
+        yield builder.vector("router_scale", builder.hidden)
         for name in ("shared_after", "experts_before", "experts_after"):
-            yield scope.norm(name, mlp.own_norms, scope.hidden.rows)
+            yield builder.norm(name, mlp.own_norms, builder.hidden.rows)
     if mlp.out_bias:
-        yield scope.vector("experts_bias", scope.hidden)
+        yield builder.vector("experts_bias", builder.hidden)
     if mlp.expert_scales:
-        yield scope.vector("expert_scales", Part(count, 1))
-    halves, outside = (wide, wide) if mlp.is_gated else (wide,), scope.hidden
+        yield builder.vector("expert_scales", RowBlock(count, 1))
+    halves, outside = (wide, wide) if mlp.is_gated else (wide,), builder.hidden
     if mlp.latent:
-        outside = Part(mlp.latent, 1)
-        yield scope.linear("experts_in", (outside,), bias=mlp.latent_bias)
-        yield scope.linear("experts_out", (scope.hidden,), mlp.latent, bias=mlp.latent_bias)
-    yield scope.experts("experts_gate_up", count, halves, outside.rows, shard="rows")
-    yield scope.experts("experts_down", count, (outside,), mlp.intermediate, shard="columns", groups=mlp.intermediate)
+        outside = RowBlock(mlp.latent, 1)
+        yield builder.linear("experts_in", (outside,), bias=mlp.latent_bias)
+        yield builder.linear("experts_out", (builder.hidden,), mlp.latent, bias=mlp.latent_bias)
+    yield builder.experts("experts_gate_up", count, halves, outside.rows, shard="rows")
+    yield builder.experts("experts_down", count, (outside,), mlp.intermediate, shard="columns", groups=mlp.intermediate)
     if mlp.experts_bias:
-        yield scope.experts("experts_gate_up_bias", count, halves, 0, shard="rows")
-        yield scope.experts("experts_down_bias", count, (outside,), 0, shard="none")
+        yield builder.experts("experts_gate_up_bias", count, halves, 0, shard="rows")
+        yield builder.experts("experts_down_bias", count, (outside,), 0, shard="none")
     if mlp.shared is not None:
-        shared = Part(mlp.shared.intermediate, mlp.shared.intermediate)
+        shared = RowBlock(mlp.shared.intermediate, mlp.shared.intermediate)
         bias = mlp.shared.bias
         halves = (shared, shared) if isinstance(mlp.shared, GatedMLP) else (shared,)
-        yield scope.linear("shared_gate_up", halves, bias=bias, shard="rows")
-        yield scope.linear("shared_down", (scope.hidden,), shared.rows, bias=bias, shard="columns", groups=shared.rows)
+        yield builder.linear("shared_gate_up", halves, bias=bias, shard="rows")
+        yield builder.linear(
+            "shared_down", (builder.hidden,), shared.rows, bias=bias, shard="columns", groups=shared.rows
+        )
         if mlp.shared_gate:
-            yield scope.linear("shared_gate", (Part(1, 1),), plain=True)
+            yield builder.linear("shared_gate", (RowBlock(1, 1),), plain=True)

@@ -13,9 +13,9 @@ import torch
 from quire.attention.interface import AttentionBackend, AttentionMetadata, AttentionRequest
 from quire.config.hf_config import HFConfig
 from quire.config.kv_spec import KVCacheSpec
-from quire.distributed.communicator import Communicator
+from quire.distributed.communicator import Communicator, SingleRank
 from quire.errors import ConfigError
-from quire.layers.linear import LinearMethod
+from quire.layers.linear import LinearMethod, UnquantizedLinear
 from quire.layers.parallel import ParallelPlan
 
 
@@ -30,9 +30,9 @@ class StepInputs:
         token_types: int32 [max_T]; the segment of each token, for models that have a table of them; else None.
         attention: one description a KV group; they share query_start, seq_lens, rows, positions and shape.
         num_tokens, num_logits: how much of the buffers is meant.
-        sampled: the tokens at `logits_index` by themselves, each as a request of one token, where nobody wants the hidden states
-            of the others: a model may then compute only these in its last layer, whose keys and values the others still
-            need. Counts and `attention` are meant, the rest is this step's.
+        sampled: the tokens at `logits_index` by themselves, each as a request of one token, where the hidden states of the
+            others are not used: a model may then compute only these in its last layer, which still keeps keys and values
+            of all tokens. It has counts and `attention` of its own; the rest is this step's.
     """
 
     input_ids: torch.Tensor
@@ -45,38 +45,53 @@ class StepInputs:
     sampled: "StepInputs | None" = None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelContext:
-    """What a model class is made from.
+    """What a model is made from, besides its spec.
 
     Attributes:
-        seed: of random weights.
-        path: the checkpoint's folder.
         dtype: type of the weights. `kv_dtype`: of keys and values in their pages. `activation_dtype`: of the platform's
             buffers between layers.
         block_size: tokens a page.
         max_tokens, max_logits: the largest step.
-        max_positions: tokens that a request may have.
         backend: computes attention; made for layers as `attention_requests` lists them.
+        max_positions: tokens that a request may have; 0 means as many as the spec names.
+        linear_method: format of the matrices.
+        plan: this rank's share.
+        communicator: sums over ranks.
         deterministic: a request's logits must be the same to the bit in any batch.
+        path: the checkpoint's folder, and `hf` its config.json: for model classes that read them by themselves.
+        seed: of random weights that a model class makes by itself.
     """
 
-    path: str
-    hf: HFConfig
-    seed: int
     dtype: torch.dtype
     kv_dtype: torch.dtype
     activation_dtype: torch.dtype
     block_size: int
     max_tokens: int
     max_logits: int
-    max_positions: int
-    device: torch.device
     backend: AttentionBackend
-    linear_method: LinearMethod
-    plan: ParallelPlan
-    communicator: Communicator
-    deterministic: bool
+    max_positions: int = 0
+    device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cpu"))
+    linear_method: LinearMethod = dataclasses.field(default_factory=UnquantizedLinear)
+    plan: ParallelPlan = dataclasses.field(default_factory=ParallelPlan)
+    communicator: Communicator = dataclasses.field(default_factory=SingleRank)
+    deterministic: bool = False
+    path: str = ""
+    hf: HFConfig = dataclasses.field(default_factory=lambda: HFConfig({}))
+    seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerContext(ModelContext):
+    """What the layers of one model have in common.
+
+    Attributes:
+        tables: what layers share and one of them made, by what it was made from (rotary tables by `Rope`).
+    """
+
+    hidden: int
+    tables: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
 
 class CausalLM(abc.ABC):

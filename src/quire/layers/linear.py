@@ -17,7 +17,7 @@ from quire.kernels.types import ExpertCodes, LinearWeight
 from quire.platforms.interface import Capabilities
 
 WHOLE = 1 << 62
-"""More rows or columns than any matrix has: one entry stands for all of them."""
+"""More rows or columns than any matrix has: one entry covers all of them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Axis:
         of: `rows` or `columns` of the matrix; `values`, row by row; `none`: always as long as `entries`.
         per: so many of them ...
         entries: ... take so many entries of this dimension.
-        is_stream: entries are one stream of bits: the last of them may stand for fewer.
+        is_stream: entries are one stream of bits: the last entry may cover fewer values.
         is_packed: an entry holds a value for each of them, rather than one that they share; so do streams, and several entries.
     """
 
@@ -44,7 +44,7 @@ class Axis:
         return -(-size * self.entries // self.per) if self.is_stream else -(-size // self.per) * self.entries
 
     def part(self, rows: slice, columns: slice, shape: tuple[int, int]) -> slice | None:
-        """The entries of a part of a matrix of some shape; None where it begins or ends within what one entry stands for."""
+        """The entries of a part of a matrix of some shape; None where it begins or ends within one entry."""
         if self.of == "none":
             return slice(0, self.entries)
         size, part = (shape[0], rows) if self.of == "rows" else (shape[1], columns)
@@ -86,7 +86,7 @@ PLAIN: Mapping[str, Stored] = {"weight": Stored()}
 """A matrix in a plain floating-point type."""
 
 Decoded: TypeAlias = LinearWeight | torch.Tensor
-"""(Part of) a matrix: as a kernel takes it, or plain [N, K]."""
+"""(RowBlock of) a matrix: as a kernel takes it, or plain [N, K]."""
 
 
 class Products(abc.ABC):
@@ -99,17 +99,29 @@ class Products(abc.ABC):
     # What a layer does around its matrices; a format overrides these where it can do it in fewer passes.
 
     def apply_normed(
-        self, x_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, weight: LinearWeight, out_TN: torch.Tensor,
+        self,
+        x_TD: torch.Tensor,
+        norm_D: torch.Tensor,
+        eps: float,
+        weight: LinearWeight,
+        out_TN: torch.Tensor,
         scratch_TD: torch.Tensor,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """out = rms_norm(x) @ weight.T + bias. `scratch` has x's shape and may be overwritten."""
         ops.rms_norm(x_TD, norm_D, eps, scratch_TD)
         self.apply(scratch_TD, weight, out_TN)
 
     def apply_normed_gated(
-        self, x_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, weight: LinearWeight, kind: str,
-        out_TI: torch.Tensor, scratch_TD: torch.Tensor, scratch_T2I: torch.Tensor,
-    ) -> None:  # fmt: skip
+        self,
+        x_TD: torch.Tensor,
+        norm_D: torch.Tensor,
+        eps: float,
+        weight: LinearWeight,
+        kind: str,
+        out_TI: torch.Tensor,
+        scratch_TD: torch.Tensor,
+        scratch_T2I: torch.Tensor,
+    ) -> None:
         """out = act(gate) * up of rms_norm(x) @ weight.T + bias. Both scratches may be overwritten."""
         self.apply_normed(x_TD, norm_D, eps, weight, scratch_T2I, scratch_TD)
         ops.gated_activation(scratch_T2I, kind, out_TI)
@@ -122,10 +134,18 @@ class Products(abc.ABC):
         ops.add(scratch_TN, residual_TN)
 
     def apply_gated_mlp(
-        self, residual_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, gate_up: LinearWeight, kind: str,
-        down: LinearWeight, narrow_TI: torch.Tensor, scratch_TD: torch.Tensor, scratch_T2I: torch.Tensor,
+        self,
+        residual_TD: torch.Tensor,
+        norm_D: torch.Tensor,
+        eps: float,
+        gate_up: LinearWeight,
+        kind: str,
+        down: LinearWeight,
+        narrow_TI: torch.Tensor,
+        scratch_TD: torch.Tensor,
+        scratch_T2I: torch.Tensor,
         delta_TD: torch.Tensor,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """residual += down(act(gate) * up), with gate and up of rms_norm(residual). All but the residual may be overwritten."""
         self.apply_normed_gated(residual_TD, norm_D, eps, gate_up, kind, narrow_TI, scratch_TD, scratch_T2I)
         self.apply_add(narrow_TI, down, residual_TD, delta_TD)
@@ -138,15 +158,27 @@ class PlainProducts(Products):
         ops.linear(x_TK, weight, out_TN)
 
     def apply_normed(
-        self, x_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, weight: LinearWeight, out_TN: torch.Tensor,
+        self,
+        x_TD: torch.Tensor,
+        norm_D: torch.Tensor,
+        eps: float,
+        weight: LinearWeight,
+        out_TN: torch.Tensor,
         scratch_TD: torch.Tensor,
-    ) -> None:  # fmt: skip
+    ) -> None:
         ops.norm_linear(x_TD, norm_D, eps, weight, out_TN, scratch_TD)
 
     def apply_normed_gated(
-        self, x_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, weight: LinearWeight, kind: str,
-        out_TI: torch.Tensor, scratch_TD: torch.Tensor, scratch_T2I: torch.Tensor,
-    ) -> None:  # fmt: skip
+        self,
+        x_TD: torch.Tensor,
+        norm_D: torch.Tensor,
+        eps: float,
+        weight: LinearWeight,
+        kind: str,
+        out_TI: torch.Tensor,
+        scratch_TD: torch.Tensor,
+        scratch_T2I: torch.Tensor,
+    ) -> None:
         ops.norm_linear_gated(x_TD, norm_D, eps, weight, kind, out_TI, scratch_TD, scratch_T2I)
 
     def apply_add(
@@ -193,27 +225,27 @@ class LinearMethod(Products):
             tensors: by suffix, the part of each that belongs to these rows and columns.
             shape: how many rows and columns they are.
         """
-        raise ValueError(f"{self.name} has no stored form")
+        raise ValueError(f"{self.name} cannot be read from a checkpoint")
 
     def dense(self, part: Decoded, dtype: torch.dtype) -> torch.Tensor:
         """What `decode` gave as a plain matrix [N, K]."""
-        raise ValueError(f"{self.name} has no stored form")
+        raise ValueError(f"{self.name} cannot be read from a checkpoint")
 
     def cut(self, part: Decoded, rows: slice, columns: slice) -> Decoded:
         """Rows and columns of what `decode` gave for a whole matrix."""
-        raise ValueError(f"{self.name} has no stored form")
+        raise ValueError(f"{self.name} cannot be read from a checkpoint")
 
     def join(self, parts: Sequence[Decoded], bias_N: torch.Tensor | None, dtype: torch.dtype) -> LinearWeight:
-        """One weight of parts that stand under one another."""
-        raise ValueError(f"{self.name} has no stored form")
+        """One weight of parts, one below the other."""
+        raise ValueError(f"{self.name} cannot be read from a checkpoint")
 
     def keeps_experts(self, source: str, columns: int, dtype: torch.dtype) -> bool:
         """Whether experts that are stored so, with so many columns, are weights by themselves, not plain in one tensor."""
         return False
 
     def join_expert(self, parts: Sequence[Decoded], dtype: torch.dtype) -> LinearWeight:
-        """One expert's weight of parts that stand under one another, in the layout that all kernels know."""
-        raise ValueError(f"{self.name} has no stored form")
+        """One expert's weight of parts, one below the other, in the layout that all kernels know."""
+        raise ValueError(f"{self.name} cannot be read from a checkpoint")
 
     def ready_experts(
         self, experts: list[LinearWeight], *, is_gated: bool
@@ -236,7 +268,7 @@ class LinearMethod(Products):
 
     @abc.abstractmethod
     def weight_bytes(self, sources: Sequence[str], out_features: int, in_features: int, dtype: torch.dtype) -> int:
-        """Device memory of the weight of matrices that stand under one another."""
+        """Device memory of one weight that holds these matrices, one below the other."""
 
     def describe(self, source: str) -> str:
         """How a matrix is stored or made, for people."""

@@ -5,8 +5,6 @@ a norm, an embedding, a bare vector, or all experts' matrices of a layer under o
 the business of `weights.py`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Literal
 
@@ -19,17 +17,17 @@ Shard = Literal["none", "rows", "columns", "vocabulary"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
-    """A block of a module's rows that is sharded by itself, in `groups` that stay whole (q, k and v by heads)."""
+class RowBlock:
+    """Consecutive rows of a module that are sharded by themselves, in `groups` that stay whole (q, k and v by heads)."""
 
     rows: int
     groups: int
 
 
 @dataclasses.dataclass(frozen=True)
-class Deal:
+class SourceLayout:
     """What one source holds: some of a module's parts, by number, in `groups`: the first group's rows of each part, then the
-    second group's. `twin`: one more part that takes the rows of the only one."""
+    second group's. `twin`: one more part that gets the same rows as the only one."""
 
     parts: tuple[int, ...]
     groups: int = 1
@@ -42,14 +40,14 @@ class Module:
 
     Attributes:
         name: ours, e.g. `layers.3.qkv`.
-        sources: the checkpoint's module names, without prefix; one a part, or one for all parts, unless `deals` (one a
-            source) say it otherwise.
+        sources: the checkpoint's module names, without prefix; one for each part, or one for all parts, unless `layouts` (one
+            for each source) say it otherwise.
         columns: of a matrix; 0 for norms and vectors.
         column_groups: groups that stay whole when columns are sharded.
         skip_rows: leading rows of the checkpoint's tensor that are not loaded.
         weight_offset: added to a norm's weight.
         plain: a matrix that stays in the model's own number type in every format (routers).
-        experts: how many experts' matrices (or biases, without columns) stand under one another.
+        experts: how many experts' matrices (or biases, without columns) are stacked.
         interleaved: the one source has the parts two by two, a row of one and a row of the other in turn.
         is_row: a vector that is stored as a matrix of one row.
         normalized: each row is divided by its length.
@@ -58,13 +56,13 @@ class Module:
         is_whole: a table that is stored as whole numbers.
         is_conv: a table that is stored as [rows, 1, columns], a convolution of each channel by itself.
         is_flattened: a table that the checkpoint has with more dimensions.
-        stacked: the name of the one tensor [experts, rows, columns] that may stand in the sources' place.
+        stacked: the name of the one tensor [experts, rows, columns] that a checkpoint may have in place of the sources.
     """
 
     name: str
     kind: Kind
     sources: tuple[str, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[RowBlock, ...]
     columns: int = 0
     column_groups: int = 1
     bias: bool = False
@@ -77,7 +75,7 @@ class Module:
     stacked: str = ""
     interleaved: bool = False
     is_row: bool = False
-    deals: tuple[Deal, ...] = ()
+    layouts: tuple[SourceLayout, ...] = ()
     normalized: bool = False
     unbiased: tuple[str, ...] = ()
     bias_scale: float = 1.0
@@ -128,8 +126,8 @@ class Module:
 
 
 @dataclasses.dataclass(frozen=True)
-class LayerScope:
-    """Makes the modules of one layer, or (without a layer) those that stand outside of layers.
+class ModuleBuilder:
+    """Makes the modules of one layer, or (without a layer) those outside of layers.
 
     A matrix's parts are its rows, in blocks that are sharded each by themselves; `groups` columns stay together.
     """
@@ -138,86 +136,102 @@ class LayerScope:
     layer: int | None = None
 
     @property
-    def hidden(self) -> Part:
+    def hidden(self) -> RowBlock:
         """Rows of a matrix whose outputs go to the residual."""
-        return Part(self.spec.hidden, 1)
+        return RowBlock(self.spec.hidden, 1)
 
     def linear(
-        self, name: str, parts: tuple[Part, ...], columns: int | None = None, *, bias: bool = False, shard: Shard = "none",
-        groups: int = 1, plain: bool = False, deals: tuple[Deal, ...] = (),
-    ) -> Module:  # fmt: skip
+        self,
+        name: str,
+        parts: tuple[RowBlock, ...],
+        columns: int | None = None,
+        *,
+        bias: bool = False,
+        shard: Shard = "none",
+        groups: int = 1,
+        plain: bool = False,
+        layouts: tuple[SourceLayout, ...] = (),
+    ) -> Module:
         """A matrix with as many columns as the model is wide, unless they are named."""
-        columns, transposed = self.spec.hidden if columns is None else columns, name in self.spec.weights.transposed
         return Module(
             self._name(name),
             "linear",
             self._sources(name),
             parts,
-            columns,
+            self.spec.hidden if columns is None else columns,
             groups,
             bias,
             shard,
-            transposed,
+            transposed=name in self.spec.weights.transposed,
             plain=plain,
-            deals=deals,
+            layouts=layouts,
             unbiased=self.spec.weights.unbiased,
             bias_scale=self.spec.weights.bias_scales.get(name, 1.0),
         )
 
     def norm(self, name: str, norm: Norm, size: int, heads: int = 0) -> Module:
         """A norm over vectors of some size; with heads, one for each: rows of one tensor, or each a tensor of its own."""
-        has_bias, sources, parts, columns = (
-            isinstance(norm, LayerNorm) and norm.bias,
-            self._sources(name),
-            (Part(size, 1),),
-            0,
-        )
+        sources, parts, columns = self._sources(name), (RowBlock(size, 1),), 0
+        has_bias = isinstance(norm, LayerNorm) and norm.bias
         if heads and "{head}" in sources[0]:
             sources, parts = tuple(sources[0].format(head=head) for head in range(heads)), parts * heads
         elif heads:
-            parts, columns = (Part(heads, heads),), size
+            parts, columns = (RowBlock(heads, heads),), size
         return Module(
             self._name(name), "norm", sources, parts, columns, bias=has_bias, weight_offset=norm.weight_offset
-        )  # fmt: skip
+        )
 
-    def vector(self, name: str, part: Part, shard: Shard = "none") -> Module:
+    def vector(self, name: str, part: RowBlock, shard: Shard = "none") -> Module:
         """A bare tensor of one dimension."""
         is_row = name in self.spec.weights.row_vectors
         return Module(self._name(name), "vector", self._sources(name), (part,), shard=shard, is_row=is_row)
 
     def table(
-        self, name: str, parts: tuple[Part, ...], columns: int = 0, *, shard: Shard = "none", is_conv: bool = False,
+        self,
+        name: str,
+        parts: tuple[RowBlock, ...],
+        columns: int = 0,
+        *,
+        shard: Shard = "none",
+        is_conv: bool = False,
         is_whole: bool = False,
-    ) -> Module:  # fmt: skip
+    ) -> Module:
         """A bare tensor that stays float32: one number a row, or some."""
         return Module(
-            self._name(name), "table", self._sources(name), parts, columns, shard=shard, is_conv=is_conv,
-            is_flattened=name in self.spec.weights.flattened, is_whole=is_whole,
-        )  # fmt: skip
+            self._name(name),
+            "table",
+            self._sources(name),
+            parts,
+            columns,
+            shard=shard,
+            is_conv=is_conv,
+            is_flattened=name in self.spec.weights.flattened,
+            is_whole=is_whole,
+        )
 
     def embedding(self, name: str, rows: int, width: int, skip_rows: int = 0) -> Module:
         """A table of rows."""
-        parts = (Part(rows, rows),)
+        parts = (RowBlock(rows, rows),)
         return Module(self._name(name), "embedding", self._sources(name), parts, width, skip_rows=skip_rows)
 
-    def deals(self, name: str, parts: int, fused: tuple[int, ...], groups: int) -> tuple[Deal, ...]:
+    def layouts(self, name: str, parts: int, fused: tuple[int, ...], groups: int) -> tuple[SourceLayout, ...]:
         """How a module's sources hold its parts: each one, or one source all of them; or one fewer source than parts, of
         which the one that holds the parts in `fused` has them group by group."""
         count, weights = len(self._sources(name)), self.spec.weights
         if name in weights.by_group:
-            return (Deal(*weights.by_group[name]),)
+            return (SourceLayout(*weights.by_group[name]),)
         if count == 1 and name in weights.by_head:
-            return (Deal(tuple(range(parts)), groups),)
+            return (SourceLayout(tuple(range(parts)), groups),)
         if count in (1, parts):
             return ()
-        alone = [Deal((part,)) for part in range(parts) if part not in fused]
-        return tuple(sorted([Deal(fused, groups), *alone], key=lambda deal: deal.parts))
+        alone = [SourceLayout((part,)) for part in range(parts) if part not in fused]
+        return tuple(sorted([SourceLayout(fused, groups), *alone], key=lambda layout: layout.parts))
 
     def experts(
         self,
         name: str,
         count: int,
-        parts: tuple[Part, ...],
+        parts: tuple[RowBlock, ...],
         columns: int | None = None,
         *,
         shard: Shard,
@@ -234,17 +248,24 @@ class LayerScope:
         else:
             sources = tuple(source.format(expert=e) for e in range(count) for source in self._sources(name))
         return Module(
-            self._name(name), "experts", sources, parts * count, columns, groups, shard=shard, experts=count, stacked=stacked,
-            transposed=name in weights.transposed, interleaved=name in weights.interleaved,
-        )  # fmt: skip
+            self._name(name),
+            "experts",
+            sources,
+            parts * count,
+            columns,
+            groups,
+            shard=shard,
+            experts=count,
+            stacked=stacked,
+            transposed=name in weights.transposed,
+            interleaved=name in weights.interleaved,
+        )
 
     @property
     def _prefix(self) -> str:
-        return (
-            ""
-            if self.layer is None
-            else self.spec.weights.layer.format(layer=self.layer // self.spec.weights.sublayers)
-        )
+        """The prefix of the layer's sources."""
+        weights = self.spec.weights
+        return "" if self.layer is None else weights.layer.format(layer=self.layer // weights.sublayers)
 
     def _name(self, name: str) -> str:
         return name if self.layer is None else f"layers.{self.layer}.{name}"
@@ -253,7 +274,7 @@ class LayerScope:
         given = self.spec.weights.modules.get(name)
         if given is None:
             raise ValueError(f"the weight table has no {name!r}, which the spec needs")
-        within = "" if self.layer is None else str(self.layer % self.spec.weights.sublayers)
-        names = (given,) if isinstance(given, str) else given
-        after = "" if self.layer is None else str(self.layer % self.spec.weights.sublayers + 1)
-        return tuple(self._prefix + source.replace("{sub}", within).replace("{sub1}", after) for source in names)
+        names, within = (given,) if isinstance(given, str) else given, (self.layer or 0) % self.spec.weights.sublayers
+        return tuple(
+            self._prefix + source.replace("{sub}", str(within)).replace("{sub1}", str(within + 1)) for source in names
+        )

@@ -2,96 +2,136 @@
 
 Knows which operation reads what. How tokens choose and how experts are computed are kernels' business; shared experts are
 ordinary matrices and belong to the `LinearMethod`; routers and gates stay in the model's own number type.
-Legend: T tokens, E experts, K experts a token, D hidden, I intermediate of the shared feed-forward.
+Legend: T tokens, E experts, K experts a token, D hidden, I intermediate, S tokens of one expert.
 """
 
+from __future__ import annotations
+
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from typing import cast
 
 import torch
 
 from quire.kernels import experts, ops
-from quire.kernels.types import ExpertCodes, ExpertScratch, ExpertWeights, LinearWeight, Routing
-from quire.layers.linear import LinearMethod
-from quire.layers.listed_experts import ListedExperts
+from quire.kernels.types import ClampedSwiglu, ExpertCodes, ExpertScratch, ExpertWeights, LinearWeight
+from quire.layers.activation import kernel_activation
+from quire.layers.assembly import NormWeight, Weight
+from quire.layers.dense import DenseFeedForward
+from quire.layers.half import HalfInput
+from quire.layers.interface import LayerContext
+from quire.layers.linear import Products
+from quire.layers.workspace import TokenViews
+from quire.models.residual import RMSNorm
+from quire.models.spec import GatedMLP, MoE
 
 
-class Room(Protocol):
-    """A model's buffers for one step's tokens."""
-
-    normed_TD: torch.Tensor
-    delta_TD: torch.Tensor
-    beside_TD: torch.Tensor
-
-    def wide(self, columns: int) -> torch.Tensor: ...
-
-    def narrow(self, columns: int) -> torch.Tensor: ...
+def by_expert(ids_TK: torch.Tensor) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    """Each expert that some token chose, the tokens [S], and which of their choices it is."""
+    pairs, top_k = ids_TK.flatten().sort(stable=True), ids_TK.shape[1]
+    hit, counts = pairs.values.unique_consecutive(return_counts=True)
+    for expert, chosen in zip(hit.tolist(), pairs.indices.split(counts.tolist()), strict=True):
+        yield expert, chosen // top_k, chosen % top_k
 
 
 @dataclasses.dataclass(frozen=True)
-class Shared:
-    """The feed-forward that every token takes.
+class ListedExperts:
+    """Experts as weights of their own, in any format: where the host may look at what a router chose.
+
+    All but their products is plain PyTorch, so steps of such mixtures run eagerly. Fields that are not
+    explained are those of `ExpertWeights`.
 
     Attributes:
-        intermediate: its size on this rank.
-        scale: multiplies its output.
-        limit: of gate and up, as in `GatedMLP`.
+        products: of such weights.
+        gate_up, down: one weight an expert.
     """
 
-    intermediate: int
-    is_gated: bool = True
-    scale: float = 1.0
-    limit: float = 0.0
+    products: Products
+    gate_up: Sequence[LinearWeight]
+    down: Sequence[LinearWeight]
+    clamp: ClampedSwiglu | None = None
+    scales_input: bool = False
+    first: int = 0
+
+    def with_biases(self, gate_up_E2I: torch.Tensor, down_ED: torch.Tensor) -> ListedExperts:
+        """The same with biases."""
+
+        def added(weights: Sequence[LinearWeight], biases: torch.Tensor) -> list[LinearWeight]:
+            pairs = zip(weights, biases.float(), strict=True)
+            return [dataclasses.replace(weight, bias=bias.contiguous()) for weight, bias in pairs]
+
+        return dataclasses.replace(self, gate_up=added(self.gate_up, gate_up_E2I), down=added(self.down, down_ED))
+
+    def run(
+        self,
+        x_TD: torch.Tensor,
+        ids_TK: torch.Tensor,
+        weights_TK: torch.Tensor,
+        kind: str,
+        count: int,
+        out_TD: torch.Tensor,
+    ) -> None:
+        """As `ops.moe_experts`, for the first `count` tokens."""
+        out_TD.zero_()
+        for number, tokens_S, choices_S in by_expert(ids_TK[:count]):
+            expert = number - self.first
+            if not 0 <= expert < len(self.down):
+                continue
+            weight_S1 = weights_TK[tokens_S, choices_S, None]
+            x_SD = x_TD[tokens_S]
+            given_SD = self._run_one(expert, x_SD * weight_S1.to(x_SD.dtype) if self.scales_input else x_SD, kind)
+            out_TD.index_add_(0, tokens_S, given_SD if self.scales_input else given_SD * weight_S1.to(given_SD.dtype))
+
+    def _run_one(self, expert: int, x_SD: torch.Tensor, kind: str) -> torch.Tensor:
+        wide, down = self.gate_up[expert], self.down[expert]
+        wide_SX = x_SD.new_empty(len(x_SD), wide.out_features)
+        self.products.apply(x_SD, wide, wide_SX)
+        activated_SI = wide_SX
+        if wide.out_features == down.in_features:
+            ops.activation(wide_SX, kind)
+        else:
+            activated_SI = x_SD.new_empty(len(x_SD), down.in_features)
+            self._gate(wide_SX, kind, activated_SI)
+        out_SD = x_SD.new_empty(len(x_SD), down.out_features)
+        self.products.apply(activated_SI, down, out_SD)
+        return out_SD
+
+    def _gate(self, wide_S2I: torch.Tensor, kind: str, out_SI: torch.Tensor) -> None:
+        if self.clamp is None:
+            ops.gated_activation(wide_S2I, kind, out_SI)
+            return
+        gate, up = wide_S2I.float().chunk(2, dim=-1)
+        gate, up = gate.clamp(max=self.clamp.limit), up.clamp(-self.clamp.limit, self.clamp.limit)
+        out_SI.copy_(gate * torch.sigmoid(self.clamp.alpha * gate) * (up + self.clamp.offset))
 
 
 class Mixture:
     """Routed experts, and the feed-forward that every token takes besides, if there is one.
 
     Args:
-        routing: how a token chooses.
-        options: fields of `ExpertWeights` that are no tensors.
-        biased: whether the experts' matrices have biases.
-        activation: the kernels' name of the experts' and the shared feed-forward's activation.
-        shared: the feed-forward beside the experts, if there is one.
+        shared: what every token takes, without its last matrix.
         scratch: buffers that all mixtures of a model use in turn.
-        latent: size of what experts read and give, where that is not the model's.
-        own: experts with matrices, of those that `routing` chooses from; the others give what they read, on rank 0.
-        late: what experts give goes to `Room.beside_TD`.
     """
 
     EXPERTS = {
-        "experts_gate_up": "gate_up_E2ID", "experts_down": "down_EDI",
-        "experts_gate_up_bias": "gate_up_bias_E2I", "experts_down_bias": "down_bias_ED",
-    }  # fmt: skip
+        "experts_gate_up": "gate_up_E2ID",
+        "experts_down": "down_EDI",
+        "experts_gate_up_bias": "gate_up_bias_E2I",
+        "experts_down_bias": "down_bias_ED",
+    }
     """Names of the experts' weights, and what `ExpertWeights` calls them."""
     CODES = {"experts_gate_up": "gate_up_codes", "experts_down": "down_codes"}
     """Which of them may be codes, and what it calls those."""
-    LATENT = ("experts_in", "experts_out")
-    WEIGHTS = (
-        "router", "router_bias", "token_experts", "expert_scales", "experts_bias", *LATENT, "shared_gate_up", "shared_down",
-        "shared_gate", *EXPERTS,
-    )  # fmt: skip
 
     def __init__(
-        self,
-        routing: Routing,
-        options: Mapping[str, Any],
-        biased: bool,
-        activation: str,
-        shared: Shared | None,
-        method: LinearMethod,
-        scratch: ExpertScratch,
-        latent: int = 0,
-        own: int | None = None,
-        late: bool = False,
+        self, mlp: MoE, context: LayerContext, shared: DenseFeedForward | None, scratch: ExpertScratch
     ) -> None:
-        self._own, self._late = own, late
+        self.mlp, self.routing, self.activation = mlp, mlp.routing, kernel_activation(mlp.act)
         self.token_ids = torch.empty(0)
         """Of the step, for mixtures that choose by them."""
-        self.routing, self.activation, self.shared = routing, activation, shared
-        self._options, self._awaited = options, 4 if biased else 2
-        self._method, self._scratch, self._latent = method, scratch, latent
+        self._context, self._method, self._shared, self._scratch = context, context.linear_method, shared, scratch
+        first = context.plan.experts(mlp.num_experts).start
+        self._options = {"clamp": mlp.clamp, "scales_input": mlp.scales_input, "first": first}
         self._linears: dict[str, LinearWeight] = {}
         self._tensors: dict[str, torch.Tensor] = {}
         self._experts: ExpertWeights | None = None
@@ -99,58 +139,69 @@ class Mixture:
         self._listed: dict[str, list[LinearWeight]] = {}
         self._one_by_one: ListedExperts | None = None
 
-    def set_weight(self, name: str, weight: LinearWeight | torch.Tensor | list[LinearWeight]) -> None:
-        """Take one of `WEIGHTS`; a list has one weight an expert."""
+    def set_weight(self, name: str, weight: Weight) -> None:
+        """Take one of its modules' weights; a list has one weight an expert."""
+        plan = self._context.plan
+        if plan.rank > 0 and (name == "experts_bias" or (name == "experts_down_bias" and not plan.expert_parallel)):
+            weight = torch.zeros_like(cast(torch.Tensor, weight))  # summed over ranks: one adds it
+        if plan.rank > 0 and name == "experts_out":
+            weight = dataclasses.replace(cast(LinearWeight, weight), bias=None)
+        if isinstance(weight, list):
+            is_gated = name == "experts_gate_up" and self.mlp.is_gated
+            weight = self._method.ready_experts(weight, is_gated=is_gated)
         if isinstance(weight, ExpertCodes):
             self._codes[self.CODES[name]] = weight
             weight = weight.shape_only()
         if isinstance(weight, LinearWeight):
             self._linears[name] = weight
-            return
-        if isinstance(weight, list):
+        elif isinstance(weight, list):
             self._listed[name] = weight
         else:
-            self._tensors[name] = weight
-        if self._listed:  # the two matrices come one after the other, in any order
-            self._build_listed()
-            return
-        there = {field: self._tensors[name] for name, field in self.EXPERTS.items() if name in self._tensors}
-        if name in self.EXPERTS and len(there) == self._awaited:
-            self._experts = ops.pack_experts(ExpertWeights(**there, **self._codes, **self._options))
-            for each in self.EXPERTS:
-                self._tensors.pop(each, None)
+            self._tensors[name] = cast(torch.Tensor, weight)
+        awaited = 4 if self.mlp.experts_bias else 2
+        if name in self.EXPERTS and len({*self._listed, *self._tensors} & {*self.EXPERTS}) == awaited:
+            self._build_experts()
 
-    def _build_listed(self) -> None:
-        there = {*self._listed, *self._tensors} & {*self.EXPERTS}
-        if len(there) < self._awaited:
+    def _build_experts(self) -> None:
+        """Put the experts' matrices and biases together, once all are there."""
+        there = {name: self._tensors[name] for name in self.EXPERTS if name in self._tensors}
+        if not self._listed:
+            fields = {self.EXPERTS[name]: tensor for name, tensor in there.items()}
+            self._experts = ops.pack_experts(ExpertWeights(**fields, **self._codes, **self._options))
+            for name in there:
+                del self._tensors[name]
             return
         gate_up, down = (
-            self._listed.get(name) or [ops.pack_linear(matrix) for matrix in self._tensors[name]]
+            self._listed.get(name) or [ops.pack_linear(matrix) for matrix in there[name]]
             for name in ("experts_gate_up", "experts_down")
         )
-        biases = [self._tensors[name] for name in ("experts_gate_up_bias", "experts_down_bias") if name in there]
         listed = ListedExperts(self._method, gate_up, down, **self._options)
-        self._one_by_one = listed.with_biases(*biases) if biases else listed
+        if self.mlp.experts_bias:
+            listed = listed.with_biases(there["experts_gate_up_bias"], there["experts_down_bias"])
+        self._one_by_one = listed
 
-    def run(self, x_TD: torch.Tensor, out_TD: torch.Tensor, num_tokens: torch.Tensor, views: Room) -> None:
+    def run(self, x_TD: torch.Tensor, out_TD: torch.Tensor, num_tokens: torch.Tensor, views: TokenViews) -> None:
         """out = the mixture of x, this rank's part of it. `views` has room for the shared feed-forward."""
         ids_TK, weights_TK = self._choose(x_TD, num_tokens)
-        read, given = x_TD, views.beside_TD if self._late else out_TD
-        if self._latent:
-            read, given = views.narrow(self._latent), views.wide(self._latent)
+        read, given = x_TD, views.beside_TD if self.mlp.late else out_TD
+        if self.mlp.latent:
+            read, given = views.narrow(self.mlp.latent), views.wide(self.mlp.latent)
             self._method.apply(x_TD, self._linears["experts_in"], read)
         self._run_experts(read, ids_TK, weights_TK, num_tokens, given)
-        if self._latent:
+        if self.mlp.latent:
             self._method.apply(given, self._linears["experts_out"], out_TD)
-        if self._own is not None:
-            experts.add_chosen_inputs(x_TD, ids_TK, weights_TK, self._own, given)
+        if self.mlp.zero_experts and self._context.plan.rank == 0:  # experts without matrices give what they read
+            experts.add_chosen_inputs(x_TD, ids_TK, weights_TK, self.mlp.num_experts, given)
         if "experts_bias" in self._tensors:
             given.add_(self._tensors["experts_bias"])
-        if self._late and self.shared is not None:
-            self._method.apply(self._activate_shared(x_TD, views, self.shared), self._linears["shared_down"], out_TD)
-        elif self.shared is not None:
-            shared_TD = views.wide(x_TD.shape[1]) if self._latent else self._scratch.out_PD[: len(x_TD)]
-            self._method.apply(self._activate_shared(x_TD, views, self.shared), self._linears["shared_down"], shared_TD)
+        if self._shared is None:
+            return
+        activated_TI = self._activate_shared(self._shared, x_TD, views)
+        if self.mlp.late:
+            self._method.apply(activated_TI, self._linears["shared_down"], out_TD)
+        else:
+            shared_TD = views.wide(x_TD.shape[1]) if self.mlp.latent else self._scratch.out_PD[: len(x_TD)]
+            self._method.apply(activated_TI, self._linears["shared_down"], shared_TD)
             ops.add(shared_TD, out_TD)
 
     def _choose(self, x_TD: torch.Tensor, num_tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -185,17 +236,16 @@ class Mixture:
             ops.moe_experts(x_TD, ids_TK, weights_TK, weights, self.activation, num_tokens, out_TD, scratch)
 
     def run_normed(
-        self, x_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, num_tokens: torch.Tensor, views: Room
+        self, x_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, num_tokens: torch.Tensor, views: TokenViews
     ) -> None:
         """x += the mixture of rms_norm(x), on a platform that has kernels for all of it. `views` gives room."""
         activated_TI = None
-        if self.shared is not None:
+        if self._shared is not None:
             ops.rms_norm(x_TD, norm_D, eps, views.normed_TD)
-            activated_TI = self._activate_shared(views.normed_TD, views, self.shared)
-        ops.norm_moe(
-            x_TD, norm_D, eps, self._linears["router"], self.routing, self._weights(), self.activation, num_tokens,
-            views.normed_TD, self._scratch, self._tensors.get("router_bias"),
-        )  # fmt: skip
+            activated_TI = self._activate_shared(self._shared, views.normed_TD, views)
+        router, bias_E, weights = self._linears["router"], self._tensors.get("router_bias"), self._weights()
+        room = (num_tokens, views.normed_TD, self._scratch)
+        ops.norm_moe(x_TD, norm_D, eps, router, self.routing, weights, self.activation, *room, bias_E)
         if activated_TI is not None:
             self._method.apply_add(activated_TI, self._linears["shared_down"], x_TD, views.delta_TD)
 
@@ -203,28 +253,46 @@ class Mixture:
         assert self._experts is not None, "the experts' weights were not loaded"
         return self._experts
 
-    def _activate_shared(self, x_TD: torch.Tensor, views: Room, shared: Shared) -> torch.Tensor:
-        activated_TI = views.narrow(shared.intermediate)
-        if shared.is_gated:
-            gate_up_T2I = views.wide(2 * shared.intermediate)
-            self._method.apply(x_TD, self._linears["shared_gate_up"], gate_up_T2I)
-            limit_halves(gate_up_T2I, shared.limit)
-            ops.gated_activation(gate_up_T2I, self.activation, activated_TI)
-        else:
-            self._method.apply(x_TD, self._linears["shared_gate_up"], activated_TI)
-            ops.activation(activated_TI, self.activation)
+    def _activate_shared(self, shared: DenseFeedForward, x_TD: torch.Tensor, views: TokenViews) -> torch.Tensor:
+        """What the last matrix of the shared feed-forward reads."""
+        activated_TI = shared.activate(
+            HalfInput(self._method, lambda views: x_TD), self._linears["shared_gate_up"], views
+        )
         if "shared_gate" in self._linears:
             gate_T1 = self._scratch.logits_TE.view(-1)[: x_TD.shape[0]].view(-1, 1)
             ops.linear(x_TD, self._linears["shared_gate"], gate_T1)
             ops.sigmoid_gate(activated_TI, gate_T1)
-        if shared.scale != 1.0:
-            ops.scale_and_cap(activated_TI, shared.scale, 0.0)
+        if isinstance(shared.mlp, GatedMLP) and shared.mlp.out_scale != 1.0:
+            ops.scale_and_cap(activated_TI, shared.mlp.out_scale, 0.0)
         return activated_TI
 
 
-def limit_halves(gate_up_T2I: torch.Tensor, limit: float) -> None:
-    """Keep gate at most at the limit, and up between minus and plus it; 0 means none."""
-    if limit > 0:
-        gate_TI, up_TI = gate_up_T2I.chunk(2, dim=-1)
-        gate_TI.clamp_(max=limit)
-        up_TI.clamp_(-limit, limit)
+class NormedMixture(Mixture):
+    """A mixture whose router, experts and shared feed-forward have norms of their own (Gemma 4):
+    after_shared(shared(x)) + after_experts(experts(before_experts(r))), with r the residual and x its norm before the half.
+
+    Sums over ranks by itself, since norms follow what is summed."""
+
+    def set_weight(self, name: str, weight: Weight) -> None:
+        if isinstance(weight, NormWeight):
+            weight = weight.weight
+        elif name == "router_scale":  # the router's input is divided by sqrt(D) besides
+            tensor = cast(torch.Tensor, weight)
+            weight = tensor * len(tensor) ** -0.5
+        super().set_weight(name, weight)
+
+    def run(self, x_TD: torch.Tensor, out_TD: torch.Tensor, num_tokens: torch.Tensor, views: TokenViews) -> None:
+        """`x` is a buffer that may be overwritten."""
+        norms, eps, communicator = self._tensors, cast(RMSNorm, self.mlp.own_norms).eps, self._context.communicator
+        residual_TD, beside_TD = views.residual_TD, views.beside_TD
+        activated_TI = self._activate_shared(cast(DenseFeedForward, self._shared), x_TD, views)
+        self._method.apply(activated_TI, self._linears["shared_down"], out_TD)
+        communicator.all_reduce(out_TD)
+        ops.rms_norm(out_TD, norms["shared_after"], eps, out_TD)
+        ops.rms_norm(residual_TD, norms["router_scale"], eps, x_TD)
+        choice = self._choose(x_TD, num_tokens)
+        ops.rms_norm(residual_TD, norms["experts_before"], eps, x_TD)
+        self._run_experts(x_TD, *choice, num_tokens, beside_TD)
+        communicator.all_reduce(beside_TD)
+        ops.rms_norm(beside_TD, norms["experts_after"], eps, beside_TD)
+        ops.add(beside_TD, out_TD)

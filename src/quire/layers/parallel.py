@@ -41,6 +41,11 @@ class ParallelPlan:
             setting="tensor_parallel_size",
         )
 
+    def share(self, count: int, what: str) -> int:
+        """How many of `count` groups this rank has; raises as `groups`."""
+        mine = self.groups(count, what)
+        return mine.stop - mine.start
+
     def rows(self, count: int, groups: int, what: str) -> slice:
         """This rank's rows (or columns) of `count`, in whole groups."""
         share, size = self.groups(groups, what), count // groups

@@ -41,10 +41,15 @@ NAMES = {
     "value_dim": ("v_head_dim",),
     "state": ("state_size", "ssm_state_size", "mamba_d_state"),
     "conv": (
-        "conv_kernel", "mamba_d_conv", "conv_L_cache", "linear_conv_kernel_dim", "short_conv_kernel_size", "conv1d_width",
+        "conv_kernel",
+        "mamba_d_conv",
+        "conv_L_cache",
+        "linear_conv_kernel_dim",
+        "short_conv_kernel_size",
+        "conv1d_width",
     ),
     "channels": ("lru_width",),
-}  # fmt: skip
+}
 """A spec's field: what it is called in config.json, by one family or another."""
 STATE_SPACE = {
     "heads": ("mamba_n_heads", "mamba_num_heads", "n_mamba_heads", "num_heads", "linear_num_value_heads"),

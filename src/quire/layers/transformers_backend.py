@@ -7,8 +7,6 @@ every operation is PyTorch's, and steps are neither recorded nor captured.
 Legend: T tokens, N query heads, K KV heads, H head size, D hidden, V vocabulary.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import fnmatch
 import functools
@@ -33,10 +31,23 @@ ATTENTION = "quire"
 
 
 _HARMLESS = frozenset(
-    ("dropout", "is_causal", "position_ids", "cache_position", "output_attentions", "output_hidden_states",
-     "output_router_logits", "use_cache", "return_dict", "deterministic", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q",
-     "max_length_k")
-)  # fmt: skip
+    (
+        "dropout",
+        "is_causal",
+        "position_ids",
+        "cache_position",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "use_cache",
+        "return_dict",
+        "deterministic",
+        "cu_seq_lens_q",
+        "cu_seq_lens_k",
+        "max_length_q",
+        "max_length_k",
+    )
+)
 """Arguments of Transformers' attention functions that do not change the result of causal attention."""
 
 OTHER_KINDS = {
@@ -82,8 +93,8 @@ class TransformersModel(CausalLM):
             _check_plan(hf)
         requests = [
             AttentionRequest(
-                num_heads=_share(heads.heads, plan, "heads"),
-                num_kv_heads=_share(heads.kv_heads, plan, "KV heads"),
+                num_heads=plan.share(heads.heads, "heads"),
+                num_kv_heads=plan.share(heads.kv_heads, "KV heads"),
                 head_dim=heads.head_dim,
                 kv_dtype=kv_dtype,
                 block_size=block_size,
@@ -188,7 +199,7 @@ class TransformersModel(CausalLM):
             self._linear_bytes += context.linear_method.weight_bytes(
                 [name], replaced.out_features, replaced.in_features, context.dtype
             )
-            _replace(tree, name, replaced)
+            tree.set_submodule(name, replaced)
         tree = tree.to(device=context.device, dtype=context.activation_dtype).eval().requires_grad_(False)
         for layer, heads in zip(self._layers, self._heads, strict=True):
             tree.get_submodule(heads.module).quire_layer = layer
@@ -259,8 +270,8 @@ class _Layer:
     def __init__(self, heads: Heads, context: ModelContext) -> None:
         self._backend, self._context, self._heads = context.backend, context, heads
         self.params = AttentionParams(
-            num_heads=_share(heads.heads, context.plan, "heads"),
-            num_kv_heads=_share(heads.kv_heads, context.plan, "KV heads"),
+            num_heads=context.plan.share(heads.heads, "heads"),
+            num_kv_heads=context.plan.share(heads.kv_heads, "KV heads"),
             head_dim=heads.head_dim,
             scale=heads.scale,
             window=heads.window,
@@ -519,11 +530,6 @@ def _in_words(error: Exception) -> str:
     return failure(error)
 
 
-def _share(count: int, plan: ParallelPlan, what: str) -> int:
-    share = plan.groups(count, what)
-    return share.stop - share.start
-
-
 def _shards(hf: HFConfig) -> dict[str, str]:
     """Which matrices are split how, from Transformers' own plan for the model."""
     return dict(getattr(_config(_key(hf)), "base_model_tp_plan", None) or {})
@@ -540,8 +546,3 @@ def _check_plan(hf: HFConfig) -> None:
             f"and row splits of matrices are supported",
             setting="tensor_parallel_size",
         )
-
-
-def _replace(tree: Any, name: str, module: torch.nn.Module) -> None:
-    parent, _, last = name.rpartition(".")
-    setattr(tree.get_submodule(parent), last, module)

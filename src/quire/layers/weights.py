@@ -4,8 +4,6 @@ Knows names, shapes and slices. Reads nothing and computes nothing. A *source* i
 (part of) one module (see `modules.py`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import fnmatch
 import functools
@@ -18,7 +16,7 @@ import torch
 
 from quire.errors import ConfigError
 from quire.layers.linear import COLUMNS, PLAIN, ROWS, Axis, LinearMethod, Stored, UnquantizedLinear
-from quire.layers.modules import Deal, Module
+from quire.layers.modules import Module, SourceLayout
 from quire.layers.parallel import ParallelPlan
 from quire.models.spec import MLA, Attention, DecoderSpec
 from quire.models.variants import SparseMLA
@@ -29,7 +27,7 @@ WHOLE_NUMBERS = Stored((ROWS, COLUMNS), dtypes=(torch.int64, torch.int32))
 
 
 @dataclasses.dataclass(frozen=True)
-class Block:
+class RowSlice:
     """Rows of a checkpoint tensor that go to `at` and following rows of the local module."""
 
     rows: slice
@@ -37,7 +35,7 @@ class Block:
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class CheckpointTensor:
     """One tensor of the checkpoint: how it is stored there, and what of it this rank copies where.
 
     Attributes:
@@ -58,7 +56,7 @@ class Source:
     suffix: str
     rows: int
     stored: Stored
-    blocks: tuple[Block, ...]
+    blocks: tuple[RowSlice, ...]
     columns: slice | None
     is_decoded: bool = False
     is_stack: bool = False
@@ -77,7 +75,7 @@ class Source:
         """Rows and columns of the matrix, or of one of a stack's."""
         return self.rows // (self.module.experts if self.is_stack else 1), max(self.module.columns, 1)
 
-    def index(self, block: Block) -> tuple[slice, ...]:
+    def index(self, block: RowSlice) -> tuple[slice, ...]:
         """What to read of the checkpoint's tensor for a block, in the checkpoint's own layout: of a tensor of all experts a
         piece of one."""
         if not self.stored.axes:
@@ -91,7 +89,7 @@ class Source:
         assert all(part is not None for part in parts), f"{self.name} cannot be cut so"
         return (*first, *(part for part in parts if part is not None))
 
-    def can_cut(self, block: Block) -> bool:
+    def can_cut(self, block: RowSlice) -> bool:
         """Whether a block's values need only a part of the tensor, or all of it for all of the matrix."""
         (rows, columns), each = self.part_of(block), self._each
         is_cut = {"rows": rows != slice(0, each[0]), "columns": columns != slice(0, each[1])}
@@ -99,7 +97,7 @@ class Source:
             return False
         return all(axis.part(rows, columns, each) is not None for axis in self.stored.axes or ())
 
-    def part_of(self, block: Block) -> tuple[slice, slice]:
+    def part_of(self, block: RowSlice) -> tuple[slice, slice]:
         """A block's rows and columns in its matrix."""
         rows, each = block.rows, self._each
         if self.is_stack:
@@ -107,7 +105,7 @@ class Source:
             rows = slice(rows.start - shift, rows.stop - shift, rows.step)
         return rows, slice(0, each[1]) if self.columns is None else self.columns
 
-    def shape_to_decode(self, block: Block) -> tuple[int, int]:
+    def shape_to_decode(self, block: RowSlice) -> tuple[int, int]:
         """Rows and columns of a block of a matrix, or of the matrix where it is read whole."""
         rows, columns = self.part_of(block)
         each = self._each
@@ -120,7 +118,7 @@ def sources_of(
     plan: ParallelPlan,
     method: LinearMethod | None = None,
     names: Collection[str] | None = None,
-) -> dict[str, Source]:
+) -> dict[str, CheckpointTensor]:
     """The checkpoint tensors that fill the modules, by name (with the first of the spec's prefixes).
 
     Args:
@@ -154,7 +152,7 @@ OLD_SUFFIXES = {"gamma": "weight", "beta": "bias"}
 """What norms' tensors are called in the first checkpoints of BERT."""
 
 
-def canonical_name(name: str, sources: Mapping[str, Source], spec: DecoderSpec) -> str:
+def canonical_name(name: str, sources: Mapping[str, CheckpointTensor], spec: DecoderSpec) -> str:
     """The name in `sources` that a checkpoint's name means, whichever prefix it has; itself where it means none."""
     if name in sources:
         return name
@@ -166,14 +164,14 @@ def canonical_name(name: str, sources: Mapping[str, Source], spec: DecoderSpec) 
         within = name.removeprefix(prefix)
         if first + within in sources and name.startswith(prefix):
             return first + within
-        # Heads usually stand outside the prefix, but not always.
+        # The head usually has no prefix, but not always.
         for outside in (within, name.removeprefix(prefix.removesuffix("model."))):
             if outside in sources:
                 return outside
     return _renamed(name, sources, spec)
 
 
-def _renamed(name: str, sources: Mapping[str, Source], spec: DecoderSpec) -> str:
+def _renamed(name: str, sources: Mapping[str, CheckpointTensor], spec: DecoderSpec) -> str:
     """The name in `sources` that one with a part of another name means; itself where it means none."""
     for theirs, ours in spec.weights.aliases.items():
         if theirs in name and (found := canonical_name(name.replace(theirs, ours), sources, spec)) in sources:
@@ -181,7 +179,7 @@ def _renamed(name: str, sources: Mapping[str, Source], spec: DecoderSpec) -> str
     return name
 
 
-def check_names(sources: Mapping[str, Source], spec: DecoderSpec, names: Collection[str]) -> None:
+def check_names(sources: Mapping[str, CheckpointTensor], spec: DecoderSpec, names: Collection[str]) -> None:
     """Raises ConfigError that lists every name that is missing and every one that has no place."""
     canonical = {canonical_name(name, sources, spec) for name in names}
     missing = sorted(set(sources) - canonical)
@@ -194,7 +192,9 @@ def check_names(sources: Mapping[str, Source], spec: DecoderSpec, names: Collect
         )
 
 
-def check_shapes(sources: Mapping[str, Source], spec: DecoderSpec, shapes: Mapping[str, tuple[int, ...]]) -> None:
+def check_shapes(
+    sources: Mapping[str, CheckpointTensor], spec: DecoderSpec, shapes: Mapping[str, tuple[int, ...]]
+) -> None:
     """Raises ConfigError that lists every tensor whose shape is not what config.json asks for."""
     wrong: list[str] = []
     for name, shape in shapes.items():
@@ -254,7 +254,9 @@ def _is_elsewhere(name: str, spec: DecoderSpec) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in spec.weights.ignored)
 
 
-def _module_sources(module: Module, prefix: str, plan: ParallelPlan, method: LinearMethod) -> Iterator[Source]:
+def _module_sources(
+    module: Module, prefix: str, plan: ParallelPlan, method: LinearMethod
+) -> Iterator[CheckpointTensor]:
     is_stack = module.is_row or (bool(module.stacked) and module.sources == (module.stacked,))
     is_bare = module.kind in ("vector", "table") or is_stack
     columns = module.local_columns(plan) if module.columns else None
@@ -266,7 +268,7 @@ def _module_sources(module: Module, prefix: str, plan: ParallelPlan, method: Lin
     prefix = "" if module.name.startswith("lm_head") else prefix
     for name, (rows, blocks) in zip(module.sources, _blocks(module, plan), strict=True):
         source = functools.partial(
-            Source, module=module, source=name, rows=rows, blocks=blocks, columns=columns, is_stack=is_stack
+            CheckpointTensor, module=module, source=name, rows=rows, blocks=blocks, columns=columns, is_stack=is_stack
         )
         stored = method.stored(name) if is_formatted else PLAIN
         decoded = [
@@ -288,43 +290,43 @@ def _module_sources(module: Module, prefix: str, plan: ParallelPlan, method: Lin
             yield source(name=f"{prefix}{name}.bias", suffix="bias", stored=VECTOR, columns=None)
 
 
-def _blocks(module: Module, plan: ParallelPlan) -> list[tuple[int, tuple[Block, ...]]]:
+def _blocks(module: Module, plan: ParallelPlan) -> list[tuple[int, tuple[RowSlice, ...]]]:
     """For each source: its rows in the checkpoint, and this rank's blocks of them."""
     if module.interleaved:
         return [_interleaved_blocks(module, plan)]
     local, skip = module.local_rows(plan), module.skip_rows
     at = list(itertools.accumulate((rows.stop - rows.start for rows in local), initial=0))
     every = range(len(module.parts))
-    deals = module.deals or (
-        [Deal((part,)) for part in every] if len(module.sources) == len(every) else [Deal((*every,))]
+    layouts = module.layouts or (
+        [SourceLayout((part,)) for part in every] if len(module.sources) == len(every) else [SourceLayout((*every,))]
     )
-    if len(module.sources) != len(deals):
+    if len(module.sources) != len(layouts):
         raise ValueError(f"{module.name} has {len(module.sources)} sources for {len(every)} parts")
-    found: list[tuple[int, tuple[Block, ...]]] = []
-    for deal in deals:
-        blocks: list[Block] = []
+    found: list[tuple[int, tuple[RowSlice, ...]]] = []
+    for layout in layouts:
+        blocks: list[RowSlice] = []
         start = skip
-        for group in range(deal.groups):
-            for part in deal.parts:
-                share, mine = module.parts[part].rows // deal.groups, local[part]
+        for group in range(layout.groups):
+            for part in layout.parts:
+                share, mine = module.parts[part].rows // layout.groups, local[part]
                 first, last = max(mine.start, group * share), min(mine.stop, (group + 1) * share)
                 if first < last:
                     shift = start - group * share
-                    blocks.append(Block(slice(first + shift, last + shift), at[part] + first - mine.start))
-                    if deal.twin is not None:
-                        blocks.append(dataclasses.replace(blocks[-1], at=at[deal.twin] + first - mine.start))
+                    blocks.append(RowSlice(slice(first + shift, last + shift), at[part] + first - mine.start))
+                    if layout.twin is not None:
+                        blocks.append(dataclasses.replace(blocks[-1], at=at[layout.twin] + first - mine.start))
                 start += share
         found.append((start, tuple(blocks)))
     return found
 
 
-def _interleaved_blocks(module: Module, plan: ParallelPlan) -> tuple[int, tuple[Block, ...]]:
+def _interleaved_blocks(module: Module, plan: ParallelPlan) -> tuple[int, tuple[RowSlice, ...]]:
     """As `_blocks`, of one source in which parts 0 and 1 take turns row by row, then 2 and 3, and so on."""
-    blocks: list[Block] = []
+    blocks: list[RowSlice] = []
     start = at = 0
     for number, (part, rows) in enumerate(zip(module.parts, module.local_rows(plan), strict=True)):
         if rows.start < rows.stop:
-            blocks.append(Block(slice(start + 2 * rows.start + number % 2, start + 2 * rows.stop, 2), at))
+            blocks.append(RowSlice(slice(start + 2 * rows.start + number % 2, start + 2 * rows.stop, 2), at))
         at += rows.stop - rows.start
         start += number % 2 * 2 * part.rows
     return start, tuple(blocks)

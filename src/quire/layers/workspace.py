@@ -5,6 +5,8 @@ Legend: T tokens, S logits rows, D hidden, V vocabulary; a wide row holds qkv or
 or the activation.
 """
 
+import functools
+
 import torch
 
 from quire.kernels import ops
@@ -14,21 +16,21 @@ MAX_CACHED_VIEWS = 512
 
 
 class TokenViews:
-    """The buffers of a step of T tokens; `beside_TD` is for the second of two mixers side by side. Wide and narrow buffers
+    """The buffers of a step of `count` tokens; `beside_TD` is for the second of two mixers side by side. Wide and narrow buffers
     are shared by a layer's two halves, one after the other."""
 
     def __init__(
         self,
-        residual_TD: torch.Tensor,
-        delta_TD: torch.Tensor,
-        normed_TD: torch.Tensor,
+        residual: torch.Tensor,
+        delta: torch.Tensor,
+        normed: torch.Tensor,
+        beside: torch.Tensor,
         wide: torch.Tensor,
         narrow: torch.Tensor,
-        beside_TD: torch.Tensor,
+        count: int,
     ) -> None:
-        self.residual_TD, self.delta_TD, self.normed_TD = residual_TD, delta_TD, normed_TD
-        self.beside_TD = beside_TD
-        self._wide, self._narrow, self._tokens = wide, narrow, residual_TD.shape[0]
+        self.residual_TD, self.delta_TD, self.normed_TD = residual[:count], delta[:count], normed[:count]
+        self.beside_TD, self._wide, self._narrow, self._tokens = beside[:count], wide, narrow, count
         self._shaped: dict[tuple[bool, int], torch.Tensor] = {}
 
     def wide(self, columns: int) -> torch.Tensor:
@@ -38,6 +40,11 @@ class TokenViews:
     def narrow(self, columns: int) -> torch.Tensor:
         """A contiguous [T, columns] for attention's output or the activation."""
         return self._shape(False, columns)
+
+    def side_by_side(self, *columns: int) -> list[torch.Tensor]:
+        """Contiguous [T, columns], one after the other in the wide buffer."""
+        parts = self._wide[: self._tokens * sum(columns)].split([self._tokens * count for count in columns])
+        return [part.view(self._tokens, count) for part, count in zip(parts, columns, strict=True)]
 
     def _shape(self, is_wide: bool, columns: int) -> torch.Tensor:
         view = self._shaped.get((is_wide, columns))
@@ -85,29 +92,21 @@ class Workspace:
         self._share = -(-vocab // ranks)
         num_shares = 0 if ranks == 1 else ranks + (vocab % ranks > 0)
         self._shares = buffer(num_shares * max_logits * self._share, dtype=torch.float32)
-        self._tokens: dict[int, TokenViews] = {}
-        self._samples: dict[int, TokenViews] = {}
-        self._rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._experts: dict[tuple[int, int, int, int], ExpertScratch] = {}
+        # Kept, since making slices costs more than a small kernel.
+        others = (self._delta, self._normed, self._beside, self._wide, self._narrow)
+        views = functools.lru_cache(MAX_CACHED_VIEWS)
+        self.tokens = views(functools.partial(TokenViews, self._residual, *others))
+        """The buffers of a step of so many tokens."""
+        self.samples = views(functools.partial(TokenViews, self._gathered, *others))
+        """Those of so many tokens that need logits: a residual of their own, the rest shared with all tokens'."""
 
     @property
     def num_bytes(self) -> int:
         """Memory of all buffers."""
-        buffers = (
-            *(self._residual, self._delta, self._normed, self._wide, self._narrow),
-            *(
-                self._beside,
-                self._projected,
-                self._inputs,
-                self._streams,
-                self._gathered,
-                self._sampled,
-                self._logits,
-                self._shares,
-            ),
-        )
+        buffers = (buffer for buffer in vars(self).values() if isinstance(buffer, torch.Tensor))
         experts = sum(scratch.num_bytes for scratch in self._experts.values())
-        return experts + sum(buffer.numel() * buffer.element_size() for buffer in buffers)
+        return experts + sum(buffer.nbytes for buffer in buffers)
 
     def experts(self, routing: Routing, intermediate: int, hidden: int = 0) -> ExpertScratch:
         """Room for mixtures of this shape, made on the first call; `hidden` is what experts give, if not the model's."""
@@ -126,25 +125,6 @@ class Workspace:
             )
         return self._experts[shape]
 
-    def tokens(self, count: int) -> TokenViews:
-        """Slices for a step of `count` tokens; kept, since making them costs more than a small kernel."""
-        views = self._tokens.get(count)
-        if views is None:
-            if len(self._tokens) >= MAX_CACHED_VIEWS:
-                self._tokens.clear()
-            rows = (self._residual[:count], self._delta[:count], self._normed[:count])
-            views = self._tokens[count] = TokenViews(*rows, self._wide, self._narrow, self._beside[:count])
-        return views
-
-    def samples(self, count: int) -> TokenViews:
-        """Slices for the tokens that need logits, alone in the last layer: the residual is `logits`' gathered states, the rest
-        is shared with all tokens' (`sampled` is apart)."""
-        views = self._samples.get(count)
-        if views is None:
-            rows = (self._gathered[:count], self._delta[:count], self._normed[:count])
-            views = self._samples[count] = TokenViews(*rows, self._wide, self._narrow, self._beside[:count])
-        return views
-
     def sampled(self, count: int, columns: int) -> torch.Tensor:
         """A contiguous [S, columns] for the rows of the wide buffer that belong to tokens that need logits."""
         return self._sampled[: count * columns].view(count, columns)
@@ -161,14 +141,9 @@ class Workspace:
         """The residual streams of a step's tokens: [count, streams, D]."""
         return self._streams[:count]
 
-    def logits(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(gathered hidden states [S, D], logits [S, V])."""
-        views = self._rows.get(count)
-        if views is None:
-            if len(self._rows) >= MAX_CACHED_VIEWS:
-                self._rows.clear()
-            views = self._rows[count] = (self._gathered[:count], self._logits[:count])
-        return views
+    def logits(self, count: int) -> torch.Tensor:
+        """Logits [S, V]."""
+        return self._logits[:count]
 
     def shares(self, count: int, ranks: int) -> torch.Tensor:
         """Each rank's logits [R, S, W], W being a rank's share of the vocabulary, rounded up."""

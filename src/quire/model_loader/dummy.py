@@ -14,7 +14,7 @@ import torch
 
 from quire.errors import ConfigError
 from quire.layers.assembly import Sliceable
-from quire.layers.weights import Source
+from quire.layers.weights import CheckpointTensor
 from quire.models.spec import DecoderSpec
 
 BLOCK_VALUES = (1 << 20) + 7
@@ -37,7 +37,7 @@ class OwnMemory:
 
 
 def dummy_weights(
-    sources: Collection[Source], spec: DecoderSpec, seed: int, dtype: torch.dtype, device: torch.device = CPU
+    sources: Collection[CheckpointTensor], spec: DecoderSpec, seed: int, dtype: torch.dtype, device: torch.device = CPU
 ) -> Iterator[tuple[str, Sliceable]]:
     """(name, whole tensor) for every source, with the same values on every device. Activations keep unit variance through
     the layers, and logits a standard deviation of about 2.5: neither NaN, nor ties, nor certainties."""
@@ -71,11 +71,11 @@ def dummy_weights(
             yield source.name, OwnMemory(_cut(blocks[std], source, seed))
 
 
-def _is_scale(source: Source) -> bool:
+def _is_scale(source: CheckpointTensor) -> bool:
     return source.is_decoded and source.suffix != "weight"
 
 
-def _scale(source: Source, logits_std: float) -> tuple[float, float]:
+def _scale(source: CheckpointTensor, logits_std: float) -> tuple[float, float]:
     """(standard deviation, mean) of a tensor."""
     module = source.module
     if source.suffix == "bias" or (module.kind == "experts" and not module.columns):
@@ -96,7 +96,7 @@ def _lay_out(block: torch.Tensor, count: int) -> torch.Tensor:
     return block.repeat(copies)
 
 
-def _cut(block: torch.Tensor, source: Source, seed: int) -> torch.Tensor:
+def _cut(block: torch.Tensor, source: CheckpointTensor, seed: int) -> torch.Tensor:
     """A tensor's values: the block's from a place that depends on the tensor's name."""
     digest = hashlib.blake2b(f"{seed}:{source.name}".encode(), digest_size=8).digest()
     count = math.prod(source.shape)

@@ -200,7 +200,7 @@ def build_model(
     if block_size != context.block_size:
         selection = select(block_size)
         context = dataclasses.replace(context, block_size=block_size, backend=selection.backend())
-    model = Decoder.from_context(spec, context)
+    model = Decoder(spec, context)
     _warn_of_experts(model, config.model.quantization)
     return model, selection
 

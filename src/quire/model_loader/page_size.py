@@ -36,7 +36,7 @@ def choose_block_size(
     if not any(issubclass(kind_of(mixer), StateLayer) for mixer in mixers):
         return context.block_size
     shapes = dataclasses.replace(context, device=torch.device("meta"), communicator=SingleRank())
-    specs = Decoder.from_context(spec, shapes).kv_cache_specs()
+    specs = Decoder(spec, shapes).kv_cache_specs()
     wanted = suitable_block_size(specs) or context.block_size
     if is_given:
         if wanted > context.block_size:

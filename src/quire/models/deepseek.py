@@ -137,11 +137,10 @@ def with_indexers(
         raise ConfigError("q_lora_rank=None of config.json: an indexer reads the queries' latent", setting="model")
     rope = dataclasses.replace(mla.rope, interleaved=interleaved)
     indexer = Indexer(hf.index_n_heads, hf.index_head_dim, hf.index_topk, rope, LayerNorm(eps), rope_last)
-    fields = {field.name: getattr(mla, field.name) for field in dataclasses.fields(mla)}
     mixers: list[SparseMLA] = []
     for layer in range(spec.layers):
         owners = [owner for owner in range(layer + 1) if kinds[owner] == "full"]
-        mixers.append(SparseMLA(**fields, indexer=indexer, index_layer=None if owners[-1] == layer else owners[-1]))
+        mixers.append(SparseMLA(**vars(mla), indexer=indexer, index_layer=None if owners[-1] == layer else owners[-1]))
     return dataclasses.replace(spec, mixer=tuple(mixers), weights=spec.weights.but((), **INDEX_NAMES))
 
 
@@ -268,10 +267,21 @@ HY4_NAMES = EXPERT_NAMES.but(
 def hy_v4(hf: HFConfig) -> DecoderSpec:
     """HunYuan 4 (preview)."""
     hf = defaults(
-        hf, q_lora_rank=1536, hidden_act="silu", rms_norm_eps=1e-5, v_head_dim=256, n_shared_experts=1,
-        routed_scaling_factor=2.827, index_topk=2048, index_head_dim=128, index_n_heads=16, hc_mult=4, hc_magnitude=2.0,
-        hc_eps=1e-6, swiglu_limit=10.0,
-    )  # fmt: skip
+        hf,
+        q_lora_rank=1536,
+        hidden_act="silu",
+        rms_norm_eps=1e-5,
+        v_head_dim=256,
+        n_shared_experts=1,
+        routed_scaling_factor=2.827,
+        index_topk=2048,
+        index_head_dim=128,
+        index_n_heads=16,
+        hc_mult=4,
+        hc_magnitude=2.0,
+        hc_eps=1e-6,
+        swiglu_limit=10.0,
+    )
     hf = HFConfig(hf.to_dict() | {"mlp_bias": False})
     if hf.swiglu_limit <= 0:
         raise ConfigError(f"swiglu_limit={hf.swiglu_limit} of config.json must be above 0", setting="model")

@@ -60,6 +60,31 @@ NAMES = WeightNames(
 )
 
 
+LEFT_OUT = {
+    "head_dim": 512,
+    "q_lora_rank": 1024,
+    "num_experts_per_tok": 6,
+    "n_routed_experts": 256,
+    "moe_intermediate_size": 2048,
+    "scoring_func": "sqrtsoftplus",
+    "routed_scaling_factor": 1.5,
+    "rms_norm_eps": 1e-6,
+    "hc_mult": 4,
+    "hc_sinkhorn_iters": 20,
+    "hc_eps": 1e-6,
+    "swiglu_limit": 10.0,
+    "sliding_window": 128,
+    "o_groups": 8,
+    "o_lora_rank": 1024,
+    "index_n_heads": 64,
+    "index_head_dim": 128,
+    "index_topk": 512,
+    "max_position_embeddings": 1048576,
+    "hidden_act": "silu",
+}
+"""What config.json need not say."""
+
+
 @register("DeepseekV4ForCausalLM")
 def deepseek_v4(hf: HFConfig) -> DecoderSpec:
     """DeepSeek-V4 Flash and Pro.
@@ -67,12 +92,7 @@ def deepseek_v4(hf: HFConfig) -> DecoderSpec:
     Raises:
         ConfigError: another activation than silu, more than one key a token, or unknown scores.
     """
-    hf = defaults(
-        hf, head_dim=512, q_lora_rank=1024, num_experts_per_tok=6, n_routed_experts=256, moe_intermediate_size=2048,
-        scoring_func="sqrtsoftplus", routed_scaling_factor=1.5, rms_norm_eps=1e-6, hc_mult=4, hc_sinkhorn_iters=20,
-        hc_eps=1e-6, swiglu_limit=10.0, sliding_window=128, o_groups=8, o_lora_rank=1024, index_n_heads=64,
-        index_head_dim=128, index_topk=512, max_position_embeddings=1048576, hidden_act="silu",
-    )  # fmt: skip
+    hf = defaults(hf, **LEFT_OUT)
     for name, value, allowed in (("hidden_act", hf.hidden_act, "silu"), ("num_key_value_heads", _kv_heads(hf), 1)):
         if value != allowed:
             raise ConfigError(f"{name}={value!r} of config.json must be {allowed!r} in a DeepSeek-V4", setting="model")

@@ -75,9 +75,17 @@ def vaultgemma(hf: HFConfig) -> DecoderSpec:
 def gemma3(hf: HFConfig) -> DecoderSpec:
     """Gemma 3 (text): five windowed layers with their own rotary base, then a full one; norms on query and key heads."""
     hf = defaults(
-        hf, sliding_window_pattern=6, num_attention_heads=8, num_key_value_heads=4, head_dim=256, vocab_size=262208,
-        rms_norm_eps=1e-6, query_pre_attn_scalar=256, max_position_embeddings=131072, sliding_window=4096,
-    )  # fmt: skip
+        hf,
+        sliding_window_pattern=6,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=256,
+        vocab_size=262208,
+        rms_norm_eps=1e-6,
+        query_pre_attn_scalar=256,
+        max_position_embeddings=131072,
+        sliding_window=4096,
+    )
     if "rope_parameters" not in hf:
         hf = defaults(hf, rope_theta=1e6, rope_local_base_freq=1e4)
     spec = gemma2(hf)
@@ -123,11 +131,21 @@ def gemma4(hf: HFConfig) -> DecoderSpec:
     """Gemma 4 E2B, E4B, 12B (unified), 26B-A4B and 31B."""
     is_unified = hf.get("model_type") == "gemma4_unified_text"
     hf = defaults(
-        hf, vocab_size=262144, hidden_size=2304, intermediate_size=9216, num_hidden_layers=30, num_attention_heads=8,
-        num_key_value_heads=4, head_dim=256, hidden_activation="gelu_pytorch_tanh", rms_norm_eps=1e-6,
-        max_position_embeddings=262144 if is_unified else 131072, sliding_window=1024 if is_unified else 512,
-        tie_word_embeddings=True, rope_parameters=ROTATIONS,
-    )  # fmt: skip
+        hf,
+        vocab_size=262144,
+        hidden_size=2304,
+        intermediate_size=9216,
+        num_hidden_layers=30,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=256,
+        hidden_activation="gelu_pytorch_tanh",
+        rms_norm_eps=1e-6,
+        max_position_embeddings=262144 if is_unified else 131072,
+        sliding_window=1024 if is_unified else 512,
+        tie_word_embeddings=True,
+        rope_parameters=ROTATIONS,
+    )
     kinds = kinds_of(hf, SLIDING, FULL) or [SLIDING if (n + 1) % 6 else FULL for n in range(hf.num_hidden_layers)]
     kinds = [*kinds[:-1], FULL]
     first_shared = hf.num_hidden_layers - hf.get("num_kv_shared_layers", 0)
@@ -177,8 +195,7 @@ def _attention(hf: HFConfig, layer: int, kinds: list[str], first_shared: int) ->
             "no earlier layer of its kind has any",
             setting="model",
         )
-    fields = {field.name: getattr(attention, field.name) for field in dataclasses.fields(attention)}
-    return SharedKV(**fields | {"v_norm": None, "k_is_v": False}, kv_layer=owners[-1])
+    return SharedKV(**vars(attention) | {"v_norm": None, "k_is_v": False}, kv_layer=owners[-1])
 
 
 def _rotation(hf: HFConfig, head_dim: int, kind: str) -> Rope:

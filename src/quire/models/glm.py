@@ -59,10 +59,16 @@ def chatglm(hf: HFConfig) -> DecoderSpec:
             "ChatGLM-6B (position_encoding_2d) is not supported; known: ChatGLM2, ChatGLM3, GLM-4", setting="model"
         )
     hf = renamed(
-        hf, num_hidden_layers="num_layers", head_dim="kv_channels", intermediate_size="ffn_hidden_size",
-        vocab_size="padded_vocab_size", max_position_embeddings="seq_length", attention_bias="add_qkv_bias",
-        mlp_bias="add_bias_linear", rms_norm_eps="layernorm_epsilon",
-    )  # fmt: skip
+        hf,
+        num_hidden_layers="num_layers",
+        head_dim="kv_channels",
+        intermediate_size="ffn_hidden_size",
+        vocab_size="padded_vocab_size",
+        max_position_embeddings="seq_length",
+        attention_bias="add_qkv_bias",
+        mlp_bias="add_bias_linear",
+        rms_norm_eps="layernorm_epsilon",
+    )
     if hf.get("multi_query_attention", False):
         hf = renamed(hf, num_key_value_heads="multi_query_group_num")
     theta = 10000.0 * hf.get("rope_ratio", 1.0)
@@ -124,9 +130,12 @@ def exaone_moe(hf: HFConfig) -> DecoderSpec:
 def afmoe(hf: HFConfig) -> DecoderSpec:
     """Trinity: attention with a gate, norms before and after each half; layers without a window know no positions."""
     hf = renamed(
-        hf, n_routed_experts="num_experts", n_shared_experts="num_shared_experts", routed_scaling_factor="route_scale",
+        hf,
+        n_routed_experts="num_experts",
+        n_shared_experts="num_shared_experts",
+        routed_scaling_factor="route_scale",
         first_k_dense_replace="num_dense_layers",
-    )  # fmt: skip
+    )
     dense = llama(hf).with_attention(qk_norm=RMSNorm(hf.rms_norm_eps), output_gate=True)
     dense = full_where_not_sliding(dense, hf, every=hf.get("global_attn_every_n_layers", 4), rope=None)
     dense = dataclasses.replace(

@@ -166,8 +166,12 @@ def gpt_neox_japanese(hf: HFConfig) -> DecoderSpec:
 def gptj(hf: HFConfig) -> DecoderSpec:
     """GPT-J: one norm for both halves, interleaved rotation, a bias on the head."""
     hf = renamed(
-        hf, hidden_size="n_embd", num_hidden_layers="n_layer", num_attention_heads="n_head", max_position_embeddings="n_positions"
-    )  # fmt: skip
+        hf,
+        hidden_size="n_embd",
+        num_hidden_layers="n_layer",
+        num_attention_heads="n_head",
+        max_position_embeddings="n_positions",
+    )
     inner = hf.get("n_inner") or 4 * hf.hidden_size
     spec = llama(defaults(hf, intermediate_size=inner))
     rope = Rope(10000.0, hf.get("rotary_dim") or spec.attentions()[0].head_dim, interleaved=True)
@@ -206,12 +210,17 @@ BLOOM_NAMES = WeightNames(
 )
 MPT_NAMES = dataclasses.replace(
     GPT2_NAMES.but(
-        qkv="attn.Wqkv", out="attn.out_proj", up="ffn.up_proj", down="ffn.down_proj", before_mixer="norm_1",
-        before_mlp="norm_2", final_norm="norm_f",
+        qkv="attn.Wqkv",
+        out="attn.out_proj",
+        up="ffn.up_proj",
+        down="ffn.down_proj",
+        before_mixer="norm_1",
+        before_mlp="norm_2",
+        final_norm="norm_f",
     ),
     layer="blocks.{layer}.",
     transposed=(),
-)  # fmt: skip
+)
 
 
 @register("BloomForCausalLM")
@@ -220,9 +229,12 @@ def bloom(hf: HFConfig) -> DecoderSpec:
     hf = renamed(hf, hidden_size="n_embed", num_attention_heads="n_head", num_hidden_layers="n_layer")
     heads, hidden = hf.num_attention_heads, hf.hidden_size
     hf = defaults(
-        hf, attention_bias=True, tie_word_embeddings=True, intermediate_size=4 * hidden,
+        hf,
+        attention_bias=True,
+        tie_word_embeddings=True,
+        intermediate_size=4 * hidden,
         max_position_embeddings=hf.get("seq_length", 2048),
-    )  # fmt: skip
+    )
     return dataclasses.replace(
         llama(hf).with_attention(rope=None, kv_heads=heads, alibi=alibi_slopes(heads)),
         mlp=MLP(4 * hidden, act="gelu_tanh", bias=True),
@@ -281,9 +293,12 @@ def falcon(hf: HFConfig) -> DecoderSpec:
     kv_heads = 1 if is_multi_query else hf.get("num_kv_heads", heads) if is_new else heads
     inner = hf.get("ffn_hidden_size", 4 * hf.hidden_size)
     hf = defaults(
-        hf, attention_bias=bias, intermediate_size=inner, tie_word_embeddings=True,
+        hf,
+        attention_bias=bias,
+        intermediate_size=inner,
+        tie_word_embeddings=True,
         max_position_embeddings=2048,
-    )  # fmt: skip
+    )
     spec, names = llama(hf).with_attention(kv_heads=kv_heads), BLOOM_NAMES.but(drop=("embedding_norm",))
     names = dataclasses.replace(names, by_head=("qkv",) if not is_multi_query else ())
     if hf.get("alibi", False):

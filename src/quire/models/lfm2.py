@@ -71,9 +71,12 @@ def lfm2(hf: HFConfig) -> DecoderSpec:
 def lfm2_moe(hf: HFConfig) -> DecoderSpec:
     """LFM2 whose later layers have experts, chosen by a sigmoid with a learned bias."""
     routing = Routing(
-        hf.num_experts, hf.num_experts_per_tok, "sigmoid", bool(hf.get("norm_topk_prob", True)),
+        hf.num_experts,
+        hf.num_experts_per_tok,
+        "sigmoid",
+        bool(hf.get("norm_topk_prob", True)),
         scale=float(hf.get("routed_scaling_factor", 1.0)),
-    )  # fmt: skip
+    )
     mixture = MoE(routing, hf.moe_intermediate_size, "silu", bias_correction=bool(hf.get("use_expert_bias", True)))
     dense = GatedMLP(hf.intermediate_size, "silu")
     mlps = tuple(dense if layer < hf.num_dense_layers else mixture for layer in range(hf.num_hidden_layers))
@@ -109,9 +112,17 @@ def lfm3(hf: HFConfig) -> DecoderSpec:
     def attention(kind: str) -> Attention:
         window = hf.get("sliding_window", 0) if kind == "sliding_attention" else 0
         return Attention(
-            hf.num_attention_heads, hf.num_key_value_heads, head_dim, Rope.from_hf(hf, head_dim, kind), window, qk_norm=norm,
-            qkv_bias=bias, out_bias=bias, output_gate=is_gated, gate_span="head",
-        )  # fmt: skip
+            hf.num_attention_heads,
+            hf.num_key_value_heads,
+            head_dim,
+            Rope.from_hf(hf, head_dim, kind),
+            window,
+            qk_norm=norm,
+            qkv_bias=bias,
+            out_bias=bias,
+            output_gate=is_gated,
+            gate_span="head",
+        )
 
     conv = ShortConv(hf.get("conv_L_cache", 7), bool(hf.get("conv_bias", False)))
     spec = lfm2(

@@ -55,10 +55,14 @@ KIMI_LINEAR_NAMES = dataclasses.replace(
 def with_deepseeks_words(hf: HFConfig) -> HFConfig:
     """The config with DeepSeek's names for what Kimi-Linear and Ling 3 call otherwise."""
     return renamed(
-        hf, n_routed_experts="num_experts", n_shared_experts="num_shared_experts",
-        num_experts_per_tok="num_experts_per_token", norm_topk_prob="moe_renormalize", n_group="num_expert_group",
+        hf,
+        n_routed_experts="num_experts",
+        n_shared_experts="num_shared_experts",
+        num_experts_per_tok="num_experts_per_token",
+        norm_topk_prob="moe_renormalize",
+        n_group="num_expert_group",
         max_position_embeddings="model_max_length",
-    )  # fmt: skip
+    )
 
 
 @register("KimiLinearForCausalLM")
@@ -162,10 +166,13 @@ MINIMAX_NAMES = dataclasses.replace(
         lightning_out="self_attn.out_proj",
     ),
     ignored=(
-        *MIXTRAL_NAMES.ignored, "*.self_attn.slope_rate", "*.self_attn.query_decay", "*.self_attn.key_decay",
+        *MIXTRAL_NAMES.ignored,
+        "*.self_attn.slope_rate",
+        "*.self_attn.query_decay",
+        "*.self_attn.key_decay",
         "*.self_attn.diagonal_decay",
     ),
-)  # fmt: skip
+)
 OUTPUT_EPSILON = 1e-6
 """Of the norm behind lightning attention, whatever `rms_norm_eps` says."""
 

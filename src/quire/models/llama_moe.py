@@ -76,9 +76,11 @@ def _of_layers(value: int | list[int], layers: int) -> list[int]:
 def hy_v3(hf: HFConfig) -> DecoderSpec:
     """HunYuan 3: DeepSeek-V3's kind of mixture under names of its own."""
     hf = renamed(
-        hf, n_routed_experts="num_experts", n_shared_experts="num_shared_experts",
+        hf,
+        n_routed_experts="num_experts",
+        n_shared_experts="num_shared_experts",
         routed_scaling_factor="router_scaling_factor",
-    )  # fmt: skip
+    )
     hf = defaults(hf, first_k_dense_replace=1)
     names = HUNYUAN_NAMES.but(
         q_norm=LLAMA_NAMES.modules["q_norm"],

@@ -56,9 +56,8 @@ def diffllama(hf: HFConfig) -> DecoderSpec:
             )
 
     def differential(layer: int, attention: Attention) -> DiffAttention:
-        fields = {field.name: getattr(attention, field.name) for field in dataclasses.fields(attention)}
         start = 0.8 - 0.6 * math.exp(-0.3 * layer)
-        return DiffAttention(**fields, norm=RMSNorm(hf.rms_norm_eps), start=start)
+        return DiffAttention(**vars(attention), norm=RMSNorm(hf.rms_norm_eps), start=start)
 
     mixers = tuple(differential(layer, attention) for layer, attention in enumerate(spec.attentions()))
     return dataclasses.replace(spec, mixer=mixers, weights=DIFFLLAMA_NAMES)
@@ -90,10 +89,20 @@ JETMOE_NAMES = dataclasses.replace(
 def jetmoe(hf: HFConfig) -> DecoderSpec:
     """JetMoE-8B. The config's epsilon is the last norm's; those of layers have one that no config tells."""
     hf = defaults(
-        hf, vocab_size=32000, hidden_size=2048, num_hidden_layers=12, num_key_value_heads=16, kv_channels=128,
-        intermediate_size=5632, max_position_embeddings=4096, activation_function="silu", num_local_experts=8,
-        num_experts_per_tok=2, tie_word_embeddings=True, rms_norm_eps=1e-6,
-    )  # fmt: skip
+        hf,
+        vocab_size=32000,
+        hidden_size=2048,
+        num_hidden_layers=12,
+        num_key_value_heads=16,
+        kv_channels=128,
+        intermediate_size=5632,
+        max_position_embeddings=4096,
+        activation_function="silu",
+        num_local_experts=8,
+        num_experts_per_tok=2,
+        tie_word_embeddings=True,
+        rms_norm_eps=1e-6,
+    )
     routing = Routing(hf.num_local_experts, hf.num_experts_per_tok)
     return DecoderSpec(
         vocab=hf.vocab_size,

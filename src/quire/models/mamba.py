@@ -55,10 +55,15 @@ def ssm_names(within: str) -> dict[str, str]:
 
 
 MAMBA_NAMES = WeightNames(
-    modules={"embedding": "embeddings", "before_mixer": "norm", **ssm_names("mixer."), "final_norm": "norm_f",
-             "lm_head": "lm_head"},
+    modules={
+        "embedding": "embeddings",
+        "before_mixer": "norm",
+        **ssm_names("mixer."),
+        "final_norm": "norm_f",
+        "lm_head": "lm_head",
+    },
     prefixes=("backbone.", "model.", ""),
-)  # fmt: skip
+)
 
 
 def check_silu(hf: HFConfig, name: str = "hidden_act") -> None:
@@ -243,7 +248,7 @@ def falcon_h1(hf: HFConfig) -> DecoderSpec:
         scales=tuple(float(hf.get("ssm_in_multiplier", 1.0)) * m for m in hf.get("ssm_multipliers") or (1.0,) * 5),
         out_scale=float(hf.get("ssm_out_multiplier", 1.0)),
     )
-    # These stand outside of the multipliers that are applied to outputs here, and to inputs by the model.
+    # Biases are not multiplied: the model multiplies inputs, and here outputs are multiplied instead.
     biases = {"qkv": 1 / before, "out": 1 / before, "down": gate, "ssm_in": 1 / float(hf.get("ssm_in_multiplier", 1.0))}
     _, down = hf.get("mlp_multipliers") or (1.0, 1.0)
     return dataclasses.replace(
@@ -342,7 +347,10 @@ _BLOCK = "shared_transformer."
 _ADAPTERS = _BLOCK + "feed_forward.gate_up_proj_adapter_list.{index}."
 ZAMBA2_NAMES = dataclasses.replace(
     LLAMA_NAMES.but(
-        (), **ssm_names("mamba."), final_norm="final_layernorm", zamba_norm="input_layernorm.weight",
+        (),
+        **ssm_names("mamba."),
+        final_norm="final_layernorm",
+        zamba_norm="input_layernorm.weight",
         block_norm=_BLOCK + "input_layernorm.weight",
         block_qkv=tuple(f"{_BLOCK}self_attn.{name}_proj" for name in "qkv"),
         block_out=_BLOCK + "self_attn.o_proj",
@@ -354,11 +362,12 @@ ZAMBA2_NAMES = dataclasses.replace(
         block_linear="linear",
         **{
             f"block_{name}_adapter_{side}": f"{_BLOCK}self_attn.linear_{name}_adapter_list.{{index}}.{number}"
-            for name in "qkv" for number, side in enumerate(("in", "out"))
+            for name in "qkv"
+            for number, side in enumerate(("in", "out"))
         },
     ),
     ignored=(*LLAMA_NAMES.ignored, "*.shared_transformer.*"),
-)  # fmt: skip
+)
 """Copies of a block in the layers that share it carry nothing to load."""
 
 
@@ -381,20 +390,27 @@ def zamba2(hf: HFConfig) -> DecoderSpec:
         norm_groups=groups,
     )
     attention = Attention(
-        heads, hf.get("num_key_value_heads", heads), head_dim, scale=(head_dim / 2) ** -0.5,
+        heads,
+        hf.get("num_key_value_heads", heads),
+        head_dim,
+        scale=(head_dim / 2) ** -0.5,
         rope=Rope.from_hf(hf, head_dim) if hf.get("use_mem_rope", False) else None,
-    )  # fmt: skip
+    )
     mlp = GatedMLP(hf.get("intermediate_size") or 4 * hf.hidden_size, hf.get("hidden_act", "gelu"), bias)
     shared = [layer for layer, kind in enumerate(hf.layers_block_type) if kind == "hybrid"]
     is_tied = bool(hf.get("tie_word_embeddings", True))
     owners = shared[: hf.get("num_mem_blocks", 1)] if is_tied else shared  # Transformers ties blocks only with the head
     blocks = [
         SharedBlock(
-            attention, mlp, owner=owners[index % len(owners)], index=index, adapter_rank=hf.get("adapter_rank", 128),
+            attention,
+            mlp,
+            owner=owners[index % len(owners)],
+            index=index,
+            adapter_rank=hf.get("adapter_rank", 128),
             adapts_attention=bool(hf.get("use_shared_attention_adapter", False)),
         )
         for index in range(len(shared))
-    ]  # fmt: skip
+    ]
     of_layer = dict(zip(shared, blocks, strict=True))
     return DecoderSpec(
         vocab=hf.vocab_size,

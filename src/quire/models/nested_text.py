@@ -1,4 +1,4 @@
-"""Configs and weights of models that also see or hear, as their text sees them: where it stands in them, and what stands beside.
+"""The text part of models that also see or hear: where their configs and weights have it, and which other parts they have.
 
 Knows names. Knows no architecture.
 """
@@ -10,13 +10,19 @@ from quire.models.spec import DecoderSpec
 
 PREFIXES = ("model.language_model.", "language_model.model.", "language_model.")
 OTHER_PARTS = (
-    "*vision_tower.*", "*vision_embed_tokens.*", "*vision_model.*", "*multi_modal_projector.*", "*visual.*",
-    "*embed_vision.*", "*audio_tower.*", "*embed_audio.*",
-)  # fmt: skip
+    "*vision_tower.*",
+    "*vision_embed_tokens.*",
+    "*vision_model.*",
+    "*multi_modal_projector.*",
+    "*visual.*",
+    "*embed_vision.*",
+    "*audio_tower.*",
+    "*embed_audio.*",
+)
 
 
 def nested_text(hf: HFConfig) -> HFConfig | None:
-    """What `text_config` tells, over what stands beside it; None where the config tells of the text itself."""
+    """The fields of `text_config`, over those beside it; None where the config itself describes the text."""
     text = hf.get("text_config")
     if not isinstance(text, HFConfig) or any(name in hf for name in ("hidden_size", "num_hidden_layers")):
         return None

@@ -119,9 +119,15 @@ def _with_delta_net(hf: HFConfig, spec: DecoderSpec) -> DecoderSpec:
     head_dim, norm, bias = head_dim_of(hf), RMSNorm(hf.rms_norm_eps, 1.0), bool(hf.get("attention_bias", False))
     rope = Rope.from_hf(HFConfig({"partial_rotary_factor": 0.25} | hf.to_dict()), head_dim)
     attention = Attention(
-        hf.num_attention_heads, hf.num_key_value_heads, head_dim, rope, qk_norm=norm, qkv_bias=bias, out_bias=bias,
+        hf.num_attention_heads,
+        hf.num_key_value_heads,
+        head_dim,
+        rope,
+        qk_norm=norm,
+        qkv_bias=bias,
+        out_bias=bias,
         output_gate=True,
-    )  # fmt: skip
+    )
     delta = DeltaNet(
         key_heads=hf.linear_num_key_heads,
         heads=hf.linear_num_value_heads,

@@ -21,10 +21,26 @@ SpecFunction = Callable[[HFConfig], DecoderSpec]
 ModelSource = SpecFunction | type[CausalLM]
 
 BUILT_IN_FAMILIES = (
-    "llama", "qwen", "llama_moe", "gpt", "gemma", "layer_norm", "granite", "olmo", "glm", "renamed_llama",
-    "text_part", "deepseek", "deepseek_v4", "window_moe", "llama_variants", "mamba", "lfm2", "linear_attention",
-    "pooling.bert", "pooling.modernbert",
-)  # fmt: skip
+    "llama",
+    "qwen",
+    "llama_moe",
+    "gpt",
+    "gemma",
+    "layer_norm",
+    "granite",
+    "olmo",
+    "glm",
+    "renamed_llama",
+    "text_part",
+    "deepseek",
+    "deepseek_v4",
+    "window_moe",
+    "llama_variants",
+    "mamba",
+    "lfm2",
+    "linear_attention",
+    "pooling.bert",
+)
 
 
 @dataclasses.dataclass(frozen=True)

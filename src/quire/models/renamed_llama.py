@@ -132,9 +132,13 @@ def telechat2(hf: HFConfig) -> DecoderSpec:
     if stretch > 1:
         hf = defaults(hf, rope_parameters={"alpha": stretch})
     hf = renamed(
-        hf, num_hidden_layers="n_layer", num_attention_heads="n_head", intermediate_size="ffn_hidden_size",
-        rms_norm_eps="layer_norm_epsilon", max_position_embeddings="seq_length",
-    )  # fmt: skip
+        hf,
+        num_hidden_layers="n_layer",
+        num_attention_heads="n_head",
+        intermediate_size="ffn_hidden_size",
+        rms_norm_eps="layer_norm_epsilon",
+        max_position_embeddings="seq_length",
+    )
     spec = llama(hf).with_attention(out_bias=True)
     mlp = GatedMLP(hf.intermediate_size, act="silu", down_bias=True)
     return dataclasses.replace(spec, mlp=mlp, placement=residual_placement(hf), weights=TELECHAT2_NAMES)

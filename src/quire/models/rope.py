@@ -25,7 +25,7 @@ class RopeScaling:
     Attributes:
         kind: one of `SCALINGS`.
         original_max_positions: context length before it was stretched.
-        share: of the pairs of `proportional`, which turn; the slower ones stand still.
+        share: of the pairs of `proportional`, which turn; the slower ones do not.
     """
 
     kind: str
@@ -77,7 +77,7 @@ class Rope:
 
     @staticmethod
     def still(rotary_dim: int) -> Rope:
-        """Turns nothing: for values that stand where others rotate."""
+        """Turns nothing: for models that leave these values as they are."""
         return Rope(1.0, rotary_dim, RopeScaling("linear", factor=math.inf))
 
     def table(self, max_positions: int) -> torch.Tensor:

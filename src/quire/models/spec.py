@@ -159,7 +159,7 @@ class MoE:
         intermediate: of one expert, a gated feed-forward; with `is_gated` off a plain one, and `experts_gate_up` is its `up`.
         bias_correction: the choice (not the weights) adds a learned bias to each expert's score.
         router_bias, experts_bias: whether the router's and the experts' matrices have biases.
-        clamp: stands in the place of the activation.
+        clamp: replaces the activation.
         scales_input: a token's weight multiplies what its expert reads rather than what it gives.
         shared: a feed-forward that every token takes besides.
         shared_gate: the shared output is multiplied by a sigmoid of one more learned score.
@@ -202,7 +202,7 @@ class MoE:
 
 @dataclasses.dataclass(frozen=True)
 class SharedBlock:
-    """A transformer on the hidden states beside the embeddings, shared by layers: its weights stand in the layer `owner`, where
+    """A transformer on the hidden states beside the embeddings, shared by layers: its weights are in the layer `owner`, where
     also this layer's adapters do, by `index`: of the feed-forward, and if `adapts_attention` of queries, keys and values."""
 
     attention: Attention
@@ -255,8 +255,8 @@ class WeightNames:
     Attributes:
         modules: our name → the checkpoint's module name, or several whose rows are stacked in that order. Ours outside
             layers: `embedding`, `positions`, `token_types`, `final_norm`, `lm_head`. In a layer: `qkv` (one source for q, k
-            and v; or one each; or q's and one for k and v), `out`, `q_norm`, `k_norm` (with `{head}` where each head's
-            stands alone), `sinks`; of latent attention `q` or `q_a`, `q_a_norm`, `q_b`, then `kv_a`, `kv_a_norm`, `kv_b`,
+            and v; or one each; or q's and one for k and v), `out`, `q_norm`, `k_norm` (with `{head}` where each head has
+            its own), `sinks`; of latent attention `q` or `q_a`, `q_a_norm`, `q_b`, then `kv_a`, `kv_a_norm`, `kv_b`,
             `out`; `gate_up`, `up`, `act_positive` and `act_negative` (of xIELU), `down`, `before_mixer`, `after_mixer`,
             `before_mlp`, `after_mlp`. In a mixture: `router`, `router_bias` (of the choice), `experts_gate_up` and
             `experts_down` (with `{expert}` for its number), `experts_gate_up_bias` and `experts_down_bias` ([experts,
@@ -266,8 +266,8 @@ class WeightNames:
             `layer_scale`. Of streams `mixer_hyper`, `mlp_hyper` (with `_base` and `_scale` behind each), outside layers
             `hyper_head` and these. Of an indexer `index_q`, `index_k`, `index_k_norm`, `index_weights`. Attention that makes only
             queries has `q`, one whose values are its keys `qk`.
-        prefixes: what may stand before every name but `lm_head`'s; the one that the checkpoint uses is found by its embedding.
-        layer: what stands before a layer's names.
+        prefixes: possible prefixes of every name but `lm_head`'s; the one that the checkpoint uses is found by its embedding.
+        layer: the prefix of a layer's names.
         transposed: modules whose matrices are stored [in, out] (GPT-2's Conv1D).
         by_head: modules of which a source with several parts (q, k, v) has them head by head: a KV head's queries, its key,
             its value, then the next one's.
@@ -278,8 +278,8 @@ class WeightNames:
         interleaved: modules of which a source with two parts (gate and up) has them row by row in turn.
         row_vectors: vectors that are stored as a matrix of one row.
         unbiased: sources that have no bias where their module has one.
-        sublayers: so many of our layers stand in one of the checkpoint's; which one, a name has in the place of `{sub}`, or
-            counted from 1 of `{sub1}`.
+        sublayers: how many of our layers one layer of the checkpoint holds; names have its number in place of `{sub}`, or
+            counted from 1 in place of `{sub1}`.
         bias_scales: modules whose biases are multiplied when they are loaded: what multiplies the module's output in the
             spec multiplies in the model only some of the terms.
         flattened: tables that are stored with more dimensions than they have here: their numbers are read in order.
@@ -317,13 +317,13 @@ class DecoderSpec:
         placement: of norms; one for all layers, or one for each.
         max_positions: the longest context that the checkpoint was made for.
         token_types: rows of a table of segments that is added to the embeddings; 0 means none.
-        embedding_norm: stands between the embeddings and the first layer.
+        embedding_norm: between the embeddings and the first layer.
         first_norm: whether the first layer has the norm before its mixer, as the others have.
         embedding_scale, residual_scale, logits_scale: multiply embeddings, each half's output, and the logits.
         joints: of each layer's mixer and feed-forward, where the residual loses something when they join it.
         logits_soft_cap: logits become cap * tanh(logits / cap); 0 means none.
-        final_norm: whether a norm stands before the head. `final_eps`: its epsilon, where it is not the other norms'.
-        embedding_width: of embeddings and head, where matrices `project_in` and `project_out` stand between them and the
+        final_norm: whether there is a norm before the head. `final_eps`: its epsilon, where it is not the other norms'.
+        embedding_width: of embeddings and head, where matrices `project_in` and `project_out` are between them and the
             layers; 0 means hidden.
         normalized_head: each row of the head is divided by its length when it is loaded.
         layer_input: joins the residual behind each layer's halves.

@@ -51,7 +51,5 @@ def text_part(hf: HFConfig) -> DecoderSpec:
     above = {key: hf.get(key) for key in ("tie_word_embeddings",) if key in hf and key not in text}
     text = HFConfig(LEFT_OUT.get(text.get("model_type", "llama"), {}) | above | text.to_dict())
     spec = ModelRegistry.resolve(architecture).make_spec(text)
-    weights = dataclasses.replace(
-        spec.weights, prefixes=PREFIXES, ignored=(*spec.weights.ignored, *OTHER_PARTS)
-    )  # fmt: skip
+    weights = dataclasses.replace(spec.weights, prefixes=PREFIXES, ignored=(*spec.weights.ignored, *OTHER_PARTS))
     return dataclasses.replace(spec, weights=weights)

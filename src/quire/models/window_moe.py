@@ -29,9 +29,15 @@ MIMO_NAMES = dataclasses.replace(
 def mimo_v2_flash(hf: HFConfig) -> DecoderSpec:
     """MiMo-V2-Flash."""
     hf = defaults(
-        hf, head_dim=192, v_head_dim=128, sliding_window=129, rope_parameters=MIMO_ROTATIONS, hidden_act="silu",
-        attention_value_scale=None if "attention_value_scale" in hf else 0.707, routed_scaling_factor=1.0,
-    )  # fmt: skip
+        hf,
+        head_dim=192,
+        v_head_dim=128,
+        sliding_window=129,
+        rope_parameters=MIMO_ROTATIONS,
+        hidden_act="silu",
+        attention_value_scale=None if "attention_value_scale" in hf else 0.707,
+        routed_scaling_factor=1.0,
+    )
     if hf.get("sliding_window_size") is not None:
         hf = HFConfig(hf.to_dict() | {"sliding_window": hf.sliding_window_size + 1})
     layers = range(hf.num_hidden_layers)
@@ -83,9 +89,17 @@ def laguna(hf: HFConfig) -> DecoderSpec:
         ConfigError: a router's weight on inputs, or unknown gates.
     """
     hf = defaults(
-        hf, head_dim=128, num_key_value_heads=8, sliding_window=512, rope_parameters=LAGUNA_ROTATIONS, rms_norm_eps=1e-6,
-        moe_intermediate_size=512, shared_expert_intermediate_size=512, hidden_act="silu", gating=True,
-    )  # fmt: skip
+        hf,
+        head_dim=128,
+        num_key_value_heads=8,
+        sliding_window=512,
+        rope_parameters=LAGUNA_ROTATIONS,
+        rms_norm_eps=1e-6,
+        moe_intermediate_size=512,
+        shared_expert_intermediate_size=512,
+        hidden_act="silu",
+        gating=True,
+    )
     if hf.get("moe_apply_router_weight_on_input", False):
         raise ConfigError(
             "moe_apply_router_weight_on_input=True of config.json is not supported in Laguna", setting="model"
@@ -98,7 +112,18 @@ def laguna(hf: HFConfig) -> DecoderSpec:
     kinds = kinds_of(hf, SLIDING, FULL) or [FULL for _ in layers]
     heads = hf.get("num_attention_heads_per_layer") or [hf.num_attention_heads for _ in layers]
     mlps = hf.get("mlp_layer_types") or ["dense", *("sparse" for _ in layers[1:])]
-    mixture = MoE(
+    dense = llama(HFConfig(hf.to_dict() | {"mlp_bias": False}))
+    mixers = tuple(_laguna_attention(hf, kind, count) for kind, count in zip(kinds, heads, strict=True))
+    return with_experts(
+        dataclasses.replace(dense, mixer=mixers),
+        _laguna_mixture(hf),
+        lambda layer: mlps[layer] == "sparse",
+        LAGUNA_NAMES,
+    )
+
+
+def _laguna_mixture(hf: HFConfig) -> MoE:
+    return MoE(
         Routing(
             hf.num_experts,
             hf.num_experts_per_tok,
@@ -110,11 +135,6 @@ def laguna(hf: HFConfig) -> DecoderSpec:
         hf.hidden_act,
         bias_correction=True,
         shared=GatedMLP(hf.shared_expert_intermediate_size, hf.hidden_act),
-    )
-    dense = llama(HFConfig(hf.to_dict() | {"mlp_bias": False}))
-    mixers = tuple(_laguna_attention(hf, kind, count) for kind, count in zip(kinds, heads, strict=True))
-    return with_experts(
-        dataclasses.replace(dense, mixer=mixers), mixture, lambda layer: mlps[layer] == "sparse", LAGUNA_NAMES
     )
 
 
@@ -148,10 +168,17 @@ def flint(hf: HFConfig) -> DecoderSpec:
     layers = range(hf.num_hidden_layers)
     full = [layer < 2 or layer % 4 == 1 or layer == hf.num_hidden_layers - 1 for layer in layers]
     hf = defaults(
-        hf, head_dim=128, sliding_window=513, moe_intermediate_size=512, shared_expert_intermediate_size=1024,
-        hidden_act="silu", rms_norm_eps=1e-6, mlp_only_layers=[0, 1], decoder_sparse_step=1,
+        hf,
+        head_dim=128,
+        sliding_window=513,
+        moe_intermediate_size=512,
+        shared_expert_intermediate_size=1024,
+        hidden_act="silu",
+        rms_norm_eps=1e-6,
+        mlp_only_layers=[0, 1],
+        decoder_sparse_step=1,
         layer_types=["full_attention" if is_full else "sliding_attention" for is_full in full],
-    )  # fmt: skip
+    )
     spec = llama(HFConfig(hf.to_dict() | {"mlp_bias": False}))
     spec = spec.with_attention(qk_norm=RMSNorm(hf.rms_norm_eps), sinks=True)
     spec = full_where_not_sliding(spec, hf, rope=None)

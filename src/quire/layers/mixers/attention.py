@@ -4,11 +4,9 @@ What backends do not know comes before or after them: norms of heads other than 
 Legend: T tokens, D hidden, N query heads, K KV heads, H head size, C columns of q, k and v together, G norms side by side.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 
@@ -17,34 +15,27 @@ from quire.config.kv_spec import KVCacheSpec, KVKind
 from quire.kernels import ops, recurrent
 from quire.kernels.norm import clip, head_norm, scale_rows
 from quire.kernels.types import Rope as RopeTable
-from quire.layers.assembly import NormWeight
-from quire.layers.interface import StepInputs
-from quire.layers.mixers.interface import LayerContext, MixerLayer, NarrowViews
-from quire.layers.modules import Deal, LayerScope, Module, Part
+from quire.layers.assembly import NormWeight, Weight
+from quire.layers.half import HalfInput, HalfOutput, SampledViews
+from quire.layers.interface import LayerContext, StepInputs
+from quire.layers.mixers.interface import MixerLayer, rms_norm_over_ranks
+from quire.layers.modules import Module, ModuleBuilder, RowBlock, SourceLayout
 from quire.layers.parallel import ParallelPlan
 from quire.layers.workspace import TokenViews
 from quire.models.residual import LayerNorm, Norm, RMSNorm
 from quire.models.rope import Rope
 from quire.models.spec import Attention, Temperature
 
-if TYPE_CHECKING:
-    from quire.kernels.types import Rope as RopeTable
-from quire.layers.assembly import Weight
-
-SCALES = ("k_scale", "v_scale")
-"""Of keys and of values in pages of float8, where the checkpoint has them."""
-
 
 class AttentionLayer(MixerLayer):
     """Grouped-query attention."""
 
-    NAMES = frozenset(("qkv", "qk", "out", "q_norm", "k_norm", "sinks", *SCALES))
     can_fuse = True
 
     def __init__(self, mixer: Attention, context: LayerContext) -> None:
         super().__init__(mixer, context)
         self.mixer = mixer
-        heads, kv_heads = _local_heads(mixer, context.plan)
+        heads, kv_heads = context.plan.share(mixer.heads, "heads"), context.plan.share(mixer.kv_heads, "KV heads")
         self.params = AttentionParams(
             num_heads=heads,
             num_kv_heads=kv_heads,
@@ -76,35 +67,37 @@ class AttentionLayer(MixerLayer):
         self._group = 0
 
     @staticmethod
-    def modules(scope: LayerScope, mixer: Attention) -> Iterator[Module]:
-        q, kv = Part(mixer.heads * mixer.head_dim, mixer.heads), Part(mixer.kv_heads * mixer.head_dim, mixer.kv_heads)
+    def modules(builder: ModuleBuilder, mixer: Attention) -> Iterator[Module]:
+        q, kv = (
+            RowBlock(mixer.heads * mixer.head_dim, mixer.heads),
+            RowBlock(mixer.kv_heads * mixer.head_dim, mixer.kv_heads),
+        )
         name = "qkv"
         if mixer.k_is_v:
-            name, parts, deals = "qk", (q, kv, kv), (Deal((0,)), Deal((1,), twin=2))
+            name, parts, layouts = "qk", (q, kv, kv), (SourceLayout((0,)), SourceLayout((1,), twin=2))
         elif mixer.output_gate:
-            gate = Part(mixer.heads, mixer.heads) if mixer.gate_span == "head" else q
-            parts, deals = (q, kv, kv, gate), scope.deals("qkv", 4, (0, 3), mixer.heads)
+            gate = RowBlock(mixer.heads, mixer.heads) if mixer.gate_span == "head" else q
+            parts, layouts = (q, kv, kv, gate), builder.layouts("qkv", 4, (0, 3), mixer.heads)
         else:
-            parts, deals = (q, kv, kv), scope.deals("qkv", 3, (1, 2), mixer.kv_heads)
-        yield scope.linear(name, parts, bias=mixer.qkv_bias, shard="rows", deals=deals)
+            parts, layouts = (q, kv, kv), builder.layouts("qkv", 3, (1, 2), mixer.kv_heads)
+        yield builder.linear(name, parts, bias=mixer.qkv_bias, shard="rows", layouts=layouts)
         if mixer.qk_norm is not None and mixer.qk_norm.weight:
             for norm, heads in (("q_norm", mixer.heads), ("k_norm", mixer.kv_heads)):
                 is_all, is_each = mixer.qk_norm_span == "all", mixer.qk_norm_span == "heads"
                 size = mixer.head_dim * (heads if is_all else 1)
-                yield scope.norm(norm, mixer.qk_norm, size, heads if is_each else 0)
+                yield builder.norm(norm, mixer.qk_norm, size, heads if is_each else 0)
         if mixer.sinks:
-            yield scope.vector("sinks", Part(mixer.heads, mixer.heads), "rows")
-        yield scope.linear("out", (scope.hidden,), q.rows, bias=mixer.out_bias, shard="columns", groups=mixer.heads)
+            yield builder.vector("sinks", RowBlock(mixer.heads, mixer.heads), "rows")
+        yield builder.linear("out", (builder.hidden,), q.rows, bias=mixer.out_bias, shard="columns", groups=mixer.heads)
 
     @staticmethod
     def attention_requests(
         mixer: Attention, kv_dtype: torch.dtype, block_size: int, plan: ParallelPlan, deterministic: bool
     ) -> list[AttentionRequest]:
-        heads, kv_heads = _local_heads(mixer, plan)
         return [
             AttentionRequest(
-                num_heads=heads,
-                num_kv_heads=kv_heads,
+                num_heads=plan.share(mixer.heads, "heads"),
+                num_kv_heads=plan.share(mixer.kv_heads, "KV heads"),
                 head_dim=mixer.head_dim,
                 kv_dtype=kv_dtype,
                 block_size=block_size,
@@ -121,11 +114,12 @@ class AttentionLayer(MixerLayer):
     def set_weight(self, name: str, weight: Weight) -> None:
         if name == "sinks":
             self.params = dataclasses.replace(self.params, sinks=weight)
-        elif name in SCALES:
-            self.params = with_cache_scale(self.params, name, cast(torch.Tensor, weight), self.context)
         else:
             super().set_weight("qkv" if name == "qk" else name, weight)
             self._head_norms = self._weights_of_heads()
+
+    def set_cache_scale(self, name: str, scale: torch.Tensor) -> None:
+        self.params = with_cache_scale(self.params, name, scale, self.context)
 
     def kv_cache_specs(self) -> list[KVCacheSpec]:
         context, params = self.context, self.params
@@ -147,41 +141,19 @@ class AttentionLayer(MixerLayer):
     def bind_kv_cache(self, kv_caches: Sequence[torch.Tensor], groups: Sequence[int]) -> None:
         (self._kv_cache,), (self._group,) = kv_caches, groups
 
-    def run(self, x_TD: torch.Tensor, out_TD: torch.Tensor, step: StepInputs, views: TokenViews) -> None:
-        qkv_TC, attended_TNH = views.wide(self.wide), views.narrow(self.narrow)
-        self.context.linear_method.apply(x_TD, self.linears["qkv"], qkv_TC)
-        self._attend(step, qkv_TC, attended_TNH)
-        self._project(attended_TNH, out_TD)
-
-    def run_narrow(self, x_TD: torch.Tensor, out_SD: torch.Tensor, step: StepInputs, narrow: NarrowViews) -> None:
-        qkv_TC = narrow.all.wide(self.wide)
-        self.context.linear_method.apply(x_TD, self.linears["qkv"], qkv_TC)
-        attended_SNH = self._attend_sampled(step, qkv_TC, narrow)
-        if len(attended_SNH):
-            self._project(attended_SNH, out_SD)
-
-    def _project(self, attended_TNH: torch.Tensor, out_TD: torch.Tensor) -> None:
-        self.context.linear_method.apply(attended_TNH, self.linears["out"], out_TD)
+    def run(self, x: HalfInput, out: HalfOutput, step: StepInputs, views: TokenViews) -> None:
+        qkv_TC = views.wide(self.wide)
+        x.multiply(self.linears["qkv"], qkv_TC, views)
+        if out.sampled is None:
+            attended_TC = views.narrow(self.narrow)
+            self._attend(step, qkv_TC, attended_TC)
+        else:
+            attended_TC = self._attend_sampled(step, qkv_TC, out.sampled)
+        if not len(attended_TC):  # no token of the step needs logits
+            return
+        out.multiply(attended_TC, self.linears["out"], views)
         if self.mixer.out_scale != 1.0:
-            ops.scale_and_cap(out_TD, self.mixer.out_scale, 0.0)
-
-    def run_normed(self, norm_D: torch.Tensor, eps: float, step: StepInputs, views: TokenViews) -> None:
-        qkv_TC, attended_TNH = views.wide(self.wide), views.narrow(self.narrow)
-        self.context.linear_method.apply_normed(
-            views.residual_TD, norm_D, eps, self.linears["qkv"], qkv_TC, views.normed_TD
-        )
-        self._attend(step, qkv_TC, attended_TNH)
-        self.add_to_residual(attended_TNH, self.linears["out"], views)
-
-    def run_normed_narrow(self, norm_D: torch.Tensor, eps: float, step: StepInputs, narrow: NarrowViews) -> None:
-        views, qkv_TC = narrow.all, narrow.all.wide(self.wide)
-        linear_method, qkv = self.context.linear_method, self.linears["qkv"]
-        linear_method.apply_normed(views.residual_TD, norm_D, eps, qkv, qkv_TC, views.normed_TD)
-        attended_SNH = self._attend_sampled(step, qkv_TC, narrow)
-        if len(attended_SNH):
-            residual_SD = narrow.sampled.residual_TD
-            ops.gather_rows(views.residual_TD, step.logits_index[: len(residual_SD)], residual_SD)
-            self.add_to_residual(attended_SNH, self.linears["out"], narrow.sampled)
+            ops.scale_and_cap(out.tensor(views), self.mixer.out_scale, 0.0)
 
     def _attend(self, step: StepInputs, qkv_TC: torch.Tensor, out_TNH: torch.Tensor) -> None:
         """Norms of heads, rotation, pages and attention: the backend's business, as far as it knows them."""
@@ -195,13 +167,13 @@ class AttentionLayer(MixerLayer):
             self.context.backend.forward(qkv_TC, *pages, out_TNH)
         self._gate(whole_TC, out_TNH)
 
-    def _attend_sampled(self, step: StepInputs, qkv_TC: torch.Tensor, narrow: NarrowViews) -> torch.Tensor:
+    def _attend_sampled(self, step: StepInputs, qkv_TC: torch.Tensor, few: SampledViews) -> torch.Tensor:
         """As `_attend`, for the tokens that need logits: [S, N * H]."""
         self._rotate_and_cache(step, qkv_TC[:, : self._columns] if self.mixer.output_gate else qkv_TC)
-        sampled, out_SNH = cast(StepInputs, step.sampled), narrow.sampled.narrow(self.narrow)
+        sampled, out_SNH = cast(StepInputs, step.sampled), few.views.narrow(self.narrow)
         if not len(out_SNH):
             return out_SNH
-        qkv_SC = narrow.rows
+        qkv_SC = few.rows
         ops.gather_rows(qkv_TC, step.logits_index[: len(qkv_SC)], qkv_SC)
         self.context.backend.forward(qkv_SC[:, : self._columns], *self._pages(sampled), out_SNH)
         self._gate(qkv_SC, out_SNH)
@@ -245,7 +217,8 @@ class AttentionLayer(MixerLayer):
         q_weight, k_weight = self._head_norms
         q_TNH, k_TKH = qkv_TC[:, : self.narrow], qkv_TC[:, self.narrow : (self.narrow + self._columns) // 2]
         if mixer.qk_norm_span == "all" and self.context.plan.size > 1:
-            self._norm_over_ranks(q_TNH, k_TKH)
+            weights = (q_weight.weight, k_weight.weight)
+            rms_norm_over_ranks(self.context.communicator, (q_TNH, k_TKH), weights, norm.eps)
         else:
             if not mixer.qk_norm_after_rope:
                 self._norm(q_TNH, q_weight)
@@ -255,15 +228,6 @@ class AttentionLayer(MixerLayer):
     def _norm(self, x: torch.Tensor, weight: NormWeight, stretch: float = 1.0) -> None:
         norm = cast(Norm, self.mixer.qk_norm)
         head_norm(x, weight.weight, weight.bias, norm.eps / stretch**2, isinstance(norm, LayerNorm))
-
-    def _norm_over_ranks(self, q_TNH: torch.Tensor, k_TKH: torch.Tensor) -> None:
-        """One RMS norm over the heads of all ranks. Heads that ranks share count once for each."""
-        plan, eps = self.context.plan, cast(Norm, self.mixer.qk_norm).eps
-        halves = (q_TNH, k_TKH)
-        means_2T = torch.stack([x.float().square().mean(-1) / plan.size for x in halves])
-        self.context.communicator.all_reduce(means_2T)
-        for x, mean_T, weight in zip(halves, means_2T, self._head_norms, strict=True):
-            x.copy_(x.float() * torch.rsqrt(mean_T + eps)[:, None] * weight.weight)
 
     def _weights_of_heads(self) -> tuple[NormWeight, ...]:
         """Weights [G, values] of this rank's query and key heads, once both are there; G norms side by side.
@@ -314,11 +278,6 @@ def rotary_table(rope: Rope, context: LayerContext) -> RopeTable:
         cos_sin = rope.table(context.max_positions).to(context.device)
         context.tables[rope] = RopeTable(cos_sin, cos_sin.shape[1], rope.interleaved)
     return context.tables[rope]
-
-
-def _local_heads(mixer: Attention, plan: ParallelPlan) -> tuple[int, int]:
-    heads, kv_heads = plan.groups(mixer.heads, "heads"), plan.groups(mixer.kv_heads, "KV heads")
-    return heads.stop - heads.start, kv_heads.stop - kv_heads.start
 
 
 def _local_slopes(mixer: Attention, context: LayerContext) -> torch.Tensor | None:

@@ -5,10 +5,7 @@ Legend: T tokens, D hidden, N heads, H head size, W numbers of a token's row, I 
 tokens a page, V values of one, C columns.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,26 +14,20 @@ from quire.config.kv_spec import KVCacheSpec, KVKind
 from quire.errors import ConfigError
 from quire.kernels import compressed, latent, ops
 from quire.kernels.norm import head_norm
-from quire.kernels.types import Compressor, HeadWeight, LinearWeight
-from quire.layers.interface import StepInputs
+from quire.kernels.types import Compressor, LinearWeight
+from quire.layers.assembly import Weight
+from quire.layers.half import HalfInput, HalfOutput
+from quire.layers.interface import LayerContext, StepInputs
 from quire.layers.mixers.attention import rotary_table
-from quire.layers.mixers.interface import LayerContext, MixerLayer
+from quire.layers.mixers.interface import MixerLayer
 from quire.layers.mixers.mla import plain_columns
-from quire.layers.modules import LayerScope, Module, Part
+from quire.layers.modules import Module, ModuleBuilder, RowBlock
 from quire.layers.workspace import TokenViews
 from quire.models.variants import CompressedAttention
-
-if TYPE_CHECKING:
-    from quire.layers.assembly import Weight
 
 
 class CompressedAttentionLayer(MixerLayer):
     """Groups of heads are shared out over ranks; every rank keeps all tokens."""
-
-    NAMES = frozenset((
-        "q_a", "q_a_norm", "q_b", "kv", "kv_norm", "sinks", "out_a", "out", "block_kv", "block_gate", "block_bias", "block_norm",
-        "index_kv", "index_gate", "index_bias", "index_norm", "index_q", "index_weights",
-    ))  # fmt: skip
 
     def __init__(self, mixer: CompressedAttention, context: LayerContext) -> None:
         super().__init__(mixer, context)
@@ -46,8 +37,7 @@ class CompressedAttentionLayer(MixerLayer):
                 setting="kv_cache_dtype",
             )
         self.mixer, self.can_replay = mixer, False
-        groups = context.plan.groups(mixer.out_groups, "groups of heads")
-        self.groups = groups.stop - groups.start
+        self.groups = context.plan.share(mixer.out_groups, "groups of heads")
         self.heads = mixer.heads // mixer.out_groups * self.groups
         self.rope = rotary_table(mixer.rope, context)
         self._ones_NH = torch.ones(self.heads, mixer.head_dim, device=context.device)
@@ -60,37 +50,38 @@ class CompressedAttentionLayer(MixerLayer):
         self._rows, self._blocks_PEV = torch.empty(0), torch.empty(0)
         self._groups: tuple[int, ...] = ()
         self._compressors: list[Compressor] = []
-        self._out_a: HeadWeight | None = None
 
     @staticmethod
-    def modules(scope: LayerScope, mixer: CompressedAttention) -> Iterator[Module]:
-        heads, rate = Part(mixer.heads * mixer.head_dim, mixer.out_groups), mixer.rate
-        yield scope.linear("q_a", (Part(mixer.q_rank, 1),))
-        yield scope.norm("q_a_norm", mixer.norm, mixer.q_rank)
-        yield scope.linear("q_b", (heads,), mixer.q_rank, shard="rows")
-        yield scope.linear("kv", (Part(mixer.head_dim, 1),))
-        yield scope.norm("kv_norm", mixer.norm, mixer.head_dim)
-        yield scope.vector("sinks", Part(mixer.heads, mixer.out_groups), "rows")
+    def modules(builder: ModuleBuilder, mixer: CompressedAttention) -> Iterator[Module]:
+        heads, rate = RowBlock(mixer.heads * mixer.head_dim, mixer.out_groups), mixer.rate
+        yield builder.linear("q_a", (RowBlock(mixer.q_rank, 1),))
+        yield builder.norm("q_a_norm", mixer.norm, mixer.q_rank)
+        yield builder.linear("q_b", (heads,), mixer.q_rank, shard="rows")
+        yield builder.linear("kv", (RowBlock(mixer.head_dim, 1),))
+        yield builder.norm("kv_norm", mixer.norm, mixer.head_dim)
+        yield builder.vector("sinks", RowBlock(mixer.heads, mixer.out_groups), "rows")
         kinds = [("block", mixer.head_dim)] * bool(rate)
         if mixer.indexer is not None:
             kinds.append(("index", mixer.indexer.head_dim))
         for kind, size in kinds:
-            vectors = Part(size * (2 if mixer.overlaps else 1), 1)
-            yield scope.linear(f"{kind}_kv", (vectors,))
-            yield scope.linear(f"{kind}_gate", (vectors,))
-            yield scope.table(f"{kind}_bias", (Part(rate, 1),), vectors.rows)
-            yield scope.norm(f"{kind}_norm", mixer.norm, size)
+            vectors = RowBlock(size * (2 if mixer.overlaps else 1), 1)
+            yield builder.linear(f"{kind}_kv", (vectors,))
+            yield builder.linear(f"{kind}_gate", (vectors,))
+            yield builder.table(f"{kind}_bias", (RowBlock(rate, 1),), vectors.rows)
+            yield builder.norm(f"{kind}_norm", mixer.norm, size)
         if mixer.indexer is not None:
-            yield scope.linear("index_q", (Part(mixer.indexer.heads * mixer.indexer.head_dim, 1),), mixer.q_rank)
-            yield scope.linear("index_weights", (Part(mixer.indexer.heads, 1),), plain=True)
+            yield builder.linear("index_q", (RowBlock(mixer.indexer.heads * mixer.indexer.head_dim, 1),), mixer.q_rank)
+            yield builder.linear("index_weights", (RowBlock(mixer.indexer.heads, 1),), plain=True)
         mixed = mixer.out_groups * mixer.out_rank
-        yield scope.linear("out_a", (Part(mixed, mixer.out_groups),), heads.rows // mixer.out_groups, shard="rows")
-        yield scope.linear("out", (scope.hidden,), mixed, shard="columns", groups=mixer.out_groups)
+        yield builder.linear(
+            "out_a", (RowBlock(mixed, mixer.out_groups),), heads.rows // mixer.out_groups, shard="rows"
+        )
+        yield builder.linear("out", (builder.hidden,), mixed, shard="columns", groups=mixer.out_groups)
 
     def set_weight(self, name: str, weight: Weight) -> None:
         if name == "out_a" and isinstance(weight, LinearWeight):
             plain_CM = plain_columns(weight, self.context)
-            self._out_a = latent.pack_heads(plain_CM.t().reshape(self.groups, self.mixer.out_rank, -1))
+            self.head_weights[name] = latent.pack_heads(plain_CM.t().reshape(self.groups, self.mixer.out_rank, -1))
             return
         super().set_weight(name, weight)
         self._compressors = []
@@ -127,8 +118,9 @@ class CompressedAttentionLayer(MixerLayer):
             pages, shape = blocks[0], (blocks[0].shape[1], self._blocks_a_page, self._block)
             self._blocks_PEV = pages.as_strided(shape, (pages.stride(1), self._block, 1), pages.storage_offset())
 
-    def run(self, x_TD: torch.Tensor, out_TD: torch.Tensor, step: StepInputs, views: TokenViews) -> None:
-        mixer, tokens, metadata = self.mixer, len(x_TD), step.attention[self._groups[0]]
+    def run(self, x: HalfInput, out: HalfOutput, step: StepInputs, views: TokenViews) -> None:
+        mixer, x_TD, metadata = self.mixer, x.tensor(views), step.attention[self._groups[0]]
+        tokens = len(x_TD)
         q_latent_TC = self._multiply("q_a", x_TD)
         ops.rms_norm(q_latent_TC, self.norms["q_a_norm"].weight, mixer.norm.eps, q_latent_TC)
         q_TC = self._multiply("q_b", q_latent_TC)
@@ -148,7 +140,7 @@ class CompressedAttentionLayer(MixerLayer):
         else:
             compressed.window_attention(*window)
         compressed.rotate_last(attended_TNH, self.rope, positions_T, backwards=True)
-        self._project(attended_TNH, out_TD)
+        out.multiply(self._mix_groups(attended_TNH), self.linears["out"], views)
 
     def _keep(self, x_TD: torch.Tensor, positions_T: torch.Tensor, metadata: AttentionMetadata) -> None:
         key_TH = self._multiply("kv", x_TD)
@@ -174,14 +166,12 @@ class CompressedAttentionLayer(MixerLayer):
         weights_TN.mul_((indexer.heads * indexer.head_dim) ** -0.5)
         return compressed.choose_blocks(q_TNI, weights_TN, self._blocks_PEV, metadata, self.mixer.rate, indexer.top_k)
 
-    def _project(self, attended_TNH: torch.Tensor, out_TD: torch.Tensor) -> None:
-        """Each group's heads by a matrix of their own, then all together."""
-        if self._out_a is None:
-            raise RuntimeError("compressed attention was used before its weights were there")
+    def _mix_groups(self, attended_TNH: torch.Tensor) -> torch.Tensor:
+        """Each group's heads by a matrix of their own."""
         grouped_TGC = attended_TNH.reshape(len(attended_TNH), self.groups, -1)
         mixed_TGR = attended_TNH.new_empty(len(attended_TNH), self.groups, self.mixer.out_rank)
-        latent.head_linear(grouped_TGC, self._out_a, mixed_TGR)
-        self.context.linear_method.apply(mixed_TGR.flatten(1), self.linears["out"], out_TD)
+        latent.head_linear(grouped_TGC, self.head_weights["out_a"], mixed_TGR)
+        return mixed_TGR.flatten(1)
 
     def _multiply(self, name: str, x_TK: torch.Tensor) -> torch.Tensor:
         weight = self.linears[name]

@@ -7,64 +7,24 @@ Legend: T tokens, D hidden.
 from __future__ import annotations
 
 import abc
-import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 
-from quire.attention.interface import AttentionBackend, AttentionRequest
+from quire.attention.interface import AttentionRequest
 from quire.config.kv_spec import KVCacheSpec
 from quire.distributed.communicator import Communicator
-from quire.kernels.types import LinearWeight
-from quire.layers.interface import StepInputs
-from quire.layers.linear import LinearMethod
+from quire.kernels.types import HeadWeight, LinearWeight
+from quire.layers.assembly import NormWeight, Weight
+from quire.layers.half import HalfInput, HalfOutput
+from quire.layers.interface import LayerContext, StepInputs
+from quire.layers.modules import Module, ModuleBuilder
 from quire.layers.parallel import ParallelPlan
 from quire.layers.workspace import TokenViews
 
-if TYPE_CHECKING:
-    from quire.layers.assembly import NormWeight, Weight
-    from quire.layers.modules import LayerScope, Module
-
-
-@dataclasses.dataclass
-class LayerContext:
-    """What the layers of one model have in common.
-
-    Attributes:
-        dtype: type of the weights. `activation_dtype`: of the buffers between layers. `kv_dtype`: of keys and values in pages.
-        block_size: tokens a page.
-        max_positions: length of rotary tables.
-        tables: what layers share and one of them made, by what it was made from (rotary tables by `Rope`).
-    """
-
-    hidden: int
-    dtype: torch.dtype
-    activation_dtype: torch.dtype
-    kv_dtype: torch.dtype
-    block_size: int
-    max_tokens: int
-    max_positions: int
-    device: torch.device
-    plan: ParallelPlan
-    communicator: Communicator
-    linear_method: LinearMethod
-    backend: AttentionBackend
-    deterministic: bool
-    tables: dict[Any, Any] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True)
-class NarrowViews:
-    """Buffers of a layer that ends with fewer tokens than it begins with.
-
-    Attributes:
-        all, sampled: of all tokens, and of those that need logits. rows: room for these ones' rows of the wide buffer.
-    """
-
-    all: TokenViews
-    sampled: TokenViews
-    rows: torch.Tensor
+SCALES = ("k_scale", "v_scale")
+"""Of keys and of values in pages of float8, where the checkpoint has them."""
 
 
 class MixerLayer(abc.ABC):
@@ -72,13 +32,10 @@ class MixerLayer(abc.ABC):
 
     Attributes:
         wide, narrow: columns a token that it needs of the workspace's wide and narrow buffers; the rest is its own.
-        can_fuse: whether `run_normed` may be used.
+        can_fuse: whether its input may be a `NormedInput` and its output a `ResidualOutput`.
         can_replay: whether a step with it can be recorded, or captured as a graph, and run again for other requests.
-        can_narrow: whether `run_narrow` and `run_normed_narrow` may be used.
+        can_narrow: whether it can give an output for the tokens that need logits alone.
     """
-
-    NAMES: ClassVar[frozenset[str]]
-    """Every module that a mixer of this kind may have, without `layers.N.`."""
 
     can_shard: ClassVar[bool] = True
     """Whether ranks can share such a mixer."""
@@ -92,12 +49,13 @@ class MixerLayer(abc.ABC):
     def __init__(self, mixer: Any, context: LayerContext) -> None:
         self.context = context
         self.linears: dict[str, LinearWeight] = {}
+        self.head_weights: dict[str, HeadWeight] = {}
         self.norms: dict[str, NormWeight] = {}
         self.tensors: dict[str, torch.Tensor] = {}
 
     @staticmethod
     @abc.abstractmethod
-    def modules(scope: LayerScope, mixer: Any) -> Iterator[Module]:
+    def modules(builder: ModuleBuilder, mixer: Any) -> Iterator[Module]:
         """Its matrices, norms and vectors, in the order of computation."""
 
     @staticmethod
@@ -117,7 +75,7 @@ class MixerLayer(abc.ABC):
         elif isinstance(weight, torch.Tensor):
             self.tensors[name] = weight
         else:
-            self.norms[name] = cast("NormWeight", weight)
+            self.norms[name] = cast(NormWeight, weight)
 
     @abc.abstractmethod
     def kv_cache_specs(self) -> list[KVCacheSpec]:
@@ -127,27 +85,21 @@ class MixerLayer(abc.ABC):
     def bind_kv_cache(self, kv_caches: Sequence[torch.Tensor], groups: Sequence[int]) -> None:
         """For each entry of `kv_cache_specs`, its pages and which of `StepInputs.attention` describes them."""
 
+    def set_cache_scale(self, name: str, scale: torch.Tensor) -> None:
+        """Take one of `SCALES`, if it has keys and values in pages."""
+
     @abc.abstractmethod
-    def run(self, x_TD: torch.Tensor, out_TD: torch.Tensor, step: StepInputs, views: TokenViews) -> None:
+    def run(self, x: HalfInput, out: HalfOutput, step: StepInputs, views: TokenViews) -> None:
         """out = this rank's part of the mixer of x; the parts of all ranks are summed by the caller. `views` lends its wide
-        and narrow buffers; `out` is neither x nor one of these."""
+        and narrow buffers; `out` is neither x nor one of these. With `out.sampled` only the tokens of `step.sampled` have an
+        output; all are kept in pages."""
 
-    def run_normed(self, norm_D: torch.Tensor, eps: float, step: StepInputs, views: TokenViews) -> None:
-        """residual += the mixer of rms_norm(residual), in fewer passes. Over several ranks rank 0 adds its part to the
-        residual and the others put theirs in its place: the caller sums."""
-        raise NotImplementedError(f"{type(self).__name__} has no fused form")
 
-    def run_narrow(self, x_TD: torch.Tensor, out_SD: torch.Tensor, step: StepInputs, narrow: NarrowViews) -> None:
-        """As `run`, but only the tokens of `step.sampled` have an output; all are kept in pages."""
-        raise NotImplementedError(f"{type(self).__name__} has no narrow form")
-
-    def run_normed_narrow(self, norm_D: torch.Tensor, eps: float, step: StepInputs, narrow: NarrowViews) -> None:
-        """As `run_normed`, on the residual of `step.sampled`'s tokens alone, which it gathers first."""
-        raise NotImplementedError(f"{type(self).__name__} has no narrow form")
-
-    def add_to_residual(self, x_TK: torch.Tensor, weight: LinearWeight, views: TokenViews) -> None:
-        """residual += x @ weight.T, as `run_normed` says it of several ranks."""
-        if self.context.plan.rank == 0:
-            self.context.linear_method.apply_add(x_TK, weight, views.residual_TD, views.delta_TD)
-        else:
-            self.context.linear_method.apply(x_TK, weight, views.residual_TD)
+def rms_norm_over_ranks(
+    communicator: Communicator, tensors: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], eps: float
+) -> None:
+    """One RMS norm of each tensor [T, C], in place, over the columns of all ranks. Heads that ranks share count once for each."""
+    means_XT = torch.stack([x.float().square().mean(-1) / communicator.size for x in tensors])
+    communicator.all_reduce(means_XT)
+    for x, mean_T, weight in zip(tensors, means_XT, weights, strict=True):
+        x.copy_(x.float() * torch.rsqrt(mean_T + eps)[:, None] * weight)

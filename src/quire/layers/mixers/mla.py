@@ -1,48 +1,43 @@
 """Multi-head latent attention as a layer's mixer, in its absorbed form: queries are brought to the latent, attention goes over
-the latents themselves, and what it gives is brought to the heads' values.
+the latents themselves, and what it gives is brought to the heads' values; and the same over tokens that an indexer chose.
 
 Legend: T tokens, D hidden, N heads, Q values of a query head, V of a value head, R of the latent, E rotated ones, C = R + E,
-U values of a head that do not rotate.
+U values of a head that do not rotate; of an index N heads, I values of a head, K chosen tokens, P pages, S tokens a page.
 """
-
-from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
+import msgspec
 import torch
 
 from quire.attention.interface import AttentionMetadata, AttentionParams, AttentionRequest
 from quire.config.kv_spec import KVCacheSpec, KVKind
-from quire.kernels import latent, ops, recurrent
+from quire.kernels import latent, ops, recurrent, sparse
 from quire.kernels.norm import scale_rows
-from quire.kernels.types import HeadWeight, LinearWeight
-from quire.layers.assembly import NormWeight
-from quire.layers.interface import StepInputs
-from quire.layers.mixers.attention import SCALES, growth_table, rotary_table, with_cache_scale
-from quire.layers.mixers.interface import LayerContext, MixerLayer
-from quire.layers.modules import LayerScope, Module, Part
+from quire.kernels.types import LinearWeight
+from quire.layers.assembly import NormWeight, Weight
+from quire.layers.half import HalfInput, HalfOutput
+from quire.layers.interface import LayerContext, StepInputs
+from quire.layers.mixers.attention import growth_table, rotary_table, with_cache_scale
+from quire.layers.mixers.interface import MixerLayer
+from quire.layers.modules import Module, ModuleBuilder, RowBlock
 from quire.layers.parallel import ParallelPlan
 from quire.layers.workspace import TokenViews
 from quire.models.spec import MLA
-
-if TYPE_CHECKING:
-    from quire.layers.assembly import Weight
+from quire.models.variants import Indexer, SparseMLA
 
 
 class MLALayer(MixerLayer):
     """Heads are shared out over ranks; every rank keeps the latents of all tokens."""
 
-    NAMES = frozenset(
-        ("q", "q_a", "q_a_norm", "q_b", "kv_a", "kv_a_norm", "kv_b", "head_gate", "gate", "sinks", "out", *SCALES)
-    )
     can_fuse = True
 
     def __init__(self, mixer: MLA, context: LayerContext) -> None:
         super().__init__(mixer, context)
         self.mixer = mixer
-        self.heads = _local_heads(mixer, context.plan)
+        self.heads = context.plan.share(mixer.heads, "heads")
         self.rope = rotary_table(mixer.rope, context)
         self.columns = mixer.kv_rank + mixer.rope.rotary_dim
         self.params = AttentionParams(
@@ -61,32 +56,30 @@ class MLALayer(MixerLayer):
         self.wide = sum(self._parts) + (self.heads if mixer.head_gate else 0)
         self.narrow = max(self.heads * max(mixer.kv_rank, mixer.value_dim), mixer.q_rank)
         self._growth_L = None if mixer.temperature is None else growth_table(mixer.temperature, context)
-        self._to_latent: HeadWeight | None = None
-        self._to_values: HeadWeight | None = None
         self._kv_cache = torch.empty(0)
         self._group = 0
 
     @staticmethod
-    def modules(scope: LayerScope, mixer: MLA) -> Iterator[Module]:
-        queries = (Part(mixer.heads * _query_dim(mixer), mixer.heads),)
+    def modules(builder: ModuleBuilder, mixer: MLA) -> Iterator[Module]:
+        queries = (RowBlock(mixer.heads * _query_dim(mixer), mixer.heads),)
         if mixer.q_rank:
-            yield scope.linear("q_a", (Part(mixer.q_rank, 1),), bias=mixer.in_bias)
-            yield scope.norm("q_a_norm", mixer.norm, mixer.q_rank)
-            yield scope.linear("q_b", queries, mixer.q_rank, shard="rows")
+            yield builder.linear("q_a", (RowBlock(mixer.q_rank, 1),), bias=mixer.in_bias)
+            yield builder.norm("q_a_norm", mixer.norm, mixer.q_rank)
+            yield builder.linear("q_b", queries, mixer.q_rank, shard="rows")
         else:
-            yield scope.linear("q", queries, shard="rows")
-        yield scope.linear("kv_a", (Part(mixer.kv_rank + mixer.rope.rotary_dim, 1),), bias=mixer.in_bias)
-        yield scope.norm("kv_a_norm", mixer.norm, mixer.kv_rank)
-        keys_and_values = Part(mixer.heads * (mixer.nope_dim + mixer.value_dim), mixer.heads)
-        yield scope.linear("kv_b", (keys_and_values,), mixer.kv_rank, shard="rows")
+            yield builder.linear("q", queries, shard="rows")
+        yield builder.linear("kv_a", (RowBlock(mixer.kv_rank + mixer.rope.rotary_dim, 1),), bias=mixer.in_bias)
+        yield builder.norm("kv_a_norm", mixer.norm, mixer.kv_rank)
+        keys_and_values = RowBlock(mixer.heads * (mixer.nope_dim + mixer.value_dim), mixer.heads)
+        yield builder.linear("kv_b", (keys_and_values,), mixer.kv_rank, shard="rows")
         if mixer.head_gate:
-            yield scope.linear("head_gate", (Part(mixer.heads, mixer.heads),), shard="rows")
+            yield builder.linear("head_gate", (RowBlock(mixer.heads, mixer.heads),), shard="rows")
         values = mixer.heads * mixer.value_dim
         if mixer.output_gate:
-            yield scope.linear("gate", (Part(values, mixer.heads),), shard="rows")
+            yield builder.linear("gate", (RowBlock(values, mixer.heads),), shard="rows")
         if mixer.sinks:
-            yield scope.vector("sinks", Part(mixer.heads, mixer.heads), "rows")
-        yield scope.linear("out", (scope.hidden,), values, bias=mixer.out_bias, shard="columns", groups=mixer.heads)
+            yield builder.vector("sinks", RowBlock(mixer.heads, mixer.heads), "rows")
+        yield builder.linear("out", (builder.hidden,), values, bias=mixer.out_bias, shard="columns", groups=mixer.heads)
 
     @staticmethod
     def attention_requests(
@@ -94,7 +87,7 @@ class MLALayer(MixerLayer):
     ) -> list[AttentionRequest]:
         return [
             AttentionRequest(
-                num_heads=_local_heads(mixer, plan),
+                num_heads=plan.share(mixer.heads, "heads"),
                 num_kv_heads=1,
                 head_dim=mixer.kv_rank + mixer.rope.rotary_dim,
                 kv_dtype=kv_dtype,
@@ -125,8 +118,6 @@ class MLALayer(MixerLayer):
     def set_weight(self, name: str, weight: Weight) -> None:
         if name == "kv_b" and isinstance(weight, LinearWeight):
             self._absorb(weight)
-        elif name in SCALES:  # latents are keys and values at once, and have the keys' scale
-            self.params = with_cache_scale(self.params, name, cast(torch.Tensor, weight), self.context)
         elif name == "sinks":
             self.params = dataclasses.replace(self.params, sinks=weight)
         else:
@@ -135,51 +126,55 @@ class MLALayer(MixerLayer):
             if scale != 1.0:
                 self.norms[name] = NormWeight(self.norms[name].weight * scale)
 
+    def set_cache_scale(self, name: str, scale: torch.Tensor) -> None:
+        """Latents are keys and values at once, and have the keys' scale."""
+        self.params = with_cache_scale(self.params, name, scale, self.context)
+
     def _absorb(self, weight: LinearWeight) -> None:
         """From the matrix that makes keys and values of a latent to one from queries to the latent, and one from what
         attention gives to values."""
         mixer = self.mixer
         heads_NCR = plain_columns(weight, self.context).view(mixer.kv_rank, self.heads, -1).permute(1, 2, 0)
         keys_NUR, values_NVR = heads_NCR.split((mixer.nope_dim, mixer.value_dim), dim=1)
-        self._to_latent, self._to_values = latent.pack_heads(keys_NUR.transpose(1, 2)), latent.pack_heads(values_NVR)
+        self.head_weights["to latent"] = latent.pack_heads(keys_NUR.transpose(1, 2))
+        self.head_weights["to values"] = latent.pack_heads(values_NVR)
 
-    def run(self, x_TD: torch.Tensor, out_TD: torch.Tensor, step: StepInputs, views: TokenViews) -> None:
-        values_TNV = self._attend(x_TD, step, views)
-        self.context.linear_method.apply(values_TNV, self.linears["out"], out_TD)
-
-    def run_normed(self, norm_D: torch.Tensor, eps: float, step: StepInputs, views: TokenViews) -> None:
-        ops.rms_norm(views.residual_TD, norm_D, eps, views.normed_TD)
-        self.add_to_residual(self._attend(views.normed_TD, step, views), self.linears["out"], views)
+    def run(self, x: HalfInput, out: HalfOutput, step: StepInputs, views: TokenViews) -> None:
+        out.multiply(self._attend(x.tensor(views), step, views), self.linears["out"], views)
 
     def _attend(self, x_TD: torch.Tensor, step: StepInputs, views: TokenViews) -> torch.Tensor:
         """The heads' values [T, N * V]."""
         mixer, method, tokens = self.mixer, self.context.linear_method, len(x_TD)
-        if self._to_latent is None or self._to_values is None:
-            raise RuntimeError("latent attention was used before its weights were there")
-        first_TC, q_latent_TC, latent_TC, absorbed_TC = _side_by_side(views.wide(self.wide), self._parts)
+        first_TC, q_latent_TC, latent_TC, absorbed_TC = views.side_by_side(*self._parts)
         q_TC = first_TC.view(-1)[: tokens * self.heads * _query_dim(mixer)].view(tokens, -1)
-        if mixer.q_rank:
-            method.apply(x_TD, self.linears["q_a"], q_latent_TC)
-            ops.rms_norm(q_latent_TC, self.norms["q_a_norm"].weight, mixer.norm.eps, q_latent_TC)
-            method.apply(q_latent_TC, self.linears["q_b"], q_TC)
-        else:
-            method.apply(x_TD, self.linears["q"], q_TC)
+        self._query(x_TD, q_latent_TC, q_TC)
         method.apply(x_TD, self.linears["kv_a"], latent_TC)
         flat, heads = absorbed_TC.view(-1), (self.heads, -1)
         absorbed_TC = flat[: tokens * self.heads * self.columns].view(tokens, -1)
         q_TNQ, absorbed_TNC = q_TC.unflatten(1, heads), absorbed_TC.unflatten(1, heads)
         metadata, norm_R = step.attention[self._group], self.norms["kv_a_norm"].weight
-        latent.head_linear(q_TNQ[..., : mixer.nope_dim], self._to_latent, absorbed_TNC[..., : mixer.kv_rank])
+        latent.head_linear(
+            q_TNQ[..., : mixer.nope_dim], self.head_weights["to latent"], absorbed_TNC[..., : mixer.kv_rank]
+        )
         latent.latent_and_cache(
-            q_TNQ[..., mixer.nope_dim :], latent_TC, norm_R, mixer.norm.eps, self.rope, self._kv_cache, metadata,
-            absorbed_TNC[..., mixer.kv_rank :], self.params.k_scale,
-        )  # fmt: skip
+            q_TNQ[..., mixer.nope_dim :],
+            latent_TC,
+            norm_R,
+            mixer.norm.eps,
+            self.rope,
+            self._kv_cache,
+            metadata,
+            absorbed_TNC[..., mixer.kv_rank :],
+            self.params.k_scale,
+        )
         if self._growth_L is not None:
             scale_rows(absorbed_TC, self._growth_L, step.positions[:tokens])
         attended_TC = views.narrow(self.heads * mixer.kv_rank)
         self._attend_pages(x_TD, q_latent_TC, absorbed_TC, metadata, attended_TC)
         values_TC = first_TC.view(-1)[: tokens * self.heads * mixer.value_dim].view(tokens, -1)
-        latent.head_linear(attended_TC.unflatten(1, heads), self._to_values, values_TC.unflatten(1, heads))
+        latent.head_linear(
+            attended_TC.unflatten(1, heads), self.head_weights["to values"], values_TC.unflatten(1, heads)
+        )
         if mixer.head_gate:
             gate_TN = views.wide(self.wide).view(-1)[tokens * sum(self._parts) :].view(tokens, self.heads)
             method.apply(x_TD, self.linears["head_gate"], gate_TN)
@@ -189,6 +184,16 @@ class MLALayer(MixerLayer):
             method.apply(x_TD, self.linears["gate"], gate_TC)
             recurrent.gate(values_TC, gate_TC, "sigmoid", values_TC)
         return values_TC
+
+    def _query(self, x_TD: torch.Tensor, latent_TC: torch.Tensor, out_TC: torch.Tensor) -> None:
+        """Queries, from the input or from their own latent."""
+        method = self.context.linear_method
+        if self.mixer.q_rank:
+            method.apply(x_TD, self.linears["q_a"], latent_TC)
+            ops.rms_norm(latent_TC, self.norms["q_a_norm"].weight, self.mixer.norm.eps, latent_TC)
+            method.apply(latent_TC, self.linears["q_b"], out_TC)
+        else:
+            method.apply(x_TD, self.linears["q"], out_TC)
 
     def _attend_pages(
         self,
@@ -220,13 +225,87 @@ def _query_dim(mixer: MLA) -> int:
     return mixer.nope_dim + mixer.rope.rotary_dim
 
 
-def _local_heads(mixer: MLA, plan: ParallelPlan) -> int:
-    heads = plan.groups(mixer.heads, "heads")
-    return heads.stop - heads.start
+class SparseMLALayer(MLALayer):
+    """Latent attention to the tokens that an indexer chose, its own or an earlier layer's (DeepSeek-V3.2, GLM-5, HunYuan 4).
 
+    Index keys lie behind the latents of each page. While no context is longer than what may be chosen, attention is dense.
+    Every rank chooses by itself, all the same; heads of attention are shared out."""
 
-def _side_by_side(buffer_TC: torch.Tensor, columns: Sequence[int]) -> list[torch.Tensor]:
-    """Contiguous [T, columns] one after the other in a buffer."""
-    tokens = len(buffer_TC)
-    parts = buffer_TC.view(-1)[: tokens * sum(columns)].split([tokens * count for count in columns])
-    return [part.view(tokens, count) for part, count in zip(parts, columns, strict=True)]
+    def __init__(self, mixer: SparseMLA, context: LayerContext) -> None:
+        super().__init__(mixer, context)
+        self.indexer = cast(Indexer, mixer.indexer)
+        self._is_sparse = context.max_positions > self.indexer.top_k
+        self._has_keys = self._is_sparse and mixer.index_layer is None
+        self.can_replay = not self._is_sparse  # what is computed depends on the longest context
+        self._index_rope = rotary_table(self.indexer.rope, context)
+        self._owner: SparseMLALayer = self
+        self._index_PSI = torch.empty(0)
+        self.chosen_TK: torch.Tensor | None = None
+        """The step's choice, for layers that take it; None where all tokens are attended to."""
+
+    @staticmethod
+    def modules(builder: ModuleBuilder, mixer: MLA) -> Iterator[Module]:
+        yield from MLALayer.modules(builder, mixer)
+        if not isinstance(mixer, SparseMLA) or mixer.index_layer is not None:
+            return
+        indexer = cast(Indexer, mixer.indexer)
+        yield builder.linear("index_q", (RowBlock(indexer.heads * indexer.head_dim, 1),), mixer.q_rank)
+        yield builder.linear("index_k", (RowBlock(indexer.head_dim, 1),))
+        yield builder.norm("index_k_norm", indexer.norm, indexer.head_dim)
+        yield builder.linear("index_weights", (RowBlock(indexer.heads, 1),), plain=True)
+
+    def see_layers(self, layers: Sequence[Sequence[MixerLayer]]) -> None:
+        index_layer = cast(SparseMLA, self.mixer).index_layer
+        if index_layer is not None:
+            self._owner = cast(SparseMLALayer, layers[index_layer][0])
+
+    def kv_cache_specs(self) -> list[KVCacheSpec]:
+        (spec,) = super().kv_cache_specs()
+        index_bytes = self.indexer.head_dim * self.context.kv_dtype.itemsize if self._has_keys else 0
+        return [msgspec.structs.replace(spec, bytes_per_token=spec.bytes_per_token + index_bytes)]
+
+    def bind_kv_cache(self, kv_caches: Sequence[torch.Tensor], groups: Sequence[int]) -> None:
+        super().bind_kv_cache(kv_caches, groups)
+        if self._has_keys:
+            pages, size, columns = self._kv_cache, self.context.block_size, self.indexer.head_dim
+            shape, strides = (pages.shape[1], size, columns), (pages.stride(1), columns, 1)
+            self._index_PSI = pages.as_strided(shape, strides, pages.storage_offset() + size * self.columns)
+
+    def _attend_pages(
+        self,
+        x_TD: torch.Tensor,
+        q_latent_TC: torch.Tensor,
+        absorbed_TC: torch.Tensor,
+        metadata: AttentionMetadata,
+        out_TC: torch.Tensor,
+    ) -> None:
+        if self._has_keys:
+            self.chosen_TK = self._choose(x_TD, q_latent_TC, metadata)
+        chosen_TK = self._owner.chosen_TK
+        if chosen_TK is None:
+            super()._attend_pages(x_TD, q_latent_TC, absorbed_TC, metadata, out_TC)
+        else:
+            sparse.chosen_attention(absorbed_TC, self._kv_cache, metadata, self.params, chosen_TK, out_TC)
+
+    def _choose(
+        self, x_TD: torch.Tensor, q_latent_TC: torch.Tensor, metadata: AttentionMetadata
+    ) -> torch.Tensor | None:
+        """Keep this step's index keys; the tokens that its queries choose, if any context has more than may be chosen."""
+        indexer, method, tokens = self.indexer, self.context.linear_method, len(x_TD)
+        has_choice = metadata.max_seq_len > indexer.top_k
+        k_TI = x_TD.new_empty(tokens, indexer.head_dim)
+        method.apply(x_TD, self.linears["index_k"], k_TI)
+        norm = self.norms["index_k_norm"]
+        ops.layer_norm(k_TI, norm.weight, norm.bias, indexer.norm.eps, k_TI)
+        q_TC = x_TD.new_empty(tokens, indexer.heads * indexer.head_dim if has_choice else 0)
+        if has_choice:
+            method.apply(q_latent_TC, self.linears["index_q"], q_TC)
+        q_TNI = q_TC.view(tokens, -1, indexer.head_dim) if has_choice else q_TC.view(tokens, 0, indexer.head_dim)
+        first = indexer.head_dim - indexer.rope.rotary_dim if indexer.rope_last else 0
+        sparse.index_and_cache(q_TNI, k_TI, self._index_rope, first, self._index_PSI, metadata)
+        if not has_choice:
+            return None
+        weights_TN = x_TD.new_empty(tokens, indexer.heads)
+        ops.linear(x_TD, self.linears["index_weights"], weights_TN)
+        weights_TN.mul_((indexer.heads * indexer.head_dim) ** -0.5)
+        return sparse.choose_tokens(q_TNI, weights_TN, self._index_PSI, metadata, indexer.top_k)

@@ -4,25 +4,19 @@ Knows where a state lies. Knows no arithmetic.
 Legend: T tokens, P pages.
 """
 
-from __future__ import annotations
-
 import abc
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import torch
 
 from quire.attention.interface import AttentionMetadata
 from quire.config.kv_spec import KVCacheSpec, KVKind
-from quire.layers.interface import StepInputs
-from quire.layers.mixers.interface import LayerContext, MixerLayer
+from quire.layers.assembly import Weight
+from quire.layers.half import HalfInput, HalfOutput
+from quire.layers.interface import LayerContext, StepInputs
+from quire.layers.mixers.interface import MixerLayer
 from quire.layers.workspace import TokenViews
-
-if TYPE_CHECKING:
-    from quire.layers.assembly import Weight
-
-Read = Callable[[str, torch.Tensor], None]
-"""Multiply the mixer's input by one of its matrices, by name, into a tensor."""
 
 
 class PagedState(MixerLayer):
@@ -66,20 +60,6 @@ class PagedState(MixerLayer):
         """The step's batch, as this layer's pages see it."""
         return step.attention[self._group]
 
-    def constant(self, name: str) -> torch.Tensor | None:
-        """A bare tensor of the checkpoint, if this layer has it."""
-        return self.tensors.get(name)
-
-    @staticmethod
-    def room(views: TokenViews, *columns: int) -> list[torch.Tensor]:
-        """Contiguous [T, columns] side by side in the wide buffer."""
-        buffer_TC = views.wide(sum(columns))
-        flat, tokens, start, parts = buffer_TC.view(-1), buffer_TC.shape[0], 0, list[torch.Tensor]()
-        for count in columns:
-            parts.append(flat[start : start + tokens * count].view(tokens, count))
-            start += tokens * count
-        return parts
-
 
 class StateLayer(PagedState):
     """One that reads its input by matrices alone, and whose last matrix is the module `OUT`."""
@@ -88,18 +68,8 @@ class StateLayer(PagedState):
     can_fuse = True
 
     @abc.abstractmethod
-    def mix(self, read: Read, step: StepInputs, views: TokenViews) -> torch.Tensor:
+    def mix(self, x: HalfInput, step: StepInputs, views: TokenViews) -> torch.Tensor:
         """What the last matrix reads."""
 
-    def run(self, x_TD: torch.Tensor, out_TD: torch.Tensor, step: StepInputs, views: TokenViews) -> None:
-        method = self.context.linear_method
-        y_TC = self.mix(lambda name, out: method.apply(x_TD, self.linears[name], out), step, views)
-        method.apply(y_TC, self.linears[self.OUT], out_TD)
-
-    def run_normed(self, norm_D: torch.Tensor, eps: float, step: StepInputs, views: TokenViews) -> None:
-        method = self.context.linear_method
-
-        def read(name: str, out_TC: torch.Tensor) -> None:
-            method.apply_normed(views.residual_TD, norm_D, eps, self.linears[name], out_TC, views.normed_TD)
-
-        self.add_to_residual(self.mix(read, step, views), self.linears[self.OUT], views)
+    def run(self, x: HalfInput, out: HalfOutput, step: StepInputs, views: TokenViews) -> None:
+        out.multiply(self.mix(x, step, views), self.linears[self.OUT], views)

@@ -5,8 +5,6 @@ first layer that has it; the others find them there.
 Legend: T tokens, D hidden, I intermediate of the block's feed-forward, R columns of an adapter.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import cast
@@ -17,11 +15,11 @@ from quire.attention.interface import AttentionRequest
 from quire.config.kv_spec import KVCacheSpec
 from quire.kernels import ops, recurrent
 from quire.layers.activation import kernel_activation
-from quire.layers.interface import StepInputs
+from quire.layers.half import HalfInput, HalfOutput
+from quire.layers.interface import LayerContext, StepInputs
 from quire.layers.mixers.attention import AttentionLayer
-from quire.layers.mixers.interface import LayerContext
-from quire.layers.mixers.mamba2 import Mamba2Layer
-from quire.layers.modules import LayerScope, Module, Part
+from quire.layers.mixers.mamba import Mamba2Layer
+from quire.layers.modules import Module, ModuleBuilder, RowBlock
 from quire.layers.parallel import ParallelPlan
 from quire.layers.workspace import TokenViews
 from quire.models.spec import SharedBlock, Zamba
@@ -46,12 +44,6 @@ class ZambaLayer(Mamba2Layer):
     """One layer, norms included. Ranks share a block's heads and its feed-forward's width; their parts of each half's output are
     summed at once, for what follows reads all of it."""
 
-    BLOCK = ("block_norm", "block_qkv", "block_out", "block_mlp_norm", "block_gate_up", "block_down")
-    ADAPTERS = tuple(f"block_{name}_adapter_{side}" for name in "qkv" for side in ("in", "out"))
-    NAMES = Mamba2Layer.NAMES | {
-        "zamba_norm", "block_adapter_in", "block_adapter_out", "block_linear", *BLOCK, *ADAPTERS,
-    }  # fmt: skip
-
     def __init__(self, mixer: Zamba, context: LayerContext) -> None:
         super().__init__(mixer.mamba, context)
         self.can_fuse, self.zamba, self.attention = False, mixer, None
@@ -67,37 +59,37 @@ class ZambaLayer(Mamba2Layer):
             self._owner: ZambaLayer = context.tables.setdefault(("zamba", block.owner), self)
 
     @staticmethod
-    def modules(scope: LayerScope, mixer: Zamba) -> Iterator[Module]:
+    def modules(builder: ModuleBuilder, mixer: Zamba) -> Iterator[Module]:
         block = mixer.block
         within = "" if block is None else "mamba_decoder."
-        own = [scope.table("zamba_norm", (scope.hidden,)), *Mamba2Layer.modules(scope, mixer.mamba)]
-        yield from (_moved(module, scope.layer, within) for module in own)
+        own = [builder.table("zamba_norm", (builder.hidden,)), *Mamba2Layer.modules(builder, mixer.mamba)]
+        yield from (_moved(module, builder.layer, within) for module in own)
         if block is None:
             return
-        attention, wide = block.attention, Part(block.mlp.intermediate, block.mlp.intermediate)
-        if block.owner == scope.layer:
-            q, kv = (Part(heads * attention.head_dim, heads) for heads in (attention.heads, attention.kv_heads))
-            yield scope.table("block_norm", (Part(2 * scope.hidden.rows, 1),))
-            yield scope.linear("block_qkv", (q, kv, kv), 2 * scope.hidden.rows, shard="rows")
-            yield scope.linear("block_out", (scope.hidden,), q.rows, shard="columns", groups=attention.heads)
-            yield scope.table("block_mlp_norm", (scope.hidden,))
-            yield scope.linear("block_gate_up", (wide, wide), bias=block.mlp.bias, shard="rows")
-            yield scope.linear(
-                "block_down", (scope.hidden,), wide.rows, bias=block.mlp.bias, shard="columns", groups=wide.groups
+        attention, wide = block.attention, RowBlock(block.mlp.intermediate, block.mlp.intermediate)
+        if block.owner == builder.layer:
+            q, kv = (RowBlock(heads * attention.head_dim, heads) for heads in (attention.heads, attention.kv_heads))
+            yield builder.table("block_norm", (RowBlock(2 * builder.hidden.rows, 1),))
+            yield builder.linear("block_qkv", (q, kv, kv), 2 * builder.hidden.rows, shard="rows")
+            yield builder.linear("block_out", (builder.hidden,), q.rows, shard="columns", groups=attention.heads)
+            yield builder.table("block_mlp_norm", (builder.hidden,))
+            yield builder.linear("block_gate_up", (wide, wide), bias=block.mlp.bias, shard="rows")
+            yield builder.linear(
+                "block_down", (builder.hidden,), wide.rows, bias=block.mlp.bias, shard="columns", groups=wide.groups
             )
-        low, head = Part(block.adapter_rank, 1), Part(2 * scope.hidden.rows, attention.heads)
+        low, head = RowBlock(block.adapter_rank, 1), RowBlock(2 * builder.hidden.rows, attention.heads)
         adapters = [
-            scope.linear("block_adapter_in", (low,)),
-            scope.linear("block_adapter_out", (wide, wide), low.rows, shard="rows"),
+            builder.linear("block_adapter_in", (low,)),
+            builder.linear("block_adapter_out", (wide, wide), low.rows, shard="rows"),
         ]
         for name in "qkv" if block.adapts_attention else "":
-            adapters.append(scope.linear(f"block_{name}_adapter_in", (low,), head.rows))
-            adapters.append(scope.linear(f"block_{name}_adapter_out", (head,), low.rows, shard="rows"))
+            adapters.append(builder.linear(f"block_{name}_adapter_in", (low,), head.rows))
+            adapters.append(builder.linear(f"block_{name}_adapter_out", (head,), low.rows, shard="rows"))
         for module in adapters:
             (source,) = module.sources
-            source = source.format(index=block.index).replace(f"layers.{scope.layer}.", f"layers.{block.owner}.", 1)
+            source = source.format(index=block.index).replace(f"layers.{builder.layer}.", f"layers.{block.owner}.", 1)
             yield dataclasses.replace(module, sources=(source,))
-        yield scope.linear("block_linear", (scope.hidden,))
+        yield builder.linear("block_linear", (builder.hidden,))
 
     @staticmethod
     def attention_requests(
@@ -115,8 +107,8 @@ class ZambaLayer(Mamba2Layer):
         if self.attention is not None:
             self.attention.bind_kv_cache(kv_caches[1:], groups[1:])
 
-    def run(self, x_TD: torch.Tensor, out_TD: torch.Tensor, step: StepInputs, views: TokenViews) -> None:
-        room, eps = self._room, self.zamba.norm.eps
+    def run(self, x: HalfInput, out: HalfOutput, step: StepInputs, views: TokenViews) -> None:
+        room, eps, x_TD = self._room, self.zamba.norm.eps, x.tensor(views)
         input_TD = room.input_TD[: len(x_TD)]
         if self.zamba.is_first:
             recurrent.scale_columns(x_TD, None, room.embeddings_TD[: len(x_TD)])
@@ -126,7 +118,7 @@ class ZambaLayer(Mamba2Layer):
             self._run_block(x_TD, input_TD, room, step, views)
             ops.add(x_TD, input_TD)
             ops.rms_norm(input_TD, self.tensors["zamba_norm"], eps, input_TD)
-        super().run(input_TD, out_TD, step, views)
+        super().run(HalfInput(self.context.linear_method, lambda views: input_TD), out, step, views)
 
     def _run_block(
         self, x_TD: torch.Tensor, out_TD: torch.Tensor, room: _Room, step: StepInputs, views: TokenViews
@@ -173,7 +165,7 @@ def _width(block: SharedBlock, plan: ParallelPlan) -> int:
 
 
 def _moved(module: Module, layer: int | None, within: str) -> Module:
-    """A module whose names stand deeper within the layer."""
+    """The module with a further prefix within the layer for its sources."""
     start = f"layers.{layer}."
     return dataclasses.replace(
         module, sources=tuple(start + within + source.removeprefix(start) for source in module.sources)

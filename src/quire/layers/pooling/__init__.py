@@ -1,1 +1,1 @@
-"""What stands on a trunk that gives vectors instead of tokens."""
+"""The head of a model that gives vectors instead of tokens, and the layers below it."""

@@ -1,11 +1,9 @@
-"""What stands between pooled hidden states and a pooling model's numbers: a few small matrices, kept and applied in float32.
+"""The head between pooled hidden states and a pooling model's numbers: a few small matrices, kept and applied in float32.
 
 Knows names, shapes and arithmetic. Knows nothing of requests.
 
 Legend: X vectors (of sequences or tokens), I inputs, O outputs.
 """
-
-from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence

@@ -3,8 +3,6 @@
 The layers are those of a generating model, without its matrix of logits. Knows names and shapes; reads no file.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 from quire.config import HFConfig, ModelConfig, PoolingConfig
@@ -43,7 +41,7 @@ def as_trunk(spec: DecoderSpec, config: ModelConfig) -> DecoderSpec:
 
 
 def pooling_head(config: ModelConfig, hidden: int) -> tuple[HeadLayer, ...]:
-    """What stands between pooled hidden states and the model's numbers."""
+    """The layers between pooled hidden states and the model's numbers."""
     pooling = _pooling(config)
     if pooling.embeds:
         return tuple(

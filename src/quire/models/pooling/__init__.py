@@ -1,1 +1,1 @@
-"""Models that pool: what stands on top of the layers, and which layers those are."""
+"""Models that pool: their heads, and the layers below."""

@@ -1,7 +1,8 @@
-"""Encoders of BERT's kind: every token sees every other, and norms stand on the residual. BERT and RoBERTa with learned
-positions and a plain feed-forward; NomicBERT and GTE with rotary positions and a gated one.
+"""Encoders of BERT's kind: every token sees every other, and norms follow the residual sums. BERT and RoBERTa with learned
+positions and a plain feed-forward; NomicBERT and GTE with rotary positions and a gated one. ModernBERT, which has norms before
+its halves, and windows.
 
-Checkpoints name the layers alike whether a head stands on top of them or not, but for what stands before all names.
+Checkpoints with and without a head name the layers alike, but for the prefix of all names.
 """
 
 import dataclasses
@@ -9,6 +10,7 @@ import dataclasses
 from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
 from quire.models.llama import head_dim_of
+from quire.models.patterns import kinds_of, renamed
 from quire.models.registry import register
 from quire.models.residual import RESIDUAL_POST, LayerNorm
 from quire.models.rope import Rope, RopeScaling
@@ -121,19 +123,16 @@ def roberta(hf: HFConfig) -> DecoderSpec:
 @register("DistilBertModel")
 def distilbert(hf: HFConfig) -> DecoderSpec:
     """DistilBERT: BERT without segments, under other names."""
-    values = hf.to_dict()
-    renamed = HFConfig(values | {new: values[old] for old, new in DISTILBERT_KEYS.items() if old in values})
-    spec = _bert(renamed, LearnedPositions(hf.max_position_embeddings))
+    hf = renamed(
+        hf,
+        hidden_size="dim",
+        num_hidden_layers="n_layers",
+        num_attention_heads="n_heads",
+        intermediate_size="hidden_dim",
+        hidden_act="activation",
+    )
+    spec = _bert(hf, LearnedPositions(hf.max_position_embeddings))
     return dataclasses.replace(spec, weights=DISTILBERT_NAMES, token_types=0)
-
-
-DISTILBERT_KEYS = {
-    "dim": "hidden_size",
-    "n_layers": "num_hidden_layers",
-    "n_heads": "num_attention_heads",
-    "hidden_dim": "intermediate_size",
-    "activation": "hidden_act",
-}
 
 
 def _rotary(hf: HFConfig, rope: Rope, mlp: GatedMLP, weights: WeightNames, biases: bool) -> DecoderSpec:
@@ -154,18 +153,6 @@ def _rotary(hf: HFConfig, rope: Rope, mlp: GatedMLP, weights: WeightNames, biase
     )
 
 
-NOMIC_KEYS = {
-    "n_embd": "hidden_size",
-    "n_layer": "num_hidden_layers",
-    "n_head": "num_attention_heads",
-    "n_inner": "intermediate_size",
-    "n_positions": "max_position_embeddings",
-    "layer_norm_epsilon": "layer_norm_eps",
-    "rotary_emb_base": "rope_theta",
-}
-"""What the first checkpoints' config.json calls things, and what Transformers does."""
-
-
 @register("NomicBertModel")
 def nomic_bert(hf: HFConfig) -> DecoderSpec:
     """nomic-embed-text v1 and v1.5: rotary positions, SwiGLU, no biases."""
@@ -175,7 +162,16 @@ def nomic_bert(hf: HFConfig) -> DecoderSpec:
             "NomicBERT with experts, biases or norms before its halves is not supported; known: nomic-embed-text v1 and v1.5",
             setting="model",
         )
-    hf = HFConfig({**values, **{new: values[old] for old, new in NOMIC_KEYS.items() if old in values}})
+    hf = renamed(  # the first checkpoints' names for what Transformers calls otherwise
+        hf,
+        hidden_size="n_embd",
+        num_hidden_layers="n_layer",
+        num_attention_heads="n_head",
+        intermediate_size="n_inner",
+        max_position_embeddings="n_positions",
+        layer_norm_eps="layer_norm_epsilon",
+        rope_theta="rotary_emb_base",
+    )
     rope = Rope.from_hf(hf, head_dim_of(hf), theta=1000.0)
     return _rotary(
         hf, rope, GatedMLP(hf.intermediate_size, act=hf.get("hidden_act", "silu")), NOMIC_NAMES, biases=False
@@ -196,3 +192,61 @@ def gte(hf: HFConfig) -> DecoderSpec:
         rope = Rope.from_hf(hf, head_dim, theta=160000.0)
     mlp = GatedMLP(hf.intermediate_size, act=hf.get("hidden_act", "gelu"), down_bias=True, up_first=True)
     return _rotary(hf, rope, mlp, GTE_NAMES, biases=True)
+
+
+MODERNBERT_NAMES = WeightNames(
+    modules={
+        "embedding": "embeddings.tok_embeddings",
+        "embedding_norm": "embeddings.norm",
+        "before_mixer": "attn_norm",
+        "qkv": "attn.Wqkv",
+        "out": "attn.Wo",
+        "before_mlp": "mlp_norm",
+        "gate_up": "mlp.Wi",
+        "down": "mlp.Wo",
+        "final_norm": "final_norm",
+    },
+)
+THETAS = {"full_attention": ("global_rope_theta", 160000.0), "sliding_attention": ("local_rope_theta", 10000.0)}
+
+
+@register("ModernBertModel")
+def modernbert(hf: HFConfig) -> DecoderSpec:
+    """ModernBERT: `local_attention` is the whole width of a window, half of it to either side."""
+    heads, bias = hf.num_attention_heads, bool(hf.get("attention_bias", False))
+    head_dim, every = hf.hidden_size // heads, hf.get("global_attn_every_n_layers", 3)
+    kinds = kinds_of(hf, "sliding_attention", "full_attention") or [
+        "sliding_attention" if layer % every else "full_attention" for layer in range(hf.num_hidden_layers)
+    ]
+    norm = LayerNorm(hf.get("norm_eps", 1e-5), bias=bool(hf.get("norm_bias", False)))
+    return DecoderSpec(
+        vocab=hf.vocab_size,
+        hidden=hf.hidden_size,
+        layers=hf.num_hidden_layers,
+        mixer=tuple(
+            Attention(
+                heads,
+                heads,
+                head_dim,
+                _rope(hf, head_dim, kind),
+                window=max(hf.get("local_attention", 128), 1) if kind == "sliding_attention" else 0,
+                causal=False,
+                qkv_bias=bias,
+                out_bias=bias,
+            )
+            for kind in kinds
+        ),
+        mlp=GatedMLP(
+            hf.intermediate_size, act=hf.get("hidden_activation", "gelu"), bias=bool(hf.get("mlp_bias", False))
+        ),
+        norm=norm,
+        weights=MODERNBERT_NAMES,
+        max_positions=hf.max_position_embeddings,
+        embedding_norm=norm,
+        first_norm=False,
+    )
+
+
+def _rope(hf: HFConfig, head_dim: int, kind: str) -> Rope:
+    key, default = THETAS[kind]
+    return Rope.from_hf(hf, head_dim, kind, theta=float(hf.get(key, default)))

@@ -1,34 +1,29 @@
-"""What may follow a layer's two halves: a vector of the token that joins the residual, and a factor on the residual.
+"""What joins the residual besides the halves of layers, as `models/residual.py` describes it: layer inputs, factors, and streams.
 
-`LayerInputs` makes the vectors of all layers before the first one; `LayerEnd` is one layer's share. Every rank computes it all.
-Legend: T tokens, D hidden, L layers, P width of a layer's vector.
+`LayerInputs` makes vectors for all layers before the first one, and `LayerEnd` is one layer's share of them. `HyperConnection` is
+how a half reads residual streams, and how its output joins them. Every rank computes all of it.
+Legend: T tokens, D hidden, L layers, P width of a layer's vector, N streams.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 
-from quire.kernels import ops, recurrent
+from quire.kernels import hyper, ops, recurrent
 from quire.kernels.norm import head_norm
-from quire.kernels.types import LinearWeight
+from quire.kernels.types import LinearWeight, StreamWeights
 from quire.layers.activation import kernel_activation
+from quire.layers.assembly import NormWeight, Weight
 from quire.layers.linear import LinearMethod
-from quire.layers.modules import LayerScope, Module, Part
+from quire.layers.modules import Module, ModuleBuilder, RowBlock
 from quire.layers.workspace import TokenViews
-from quire.models.residual import LayerInput
+from quire.models.residual import HyperConnections, LayerInput
 from quire.models.spec import DecoderSpec
-
-if TYPE_CHECKING:
-    from quire.layers.assembly import NormWeight, Weight
 
 
 class LayerInputs:
     """The vectors of all layers: (norm(projection(embedding)) + embedding of the token's id) / sqrt(2)."""
-
-    NAMES = frozenset(("input_embedding", "input_projection", "input_norm"))
 
     def __init__(self, spec: DecoderSpec, dtype: torch.dtype, method: LinearMethod) -> None:
         self.input = cast(LayerInput, spec.layer_input)
@@ -39,22 +34,22 @@ class LayerInputs:
         self._norm_LP = torch.empty(0)
 
     @staticmethod
-    def modules(scope: LayerScope) -> Iterator[Module]:
+    def modules(builder: ModuleBuilder) -> Iterator[Module]:
         """Of a model with layer inputs."""
-        inputs = scope.spec.layer_input
+        inputs = builder.spec.layer_input
         if inputs is None:
             return
-        columns = scope.spec.layers * inputs.width
-        yield scope.embedding("input_embedding", inputs.vocab, columns)
-        yield scope.linear("input_projection", (Part(columns, 1),))
-        yield scope.norm("input_norm", inputs.norm, inputs.width)
+        columns = builder.spec.layers * inputs.width
+        yield builder.embedding("input_embedding", inputs.vocab, columns)
+        yield builder.linear("input_projection", (RowBlock(columns, 1),))
+        yield builder.norm("input_norm", inputs.norm, inputs.width)
 
     def set_weight(self, name: str, weight: Weight) -> None:
         """Take one of its modules' weights."""
         if isinstance(weight, LinearWeight):
             self._linears[name] = weight
         else:  # divided here, so that the table of ids needs no factor
-            norm_P = cast("NormWeight", weight).weight / self._scale
+            norm_P = cast(NormWeight, weight).weight / self._scale
             self._norm_LP = norm_P.expand(self._layers, -1).contiguous()
 
     def run(self, ids_T: torch.Tensor, embedded_TD: torch.Tensor, out_TC: torch.Tensor) -> None:
@@ -69,8 +64,6 @@ class LayerInputs:
 class LayerEnd:
     """One layer's: the gate, the matrix back, the norm behind it, and the factor."""
 
-    NAMES = frozenset(("input_gate", "input_out", "after_input", "layer_scale"))
-
     def __init__(self, layer: int, inputs: LayerInput | None, method: LinearMethod) -> None:
         self._layer, self._input, self._method = layer, inputs, method
         self._activation = "" if inputs is None else kernel_activation(inputs.act)
@@ -84,15 +77,15 @@ class LayerEnd:
         return 0 if self._input is None else self._input.width
 
     @staticmethod
-    def modules(scope: LayerScope) -> Iterator[Module]:
+    def modules(builder: ModuleBuilder) -> Iterator[Module]:
         """Of one layer."""
-        inputs = scope.spec.layer_input
+        inputs = builder.spec.layer_input
         if inputs is not None:
-            yield scope.linear("input_gate", (Part(inputs.width, 1),))
-            yield scope.linear("input_out", (scope.hidden,), inputs.width)
-            yield scope.norm("after_input", inputs.norm, scope.spec.hidden)
-        if scope.spec.layer_scale:
-            yield scope.vector("layer_scale", Part(1, 1))
+            yield builder.linear("input_gate", (RowBlock(inputs.width, 1),))
+            yield builder.linear("input_out", (builder.hidden,), inputs.width)
+            yield builder.norm("after_input", inputs.norm, builder.spec.hidden)
+        if builder.spec.layer_scale:
+            yield builder.vector("layer_scale", RowBlock(1, 1))
 
     def set_weight(self, name: str, weight: Weight) -> None:
         """Take one of its modules' weights."""
@@ -101,11 +94,11 @@ class LayerEnd:
         elif isinstance(weight, torch.Tensor):
             self._scale = float(weight[0])
         else:
-            self._norm_D = cast("NormWeight", weight).weight
+            self._norm_D = cast(NormWeight, weight).weight
 
-    def run(self, views: TokenViews, inputs_TC: torch.Tensor | None) -> None:
+    def run(self, views: TokenViews, inputs_TC: torch.Tensor) -> None:
         """Change the residual, which both halves have joined. `inputs_TC`: the vectors of all layers."""
-        if self._input is not None and inputs_TC is not None:
+        if self._input is not None:
             width, gate_TP = self._input.width, views.narrow(self._input.width)
             self._method.apply(views.residual_TD, self._linears["input_gate"], gate_TP)
             ops.activation(gate_TP, self._activation)
@@ -116,3 +109,40 @@ class LayerEnd:
             ops.add(views.delta_TD, views.residual_TD)
         if self._scale != 1.0:
             ops.scale_and_cap(views.residual_TD, self._scale, 0.0)
+
+
+class HyperConnection:
+    """One half's weights; or those of the head, which only reads."""
+
+    def __init__(self, spec: HyperConnections, is_head: bool = False) -> None:
+        self._spec, self._is_head = spec, is_head
+        self._tensors: dict[str, torch.Tensor] = {}
+
+    @staticmethod
+    def modules(builder: ModuleBuilder, name: str) -> Iterator[Module]:
+        """A matrix from all streams to weights, their biases, and a factor for each kind of weights."""
+        spec = builder.spec.hyper
+        if spec is None:
+            return
+        outputs, kinds = spec.streams, 1
+        if name != "hyper_head":
+            outputs, kinds = (2 + (spec.streams if spec.sinkhorn else 0)) * spec.streams, 3 if spec.sinkhorn else 2
+        yield builder.table(name, (RowBlock(outputs, 1),), spec.streams * builder.spec.hidden)
+        yield builder.vector(f"{name}_base", RowBlock(outputs, 1))
+        yield builder.vector(f"{name}_scale", RowBlock(kinds, 1))
+
+    def set_weight(self, name: str, weight: Weight) -> None:
+        """Take one of its modules' weights."""
+        kind = next((kind for kind in ("base", "scale") if name.endswith(kind)), "matrix")
+        self._tensors[kind] = cast(torch.Tensor, weight).float()
+
+    def read(self, streams_TND: torch.Tensor, out_TD: torch.Tensor) -> StreamWeights:
+        """out = the streams' weighted sum; gives the weights with which the half's output is to join."""
+        spec = self._spec
+        tensors = (self._tensors["matrix"], self._tensors["base"], self._tensors["scale"])
+        constants = (spec.norm_eps, spec.eps, spec.magnitude, spec.write_eps, spec.sinkhorn)
+        return hyper.read_streams(streams_TND, *tensors, *constants, out_TD)
+
+    def write(self, streams_TND: torch.Tensor, weights: StreamWeights, x_TD: torch.Tensor) -> None:
+        """Add a half's output to the streams."""
+        hyper.write_streams(streams_TND, weights, x_TD)
