@@ -105,8 +105,11 @@ class ArgumentParser(argparse.ArgumentParser):
         if path is None:
             return super().parse_known_args(given, namespace)
         words = self._normalise(arg_file.words_of_file(path, self._option_string_actions))
-        # The flag between them ends a list of the file's, which would go on with a positional word.
-        parsed, rest = super().parse_known_args([*words, f"{arg_file.FLAG}={path}", *given], namespace)
+        try:
+            # The flag between them ends a list of the file's, which would go on with a positional word.
+            parsed, rest = super().parse_known_args([*words, f"{arg_file.FLAG}={path}", *given], namespace)
+        except ConfigError as error:
+            raise ConfigError(f"{error}; options of {path} were read, too", setting=error.setting) from None
         if getattr(parsed, "model_tag", None) and not any(word.split("=")[0] == "--model" for word in given):
             parsed.model = None  # `quire serve MODEL` wins over the file's model
         return parsed, rest
