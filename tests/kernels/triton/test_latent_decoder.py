@@ -60,7 +60,7 @@ def test_a_decoder_gives_transformers_logprobs(architecture, is_fused, tmp_path,
     ops.select("cuda")
     path = make_tiny_model(architecture, tmp_path, tokenizer=False, num_hidden_layers=1, first_k_dense_replace=1)
     model = build_tiny(path)
-    assert model._is_fused is is_fused
+    assert model._operations.is_fused is is_fused
     driver, sequence = ModelDriver(model), Sequence(list(TOKENS), row=0)
     logprobs = torch.cat([*driver.step([(sequence, 9)]), *driver.step([(sequence, 1)]), *driver.step([(sequence, 2)])])
     with torch.no_grad():

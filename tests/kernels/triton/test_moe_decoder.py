@@ -42,7 +42,7 @@ def test_mixtures_give_transformers_logprobs(name, tmp_path):
     kinds = {"mlp_layer_types": ["sparse"]} if "mlp_layer_types" in overrides else {}
     path = make_tiny_model(architecture, tmp_path, tokenizer=False, **(overrides | first | kinds))
     model = build_tiny(path)
-    assert model._is_fused == (name in FUSED)
+    assert model._operations.is_fused == (name in FUSED)
     driver, sequence = ModelDriver(model), Sequence(list(TOKENS), row=0)
     logprobs = torch.cat([*driver.step([(sequence, 9)]), *driver.step([(sequence, 3)])])
     with torch.no_grad():

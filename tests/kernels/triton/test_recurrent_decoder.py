@@ -31,7 +31,7 @@ def kernels(kept_selection):
 def test_the_fused_way_gives_transformers_logprobs(architecture, tmp_path):
     path = make_tiny_model(architecture, tmp_path, tokenizer=False, **ARCHITECTURES[architecture])
     model = build_tiny(path)
-    assert model._is_fused
+    assert model._operations.is_fused
     token_ids = prompts()[2]
     driver, sequence = ModelDriver(model), Sequence(token_ids, row=0)
     logprobs = torch.cat([*driver.step([(sequence, 9)]), *driver.step([(sequence, 7)]), *driver.step([(sequence, 1)])])
