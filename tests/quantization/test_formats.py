@@ -359,7 +359,7 @@ def test_the_head_may_be_stored_so_too(cpu, llama, tmp_path, name):
     worth = store(llama, tmp_path, quantized_models.Format(section, form.write), head=True)
     assert not torch.equal(worth["lm_head.weight"], load_file(llama / "model.safetensors")["lm_head.weight"])
     loaded = load(cpu, tmp_path)
-    assert isinstance(loaded.model._lm_head, PackedWeight)
+    assert isinstance(loaded.model._weights["lm_head"], PackedWeight)
     torch.testing.assert_close(logprobs_of(loaded), logprobs_of(load(cpu, tmp_path / "worth")), rtol=0, atol=1e-3)
     assert describe(cpu, tmp_path)["weight_bytes"] < describe(cpu, tmp_path / "worth")["weight_bytes"] - 384 * 64 * 3
 

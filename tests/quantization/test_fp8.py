@@ -125,8 +125,8 @@ def test_only_layers_matrices_are_rounded_and_their_bytes_are_counted(float8_cpu
     loaded = load(float8_cpu, llama, quantization="fp8")
     plain = load(float8_cpu, llama)
     model = loaded.model
-    assert not isinstance(model._embedding, Fp8Weight)
-    assert not isinstance(model._lm_head, Fp8Weight)
+    assert not isinstance(model._weights["embedding"], Fp8Weight)
+    assert not isinstance(model._weights["lm_head"], Fp8Weight)
     assert all(isinstance(weight, Fp8Weight) for layer in model._layers for weight in layer.linears.values())
     tensors = load_file(llama / "model.safetensors")
     matrices = sum(tensor.numel() for name, tensor in tensors.items() if is_matrix(name))

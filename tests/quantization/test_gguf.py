@@ -160,7 +160,7 @@ def test_mixed_types_are_joined(cpu, tmp_path, kinds):
     assert_equal(cpu, path)
     loaded = load(cpu, path)
     assert isinstance(loaded.model._layers[0].mixers[0].linears["qkv"], PackedWeight) == ("F16" not in kinds.values())
-    assert isinstance(loaded.model._lm_head, PackedWeight)
+    assert isinstance(loaded.model._weights["lm_head"], PackedWeight)
 
 
 RARE = ("smollm3", "olmo2", "exaone4", "seed_oss", "hunyuan-dense", "ernie4_5", "glm4", "cohere2", "starcoder2")

@@ -151,7 +151,7 @@ def test_auto_round_may_store_the_head(cpu, llama, tmp_path):
     )
     store(llama, tmp_path, form, head=True)
     loaded = load(cpu, tmp_path)
-    assert isinstance(loaded.model._lm_head, PackedWeight)
+    assert isinstance(loaded.model._weights["lm_head"], PackedWeight)
     torch.testing.assert_close(logprobs_of(loaded), logprobs_of(load(cpu, tmp_path / "worth")), rtol=0, atol=1e-3)
 
 
