@@ -38,6 +38,7 @@ def make_config(
     num_blocks: int = 256,
     executor: Any = HASH_EXECUTOR,
     device: str = "cpu",
+    recovery: bool = True,
     **scheduler: Any,
 ) -> EngineConfig:
     """An engine over the hash model; with a tokenizer if `folder` holds one."""
@@ -57,7 +58,7 @@ def make_config(
             default_sampling=default_sampling or {},
         ),
         cache=CacheConfig(block_size=4, num_gpu_blocks_override=num_blocks),
-        parallel=ParallelConfig(distributed_executor_backend=executor),
+        parallel=ParallelConfig(distributed_executor_backend=executor, recovery=recovery),
         scheduler=SchedulerConfig(max_model_len=max_model_len, **{"max_num_seqs": 64, **scheduler}),
         device=DeviceConfig(device=device),
         load=LoadConfig(),

@@ -285,9 +285,10 @@ def test_a_failed_step_raises_in_every_pending_generator(core):
     asyncio.run(main())
 
 
-def test_the_death_of_the_core_process_raises_in_every_pending_generator():
+def test_without_recovery_the_death_of_the_core_process_raises_in_every_pending_generator():
     async def main():
-        engine = AsyncLLM.from_engine_config(make_config(max_model_len=4000, num_blocks=5000), core="process")
+        config = make_config(max_model_len=4000, num_blocks=5000, recovery=False)
+        engine = AsyncLLM.from_engine_config(config, core="process")
         streams = [engine.generate([5, i], sampling(max_tokens=3900, seed=i), str(i)) for i in range(5)]
         for stream in streams:
             await anext(stream)
@@ -307,7 +308,7 @@ def test_signals_to_the_whole_group_leave_the_core_to_its_parent_who_drains():
         stream = engine.generate([5, 1], sampling(max_tokens=300, seed=1), "a")
         await anext(stream)
         for number in (signal.SIGTERM, signal.SIGINT):
-            os.kill(engine._client.pid, number)
+            os.kill(engine._client.client.pid, number)
         outputs = await collect(stream)
         assert outputs[-1].outputs[0].token_ids == oracle([5, 1], 300, 1)
         engine.shutdown()

@@ -55,6 +55,7 @@ class ParallelConfig:
     Attributes:
         enable_expert_parallel: each worker has some experts whole, not a part of every expert.
         distributed_executor_backend: None (in-process for one worker, else `mp`), `uni`, `mp` (a process a device), or a class.
+        recovery: an engine core in a process of its own that dies is started again, and its requests go on.
         rank: which of the workers this is; the executor sets it when it starts them.
         rendezvous: the address where the workers meet; set with the rank.
     """
@@ -66,6 +67,7 @@ class ParallelConfig:
     distributed_executor_backend: str | type[Any] | None = None
     worker_cls: str = "auto"
     disable_custom_all_reduce: bool = False
+    recovery: bool = True
     rank: int = 0
     rendezvous: str = ""
 

@@ -23,12 +23,13 @@ from quire.engine.frontend import Frontend, check_unsupported, make_record
 from quire.engine.input_processor import ProcessedRequest, TokenizedPrompt, check_params
 from quire.engine.output_processor import StatsHook
 from quire.engine.process_client import open_client
+from quire.engine.recovery import Replay
 from quire.engine.request_record import RequestRecord
 from quire.engine.request_stream import RequestStream
 from quire.engine.request_tracing import RequestLog, RequestTracing
 from quire.engine.router import FrontendSlot, RoutedClient, first_serial
 from quire.engine.tokenization import Tokenization
-from quire.errors import EngineDeadError, EngineError, QuireError, RequestError
+from quire.errors import CapacityError, EngineDeadError, EngineError, QuireError, RequestError
 from quire.inputs import PromptType
 from quire.logger import init_logger
 from quire.metrics.engine_metrics import EngineMetrics
@@ -92,10 +93,12 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
     ) -> None:
         self._to_add: list[RequestRecord] = []
         self._add_since = 0.0
-        self._inbox: collections.deque[messages.CoreMessage] = collections.deque()
+        self._inbox: collections.deque[messages.ClientMessage] = collections.deque()
         self._is_waking = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._dead: EngineDeadError | None = None
+        self._restarting = ""
+        self._replay = Replay()
         self.on_death: Callable[[], None] | None = None
         """Called when the core dies, in any thread, and maybe twice."""
         self._is_shut_down = False
@@ -107,7 +110,7 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
         def start_core() -> CoreClient:
             if isinstance(core, FrontendSlot):
                 return RoutedClient(core, self._on_message)
-            return open_client(config, core, self._on_message)
+            return open_client(config, core, self._on_message, recovers=config.parallel.recovery)
 
         super().__init__(config, start_core, self.metrics, stat_hooks, for_server=True)
         if isinstance(core, FrontendSlot):
@@ -215,6 +218,8 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
 
     def _send_added(self) -> None:
         """Give the core what was queued since the last time, in one message; one by one where something cannot be sent."""
+        if self._restarting or self._replay.holds_others:
+            return
         records = [record for record in self._to_add if not record.is_finished]
         self._to_add.clear()
         if not records or self._dead is not None:
@@ -318,7 +323,7 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
             self._loop = loop
             self._handle_inbox()  # what came while no loop ran
 
-    def _on_message(self, message: messages.CoreMessage) -> None:
+    def _on_message(self, message: messages.ClientMessage) -> None:
         """In the core's or the listener's thread: keep the message and wake the event loop, once for all that wait."""
         self._inbox.append(message)
         if self._loop is None and isinstance(message, messages.Dead):  # nothing was asked yet: no loop would look
@@ -343,8 +348,15 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
                     self._resolve_call(call_id, message)
                 case messages.Dead(message=text):
                     self._die(text)
+                case messages.Restarting(message=text):
+                    touched += self._lose_core(text)
+                case messages.Restarted():
+                    self._restarting = ""
+                    self._send_replay()
                 case _:
                     pass
+        if self._replay.holds_others:
+            self._send_replay()
         self._notify(touched)
         self._log_stats()
         self._tell_idle_waiters()
@@ -361,6 +373,27 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
             self._die(f"its outputs could not be read: {error}")
             return []
         return touched
+
+    def _lose_core(self, message: str) -> list[RequestRecord]:
+        """The core has died and another one is started. Callers get an error; requests wait, but for one that is at fault."""
+        self._restarting = message
+        self._fail_calls(EngineError(f"the engine core died and is started again: {message}"))
+        waiting = {record.request_id for record in self._to_add}
+        culprit = self._replay.core_died([one for one in self._outputs.records if one.request_id not in waiting])
+        if culprit is None:
+            return []
+        text = f"request {culprit.request_id} was running alone when the engine core died: {message}"
+        logger.error("%s; it is given up", text)
+        self._outputs.discard(culprit.request_id)
+        culprit.refusal, culprit.num_unfinished = EngineError(text), 0
+        return [culprit]
+
+    def _send_replay(self) -> None:
+        """Give the new core what is unfinished: each request goes on behind its tokens so far."""
+        records = self._replay.next_records()
+        if records:
+            self._client.send(messages.AddRequests([request for record in records for request in record.resumption()]))
+        self._send_added()
 
     @staticmethod
     def _notify(records: Sequence[RequestRecord]) -> None:
@@ -391,12 +424,15 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
         for record in self._outputs.records:
             record.fail(self._dead)
         self._notify(self._outputs.records)
-        for future in self._calls.values():
-            if not future.done():
-                future.set_exception(EngineDeadError(message))
-        self._calls.clear()
+        self._fail_calls(EngineDeadError(message))
         if self.on_death is not None:
             self.on_death()
+
+    def _fail_calls(self, error: QuireError) -> None:
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(error)
+        self._calls.clear()
 
     # --- health ---
 
@@ -421,8 +457,10 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
         return self._dead or EngineDeadError("the engine is not dead")
 
     async def check_health(self) -> None:
-        """Raises EngineDeadError when the core has died."""
+        """Raises EngineDeadError when the core has died, also while another one is started."""
         self._check_alive()
+        if self._restarting:
+            raise EngineDeadError(f"the engine core is started again: {self._restarting}")
 
     def _check_alive(self) -> None:
         if self._dead is not None:
@@ -452,6 +490,8 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
         """Call a utility of the core and wait for its value."""
         self._check_alive()
         self._use_running_loop()
+        if self._restarting:
+            raise CapacityError(f"the engine core is started again: {self._restarting}", retry_after=1.0)
         self._num_calls += 1
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._calls[self._num_calls] = future

@@ -13,12 +13,12 @@ from quire.config import EngineConfig
 from quire.engine import messages
 from quire.engine.core import EngineCore
 from quire.engine.core_loop import CoreLoop, ThreadInbox, last_words
-from quire.engine.messages import AbortRequests, AddRequests, CoreMessage, Dead, FrontendMessage, Shutdown
+from quire.engine.messages import AbortRequests, AddRequests, ClientMessage, Dead, FrontendMessage, Shutdown
 from quire.errors import EngineDeadError, describe
 from quire.executor.interface import Executor
 from quire.request import EngineCoreOutputs
 
-OnMessage = Callable[[CoreMessage], None]
+OnMessage = Callable[[ClientMessage], None]
 
 
 class CoreClient(abc.ABC):

@@ -1,5 +1,6 @@
 """Every message that crosses the border between a frontend and an engine core. Of sockets it knows how one is made."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -102,8 +103,20 @@ class Dead(msgspec.Struct, tag="dead", array_like=True):
     setting: str | None = None
 
 
+@dataclasses.dataclass
+class Restarting:
+    """A client tells its frontend that the core has died and is started again: what it had not answered it will not answer."""
+
+    message: str
+
+
+class Restarted:
+    """A client tells its frontend that a new core serves, which knows of no request."""
+
+
 FrontendMessage = Start | AddRequests | AbortRequests | UtilityCall | Shutdown
 CoreMessage = Ready | Outputs | UtilityResult | Dead
+ClientMessage = CoreMessage | Restarting | Restarted
 
 
 @functools.cache

@@ -5,6 +5,7 @@ folder that only the owner may enter. `open_client` chooses between a process an
 """
 
 import collections
+import functools
 import shutil
 import tempfile
 import threading
@@ -21,6 +22,7 @@ from quire.engine import messages
 from quire.engine.core import fetch_missing_weights
 from quire.engine.core_client import BlockingClient, CoreClient, OnMessage, ThreadClient
 from quire.engine.messages import CoreMessage, Dead, FrontendMessage
+from quire.engine.recovery import RecoveringClient
 from quire.errors import ConfigError, EngineDeadError, RequestError
 from quire.processes import Child
 from quire.request import EngineCoreOutputs
@@ -273,10 +275,11 @@ class ProcessClient(SocketClient):
             self._child.end(_PATIENCE_S)
 
 
-def open_client(config: EngineConfig, core: str | None, on_message: OnMessage) -> CoreClient:
+def open_client(config: EngineConfig, core: str | None, on_message: OnMessage, *, recovers: bool = False) -> CoreClient:
     """Start a core.
 
     Args:
+        recovers: a core in a process is started again when it dies; `on_message` then gets `Restarting` and `Restarted` too.
         core: `inproc` (a thread), `process`, or None: a thread on a CPU, where processes would fight for the cores, and a
             process otherwise.
         on_message: called with the core's messages, from another thread.
@@ -290,5 +293,10 @@ def open_client(config: EngineConfig, core: str | None, on_message: OnMessage) -
     if core == "inproc":
         return ThreadClient(config, on_message)
     if core == "process":
-        return ProcessClient(config, on_message=on_message)
+        start = functools.partial(_start_process, config)
+        return RecoveringClient(start, on_message) if recovers else start(on_message)
     raise ConfigError(f"core is {core!r}; it may be 'inproc' or 'process'", setting="core")
+
+
+def _start_process(config: EngineConfig, on_message: OnMessage) -> CoreClient:
+    return ProcessClient(config, on_message=on_message)

@@ -385,6 +385,8 @@ class RequestRecord:
         """Keep prompt logprobs as chunks of the prompt are computed (siblings with n > 1 repeat them: once is enough)."""
         if self.prompt_logprobs is None or output.prompt_logprob_token_ids is None:
             return
+        if len(self.prompt_logprobs) >= len(self.prompt_token_ids):  # a core that died has told all of them
+            return
         columns = (
             output.prompt_logprob_token_ids,
             output.prompt_logprob_values or [],

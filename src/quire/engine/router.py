@@ -85,7 +85,7 @@ class FrontendRouter:
 
     # --- from the core, in its thread ---
 
-    def on_message(self, message: messages.CoreMessage) -> None:
+    def on_message(self, message: messages.ClientMessage) -> None:
         """Pass the core's messages on to the frontends that they concern."""
         match message:
             case messages.Outputs(outputs=outputs):

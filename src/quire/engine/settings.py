@@ -194,6 +194,9 @@ class EngineSettings:
         None, class_path("uni", "mp", "ray", "external_launcher"), "uni, mp, ray, external_launcher or a class path"
     )
     worker_cls: str = setting("auto", class_path("auto"), "class path of the worker")
+    recovery: bool = setting(
+        True, FLAG, "start an engine core that died again; its requests continue (a core in a process of its own)"
+    )
     disable_custom_all_reduce: bool = setting(False, FLAG, "use the collectives of the communication library alone")
 
     max_num_batched_tokens: int | None = setting(None, whole(1, 2**31 - 1), "tokens a step, for example 8k")

@@ -104,9 +104,11 @@ async def health(request: Request) -> Response:
 
 
 async def live(request: Request) -> Response:
-    """`GET /live`: 200 unless the engine has died; also while it is starting."""
+    """`GET /live`: 200 unless the engine has died for good; also while it is starting, for the first time or again."""
     engine = state_of(request).engine_or_none
-    return Response(status_code=200) if engine is None else await health(request)
+    if engine is not None and engine.errored:
+        raise not_ready("The engine is not running.")
+    return Response(status_code=200)
 
 
 async def ready(request: Request) -> Response:
