@@ -19,8 +19,12 @@ BLOCK, NESTED_BLOCK = 64, 256
 """Values that share a scale, and scales that share one: what the library stores in models."""
 BYTES = (torch.uint8,)
 STORAGES = {
-    "uint8": torch.uint8, "int8": torch.int8, "bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32,
-}  # fmt: skip
+    "uint8": torch.uint8,
+    "int8": torch.int8,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+}
 """What bytes may be stored as: types that trainers can split over devices."""
 
 

@@ -117,9 +117,13 @@ def _finished(
     elif zero is None:
         zero = torch.full_like(scale_NG, middle, dtype=torch.float32)
     return PackedWeight(
-        data.shape[0], inputs, dtype, data.contiguous(), scale=scale_NG.float().contiguous(),
+        data.shape[0],
+        inputs,
+        dtype,
+        data.contiguous(),
+        scale=scale_NG.float().contiguous(),
         zero=None if zero is None else zero.contiguous(),
-    )  # fmt: skip
+    )
 
 
 def even_groups(values_NG: torch.Tensor, inputs: int, group: int) -> torch.Tensor:

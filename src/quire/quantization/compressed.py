@@ -18,9 +18,15 @@ from quire.quantization.scheme import Scheme, SchemeOf, matches, refused
 
 BITS = range(2, 9)
 FORMATS = (
-    "float-quantized", "naive-quantized", "int-quantized", "pack-quantized", "nvfp4-pack-quantized",
-    "mxfp4-pack-quantized", "mxfp8-quantized", "mxfp6-pack-quantized",
-)  # fmt: skip
+    "float-quantized",
+    "naive-quantized",
+    "int-quantized",
+    "pack-quantized",
+    "nvfp4-pack-quantized",
+    "mxfp4-pack-quantized",
+    "mxfp8-quantized",
+    "mxfp6-pack-quantized",
+)
 
 
 def parse(section: HFConfig) -> SchemeOf:

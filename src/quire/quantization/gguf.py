@@ -200,12 +200,23 @@ def _q1_0(blocks: torch.Tensor) -> Blocks:
 FRACTIONS = ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K")
 """Types whose zeros are no whole codes."""
 DECODERS: dict[str, tuple[Callable[[torch.Tensor], Blocks], int, int, bool]] = {
-    "Q4_0": (_q4_0, 4, 32, True), "Q4_1": (_q4_1, 4, 32, True), "Q5_0": (_q5_0, 8, 32, False),
-    "Q5_1": (_q5_1, 8, 32, True), "Q8_0": (_q8_0, 8, 32, False), "IQ4_NL": (_iq4_nl, 4, 32, False),
-    "IQ4_XS": (_iq4_xs, 4, 32, False), "MXFP4": (_mxfp4, 4, 32, False),
-    "Q2_K": (_q2_k, 4, 16, True), "Q3_K": (_q3_k, 4, 16, True), "Q4_K": (_q4_k, 4, 32, True),
-    "Q5_K": (_q5_k, 8, 32, True), "Q6_K": (_q6_k, 8, 16, False),
-    "TQ1_0": (_tq1_0, 4, 256, True), "TQ2_0": (_tq2_0, 4, 256, True), "Q1_0": (_q1_0, 4, 128, True),
-    "NVFP4": (_nvfp4, 4, 16, False), **gguf_grids.DECODERS,
-}  # fmt: skip
+    "Q4_0": (_q4_0, 4, 32, True),
+    "Q4_1": (_q4_1, 4, 32, True),
+    "Q5_0": (_q5_0, 8, 32, False),
+    "Q5_1": (_q5_1, 8, 32, True),
+    "Q8_0": (_q8_0, 8, 32, False),
+    "IQ4_NL": (_iq4_nl, 4, 32, False),
+    "IQ4_XS": (_iq4_xs, 4, 32, False),
+    "MXFP4": (_mxfp4, 4, 32, False),
+    "Q2_K": (_q2_k, 4, 16, True),
+    "Q3_K": (_q3_k, 4, 16, True),
+    "Q4_K": (_q4_k, 4, 32, True),
+    "Q5_K": (_q5_k, 8, 32, True),
+    "Q6_K": (_q6_k, 8, 16, False),
+    "TQ1_0": (_tq1_0, 4, 256, True),
+    "TQ2_0": (_tq2_0, 4, 256, True),
+    "Q1_0": (_q1_0, 4, 128, True),
+    "NVFP4": (_nvfp4, 4, 16, False),
+    **gguf_grids.DECODERS,
+}
 """By type: how its blocks are read, bits of the codes that they become, columns a scale, whether there are zeros."""

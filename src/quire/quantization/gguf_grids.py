@@ -125,8 +125,12 @@ def _iq1_m(blocks: torch.Tensor) -> Blocks:
 
 
 DECODERS: dict[str, tuple[Callable[[torch.Tensor], Blocks], int, int, bool]] = {
-    "IQ1_S": (_iq1_s, 4, 32, False), "IQ1_M": (_iq1_m, 4, 16, False), "IQ2_XXS": (_iq2_xxs, 4, 32, False),
-    "IQ2_XS": (_iq2_xs, 4, 16, False), "IQ2_S": (_iq2_s, 4, 16, False), "IQ3_XXS": (_iq3_xxs, 4, 32, False),
+    "IQ1_S": (_iq1_s, 4, 32, False),
+    "IQ1_M": (_iq1_m, 4, 16, False),
+    "IQ2_XXS": (_iq2_xxs, 4, 32, False),
+    "IQ2_XS": (_iq2_xs, 4, 16, False),
+    "IQ2_S": (_iq2_s, 4, 16, False),
+    "IQ3_XXS": (_iq3_xxs, 4, 32, False),
     "IQ3_S": (_iq3_s, 4, 32, False),
-}  # fmt: skip
+}
 """As `gguf.DECODERS`."""

@@ -16,9 +16,23 @@ from quire.quantization.scheme import Form, Scheme, SchemeOf, Tensors, is_within
 CODE_TYPES = (torch.uint8, torch.int32, torch.float16, torch.bfloat16, torch.float32)
 """Bytes, or words for 3 bits; or either seen as floats (`view_as_float`)."""
 FACTS = (
-    "nbits", "group_size", "shape", "axis", "packing", "unpack_view_dtype", "view_as_float", "quant_scale", "quant_zero",
-    "compute_dtype", "offload_meta", "encoded_state_dict", "stores_quant_config", "channel_wise", "optimize", "round_zero",
-)  # fmt: skip
+    "nbits",
+    "group_size",
+    "shape",
+    "axis",
+    "packing",
+    "unpack_view_dtype",
+    "view_as_float",
+    "quant_scale",
+    "quant_zero",
+    "compute_dtype",
+    "offload_meta",
+    "encoded_state_dict",
+    "stores_quant_config",
+    "channel_wise",
+    "optimize",
+    "round_zero",
+)
 FACT_TYPES = (torch.uint8, torch.int32, torch.int64, torch.float32, torch.bool)
 BITS = {8: 8, 6: 8, 5: 8, 4: 4, 3: 3, 2: 2, 1.58: 2, 1: 1}
 """By a matrix's bits, those that a code takes."""

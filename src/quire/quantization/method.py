@@ -256,15 +256,27 @@ class QuantizedLinear(LinearMethod):
         self._products[type(weight)].apply(x_TK, weight, out_TN)
 
     def apply_normed(
-        self, x_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, weight: LinearWeight, out_TN: torch.Tensor,
+        self,
+        x_TD: torch.Tensor,
+        norm_D: torch.Tensor,
+        eps: float,
+        weight: LinearWeight,
+        out_TN: torch.Tensor,
         scratch_TD: torch.Tensor,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._products[type(weight)].apply_normed(x_TD, norm_D, eps, weight, out_TN, scratch_TD)
 
     def apply_normed_gated(
-        self, x_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, weight: LinearWeight, kind: str,
-        out_TI: torch.Tensor, scratch_TD: torch.Tensor, scratch_T2I: torch.Tensor,
-    ) -> None:  # fmt: skip
+        self,
+        x_TD: torch.Tensor,
+        norm_D: torch.Tensor,
+        eps: float,
+        weight: LinearWeight,
+        kind: str,
+        out_TI: torch.Tensor,
+        scratch_TD: torch.Tensor,
+        scratch_T2I: torch.Tensor,
+    ) -> None:
         products = self._products[type(weight)]
         products.apply_normed_gated(x_TD, norm_D, eps, weight, kind, out_TI, scratch_TD, scratch_T2I)
 
@@ -274,10 +286,18 @@ class QuantizedLinear(LinearMethod):
         self._products[type(weight)].apply_add(x_TK, weight, residual_TN, scratch_TN)
 
     def apply_gated_mlp(
-        self, residual_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, gate_up: LinearWeight, kind: str,
-        down: LinearWeight, narrow_TI: torch.Tensor, scratch_TD: torch.Tensor, scratch_T2I: torch.Tensor,
+        self,
+        residual_TD: torch.Tensor,
+        norm_D: torch.Tensor,
+        eps: float,
+        gate_up: LinearWeight,
+        kind: str,
+        down: LinearWeight,
+        narrow_TI: torch.Tensor,
+        scratch_TD: torch.Tensor,
+        scratch_T2I: torch.Tensor,
         delta_TD: torch.Tensor,
-    ) -> None:  # fmt: skip
+    ) -> None:
         products = self._products[type(gate_up)] if type(gate_up) is type(down) else super()
         products.apply_gated_mlp(
             residual_TD, norm_D, eps, gate_up, kind, down, narrow_TI, scratch_TD, scratch_T2I, delta_TD

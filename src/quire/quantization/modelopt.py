@@ -19,9 +19,18 @@ from quire.quantization.join import dense
 from quire.quantization.scheme import Form, Scheme, SchemeOf, Tensors, is_within, matches, refused, spellings
 
 ALGORITHMS = (
-    "FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "MXFP8", "NVFP4", "NVFP4_AWQ", "W4A16_NVFP4", "W4A16_AWQ",
-    "W8A16", "W8A8_SQ_PER_CHANNEL", "MIXED_PRECISION",
-)  # fmt: skip
+    "FP8",
+    "FP8_PER_CHANNEL_PER_TOKEN",
+    "FP8_PB_WO",
+    "MXFP8",
+    "NVFP4",
+    "NVFP4_AWQ",
+    "W4A16_NVFP4",
+    "W4A16_AWQ",
+    "W8A16",
+    "W8A8_SQ_PER_CHANNEL",
+    "MIXED_PRECISION",
+)
 BLOCK = 128
 INPUT_SCALE = "pre_quant_scale"
 

@@ -57,12 +57,6 @@ def _half(scale_NG: torch.Tensor) -> torch.Tensor:
     return (scale_NG / power).clamp(min=2.0**-24).half().float() * power
 
 
-def _short(scale_NG: torch.Tensor) -> torch.Tensor:
-    """At least so large, with the 11 bits that a float16 has: kernels may keep them in 16."""
-    mantissa, exponent = torch.frexp(scale_NG.clamp(min=1e-12))
-    return torch.ldexp((mantissa * 2048).ceil() / 2048, exponent)
-
-
 def _grouped(weight_NK: torch.Tensor, group: int) -> torch.Tensor:
     """float32 [N, G, columns of a group]: of the wanted size, or of the next smaller power of two that divides the columns; all
     columns where none of 16 or more does."""

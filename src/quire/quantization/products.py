@@ -16,9 +16,16 @@ class PackedProducts(Products):
         packed.packed_linear(x_TK, cast(PackedWeight, weight), out_TN)
 
     def apply_normed_gated(
-        self, x_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, weight: LinearWeight, kind: str,
-        out_TI: torch.Tensor, scratch_TD: torch.Tensor, scratch_T2I: torch.Tensor,
-    ) -> None:  # fmt: skip
+        self,
+        x_TD: torch.Tensor,
+        norm_D: torch.Tensor,
+        eps: float,
+        weight: LinearWeight,
+        kind: str,
+        out_TI: torch.Tensor,
+        scratch_TD: torch.Tensor,
+        scratch_T2I: torch.Tensor,
+    ) -> None:
         if ops.is_native("packed_norm_linear_gated"):
             packed.packed_norm_linear_gated(
                 x_TD, norm_D, eps, cast(PackedWeight, weight), kind, out_TI, scratch_TD, scratch_T2I
@@ -56,15 +63,27 @@ class Fp8Products(Products):
         fp8.fp8_linear(x_TK, cast(Fp8Weight, weight), out_TN, self.scratch)
 
     def apply_normed(
-        self, x_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, weight: LinearWeight, out_TN: torch.Tensor,
+        self,
+        x_TD: torch.Tensor,
+        norm_D: torch.Tensor,
+        eps: float,
+        weight: LinearWeight,
+        out_TN: torch.Tensor,
         scratch_TD: torch.Tensor,
-    ) -> None:  # fmt: skip
+    ) -> None:
         fp8.fp8_norm_linear(x_TD, norm_D, eps, cast(Fp8Weight, weight), out_TN, self.scratch)
 
     def apply_normed_gated(
-        self, x_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, weight: LinearWeight, kind: str,
-        out_TI: torch.Tensor, scratch_TD: torch.Tensor, scratch_T2I: torch.Tensor,
-    ) -> None:  # fmt: skip
+        self,
+        x_TD: torch.Tensor,
+        norm_D: torch.Tensor,
+        eps: float,
+        weight: LinearWeight,
+        kind: str,
+        out_TI: torch.Tensor,
+        scratch_TD: torch.Tensor,
+        scratch_T2I: torch.Tensor,
+    ) -> None:
         fp8.fp8_norm_linear_gated(x_TD, norm_D, eps, cast(Fp8Weight, weight), kind, out_TI, scratch_T2I, self.scratch)
 
     def apply_add(
@@ -73,11 +92,27 @@ class Fp8Products(Products):
         fp8.fp8_linear_add(x_TK, cast(Fp8Weight, weight), residual_TN, scratch_TN, self.scratch)
 
     def apply_gated_mlp(
-        self, residual_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, gate_up: LinearWeight, kind: str,
-        down: LinearWeight, narrow_TI: torch.Tensor, scratch_TD: torch.Tensor, scratch_T2I: torch.Tensor,
+        self,
+        residual_TD: torch.Tensor,
+        norm_D: torch.Tensor,
+        eps: float,
+        gate_up: LinearWeight,
+        kind: str,
+        down: LinearWeight,
+        narrow_TI: torch.Tensor,
+        scratch_TD: torch.Tensor,
+        scratch_T2I: torch.Tensor,
         delta_TD: torch.Tensor,
-    ) -> None:  # fmt: skip
+    ) -> None:
         fp8.fp8_gated_mlp(
-            residual_TD, norm_D, eps, cast(Fp8Weight, gate_up), kind, cast(Fp8Weight, down), scratch_T2I, narrow_TI,
-            delta_TD, self.scratch,
-        )  # fmt: skip
+            residual_TD,
+            norm_D,
+            eps,
+            cast(Fp8Weight, gate_up),
+            kind,
+            cast(Fp8Weight, down),
+            scratch_T2I,
+            narrow_TI,
+            delta_TD,
+            self.scratch,
+        )

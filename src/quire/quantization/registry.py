@@ -63,12 +63,19 @@ FORMATS = {
 }
 
 ALIASES = {
-    "awq_marlin": "awq", "auto_awq": "awq", "gptq_marlin": "gptq", "auto_gptq": "gptq", "gpt_oss_mxfp4": "mxfp4",
-    "intel/auto-round": "auto-round", "auto_round": "auto-round", "inc": "auto-round",
-    "int8_per_channel_weight_only": "int8", "experts_int8": "int8",
+    "awq_marlin": "awq",
+    "auto_awq": "awq",
+    "gptq_marlin": "gptq",
+    "auto_gptq": "gptq",
+    "gpt_oss_mxfp4": "mxfp4",
+    "intel/auto-round": "auto-round",
+    "auto_round": "auto-round",
+    "inc": "auto-round",
+    "int8_per_channel_weight_only": "int8",
+    "experts_int8": "int8",
     **dict.fromkeys(("fp8_per_tensor", "fp8_per_block", "fp8_per_channel"), "fp8"),
     **dict.fromkeys(("modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed"), "modelopt"),
-}  # fmt: skip
+}
 """Other names of formats: in checkpoints, and by which users of vLLM ask for them (there they name a kernel too, or coarser
 scales)."""
 

@@ -57,9 +57,14 @@ class Form:
             return Form("dense")
         group, is_alike = min(self.group, other.group), self.table == other.table
         return Form(
-            self.kind, max(self.bits, other.bits) if is_alike else 8, group, self.has_zeros or other.has_zeros,
-            self.fits_tiles and other.fits_tiles, self.has_powers and other.has_powers, self.table if is_alike else "",
-        )  # fmt: skip
+            self.kind,
+            max(self.bits, other.bits) if is_alike else 8,
+            group,
+            self.has_zeros or other.has_zeros,
+            self.fits_tiles and other.fits_tiles,
+            self.has_powers and other.has_powers,
+            self.table if is_alike else "",
+        )
 
 
 DENSE, FP8_FORM, INT8_FORM = Form("dense"), Form("fp8"), Form("int8")
@@ -88,8 +93,15 @@ SchemeOf: TypeAlias = Callable[[str], Scheme | None]
 
 
 PREFIXES = (
-    "", "model.", "model.language_model.", "language_model.model.", "transformer.", "gpt_neox.", "model.decoder.", "backbone.",
-)  # fmt: skip
+    "",
+    "model.",
+    "model.language_model.",
+    "language_model.model.",
+    "transformer.",
+    "gpt_neox.",
+    "model.decoder.",
+    "backbone.",
+)
 
 
 def spellings(source: str) -> list[str]:

@@ -19,10 +19,14 @@ CODES, SCALE, ZERO = "_weight_qdata", "_weight_scale", "_weight_zero_point"
 BY_NAME = ("FqnToConfig", "ModuleFqnToConfig")
 """Configurations that hold others, by modules' names."""
 SUPPORTED = (
-    "Float8DynamicActivationFloat8WeightConfig", "Float8WeightOnlyConfig", "Int4WeightOnlyConfig",
-    "Int8DynamicActivationInt8WeightConfig", "Int8DynamicActivationIntxWeightConfig", "Int8WeightOnlyConfig",
+    "Float8DynamicActivationFloat8WeightConfig",
+    "Float8WeightOnlyConfig",
+    "Int4WeightOnlyConfig",
+    "Int8DynamicActivationInt8WeightConfig",
+    "Int8DynamicActivationIntxWeightConfig",
+    "Int8WeightOnlyConfig",
     "IntxWeightOnlyConfig",
-)  # fmt: skip
+)
 
 
 def parse(section: HFConfig) -> SchemeOf:

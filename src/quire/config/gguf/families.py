@@ -33,8 +33,10 @@ FUSED = LLAMA | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 AFTER = LLAMA | {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
 """Norms behind the halves of a layer."""
 GLM4 = LLAMA | {
-    "post_attention_norm": "post_self_attn_layernorm", "post_ffw_norm": "post_mlp_layernorm", "ffn_up": "mlp.gate_up_proj",
-}  # fmt: skip
+    "post_attention_norm": "post_self_attn_layernorm",
+    "post_ffw_norm": "post_mlp_layernorm",
+    "ffn_up": "mlp.gate_up_proj",
+}
 HUNYUAN = LLAMA | {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
 STARCODER2 = LLAMA | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
 MIXTURE = LLAMA | {

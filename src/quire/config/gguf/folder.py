@@ -22,8 +22,12 @@ LAYOUT = 2
 NO_TOKENIZER = "no_tokenizer.txt"
 """Why a file's tokenizer could not be written."""
 BESIDE = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "generation_config.json",
-)  # fmt: skip
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
 """Files that are better than what the GGUF file has of the same."""
 
 

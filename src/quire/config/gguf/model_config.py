@@ -7,15 +7,12 @@ tensors, which hold what config.json says in other words.
 import struct
 from typing import Any, cast
 
-from quire.config.gguf.container import GGUFFile
+from quire.config.gguf.container import TYPES, GGUFFile
 from quire.config.gguf.families import FAMILIES, NOT_WEIGHTS, Family, checkpoint_name
 from quire.errors import ConfigError
 
 PLAIN = ("F32", "F16", "BF16")
-PACKED = (
-    "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS",
-    "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0", "Q1_0", "MXFP4", "NVFP4",
-)  # fmt: skip
+PACKED = tuple(kind.name for kind in TYPES.values() if kind.values > 1)
 
 
 def family_of(file: GGUFFile) -> Family:
@@ -116,12 +113,14 @@ def _epsilon(file: GGUFFile) -> dict[str, float]:
 
 SCALES = {
     "granite": {
-        "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
-        "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
+        "attention.scale": "attention_multiplier",
+        "embedding_scale": "embedding_multiplier",
+        "residual_scale": "residual_multiplier",
+        "logit_scale": "logits_scaling",
     },
     "cohere": {"logit_scale": "logit_scale"},
     "cohere2": {"logit_scale": "logit_scale"},
-}  # fmt: skip
+}
 """Numbers that some families are multiplied by, and what their configurations call them."""
 BIASED = ("llama", "granite", "seed_oss", "hunyuan_v1_dense", "glm4", "olmo2", "olmo3", "starcoder2", "gpt_oss")
 """Families whose configurations say whether queries, keys and values have biases."""
@@ -181,15 +180,22 @@ def _rope_scaling(files: list[GGUFFile], max_positions: int) -> dict[str, Any] |
     original = int(_fact(files[0], "rope.scaling.original_context_length", 0)) or max_positions
     if long is not None and short is not None:
         return {
-            "rope_type": "longrope", "long_factor": long, "short_factor": short, "factor": max_positions / original,
+            "rope_type": "longrope",
+            "long_factor": long,
+            "short_factor": short,
+            "factor": max_positions / original,
             "original_max_position_embeddings": original,
-        }  # fmt: skip
+        }
     divisors = _floats(files, "rope_freqs.weight")
     if divisors is not None:  # Llama 3.1's stretch, worked out for each pair
         return {
-            "rope_type": "longrope", "long_factor": divisors, "short_factor": divisors, "factor": 1.0, "attention_factor": 1.0,
+            "rope_type": "longrope",
+            "long_factor": divisors,
+            "short_factor": divisors,
+            "factor": 1.0,
+            "attention_factor": 1.0,
             "original_max_position_embeddings": max_positions,
-        }  # fmt: skip
+        }
     kind, factor = _fact(files[0], "rope.scaling.type"), float(_fact(files[0], "rope.scaling.factor", 1.0))
     if kind in (None, "none") or factor == 1.0:
         return None

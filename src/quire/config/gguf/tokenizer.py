@@ -26,10 +26,11 @@ _SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _TEKKEN = f"{_WORD}{_UPPER}*{_LOWER}+|{_WORD}{_UPPER}+{_LOWER}*" + r"|\p{N}" + _END
 _GPT4O = f"{_WORD}{_UPPER}*{_LOWER}+{_SHORT}|{_WORD}{_UPPER}+{_LOWER}*{_SHORT}" + r"|\p{N}{1,3}" + _END
 _DEEPSEEK = (
-    r"\p{N}{1,3}", r"[一-龥぀-ゟ゠-ヿ]+",
+    r"\p{N}{1,3}",
+    r"[一-龥぀-ゟ゠-ヿ]+",
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+",
-)  # fmt: skip
+)
 SPLITS: dict[str, str | tuple[str, ...]] = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "smaug-bpe", "dbrx", "glm4"), _LLAMA3),
     "tekken": _TEKKEN,
@@ -58,10 +59,18 @@ def build_tokenizer(file: GGUFFile) -> tuple[dict[str, Any], dict[str, Any]]:
     else:
         raise _unusable(file, f"tokenizer.ggml.model={kind!r} is not supported; supported: gpt2, llama")
     added = [
-        {"id": i, "content": token, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
-         "special": types[i] in (CONTROL, UNKNOWN)}
-        for i, token in enumerate(tokens) if types[i] in (CONTROL, USER_DEFINED, UNKNOWN)
-    ]  # fmt: skip
+        {
+            "id": i,
+            "content": token,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": types[i] in (CONTROL, UNKNOWN),
+        }
+        for i, token in enumerate(tokens)
+        if types[i] in (CONTROL, USER_DEFINED, UNKNOWN)
+    ]
     config = _special(file, tokens)
     adds_bos = file.metadata.get("tokenizer.ggml.add_bos_token", kind == "llama")
     processor = _prepend(config["bos_token"], tokens) if adds_bos and "bos_token" in config else None
