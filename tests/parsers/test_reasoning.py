@@ -327,4 +327,14 @@ def test_a_stream_of_harmony_adds_up_to_the_whole_answer(seed):
 def test_an_answer_that_must_not_reason_does_not_show_what_it_reasons():
     assert read("minicpmv", "a<think>b</think>c", OFF) == ("", "ac")
     assert read("minicpmv", "<think>b", OFF) == ("", "")
-    assert read("minicpmv", "a </think>\nb", OFF) == ("", "ab")
+    assert read("minicpmv", "a </think>\nb", OFF) == (
+        "",
+        "a \nb",
+    )  # words on either side of a stray marker are not joined
+
+
+def test_an_answer_that_begins_with_the_marker_of_the_answer_has_no_reasoning():
+    answer = "<|open|>response<|sep|>Hello<|close|>response<|sep|>"
+    for parts in ([answer], list(answer)):
+        assert parse(parts, reasoning=REASONING["kimi_k3"])[:2] == ("", "Hello")
+    assert read("kimi_k3", "Hm<|close|>think<|sep|>" + answer) == ("Hm", "Hello")

@@ -94,3 +94,32 @@ def test_its_markers_serve_for_budgets(tmp_path: Path) -> None:
 def test_a_template_that_cannot_be_read_is_refused(template: Any, words: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=words):
         read_response_template(folder_of(template, tmp_path), "reasoning_parser")
+
+
+CHANNELS: dict[str, Any] = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "<|start|>assistant",
+    "fields": {
+        "thinking": {"open": "<|think|>", "close": "<|end|><|start|>assistant", "content": "text"},
+        "content": {"open": "<|final|>", "close": ["<|return|>"], "content": "text"},
+    },
+}
+
+
+def test_white_space_that_continues_a_text_of_the_prompt_is_kept(tmp_path: Path) -> None:
+    template = read_response_template(folder_of(TEMPLATE, tmp_path), "reasoning_parser")
+    assert parse(template, [" more.</think>", " Done."], prompt=PROMPT + "<think>Some") == (" more.", "Done.", [])
+
+
+def test_a_marker_of_the_prompt_that_the_answer_does_not_complete_is_no_part_of_the_answer(tmp_path: Path) -> None:
+    template = read_response_template(folder_of(TEMPLATE, tmp_path), "reasoning_parser")
+    assert parse(template, ["king"], prompt=PROMPT + "<thi") == ("", "king", [])
+    assert parse(template, [], prompt=PROMPT + "<thi") == ("", "", [])
+    assert parse(template, ["nk>Why?</think>x"], prompt=PROMPT + "<thi") == ("Why?", "x", [])
+
+
+@pytest.mark.parametrize("end", ["<|end|>", "<|end|><|start|>"])
+def test_an_end_marker_that_is_cut_off_between_two_special_tokens_ends_its_region(tmp_path: Path, end: str) -> None:
+    template = read_response_template(folder_of(CHANNELS, tmp_path), "reasoning_parser")
+    for parts in (["<|think|>plan" + end], ["<|think|>plan", end[:4], end[4:]]):
+        assert parse(template, parts, prompt="<|start|>assistant") == ("plan", "", [])

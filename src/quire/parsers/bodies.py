@@ -42,12 +42,10 @@ class JsonObject:
     nameless: bool = False
 
     def read(self, reader: Reader, out: Pieces, tools: Tools) -> Waiting[None]:
-        if (yield from reader.starts_with(("[", "{"))) != "[":
+        if (yield from reader.accept(("[",))) is None:
             yield from self._object(reader, out, tools)
             return
-        yield from reader.expect(("[",))
-        if (yield from reader.starts_with(("]", "{"))) == "]":
-            yield from reader.expect(("]",))
+        if (yield from reader.accept(("]",))) is not None:
             return
         while True:
             yield from self._object(reader, out, tools)
@@ -205,9 +203,8 @@ class Several:
             yield from self.body.read(reader, out, tools)
             if self.end:
                 yield from reader.expect((self.end,))
-            if (yield from reader.starts_with((self.begin,))) is None:
+            if (yield from reader.accept((self.begin,))) is None:
                 return
-            yield from reader.expect((self.begin,))
 
 
 @dataclasses.dataclass(frozen=True)

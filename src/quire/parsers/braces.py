@@ -72,7 +72,7 @@ class Braces:
     def _argument(self, reader: Reader, out: Pieces, tools: Tools, function: str, key: str) -> Waiting[None]:
         """A value of the call itself; a string is handed on while it comes."""
         kind, or_null = tools.kind(function, key), tools.takes_null(function, key)
-        if (yield from reader.starts_with((self.quote,))) is None:
+        if (yield from reader.accept((self.quote,))) is None:
             value = yield from self._value(reader, 0)
             text = value.strip()
             is_bare = text[:1] not in ("{", "[", '"')
@@ -80,11 +80,9 @@ class Braces:
             fitting = tools.as_json(function, key, text) if is_bare else value
             out.arguments(json.dumps(text, ensure_ascii=False) if is_text else fitting)
             return
-        yield from reader.expect((self.quote,))
         if self.quotes_all and kind != "text":
-            parts: list[str] = []
-            yield from reader.until((self.quote,), parts.append)
-            out.arguments(tools.as_json(function, key, "".join(parts)))
+            text = yield from reader.text_until((self.quote,))
+            out.arguments(tools.as_json(function, key, text))
             return
         text_value = TextValue(out, or_null=or_null and self.quotes_all)
         yield from reader.until((self.quote,), text_value.add)
@@ -94,11 +92,8 @@ class Braces:
         """The JSON of a value."""
         if depth > MAX_DEPTH:
             raise Malformed
-        if (yield from reader.starts_with((self.quote,))) is not None:
-            yield from reader.expect((self.quote,))
-            parts: list[str] = []
-            yield from reader.until((self.quote,), parts.append)
-            return json.dumps("".join(parts), ensure_ascii=False)
+        if (yield from reader.accept((self.quote,))) is not None:
+            return json.dumps((yield from reader.text_until((self.quote,))), ensure_ascii=False)
         first = yield from reader.peek()
         values: list[str] = []
         if first == "[":

@@ -45,8 +45,7 @@ class Elements:
         out.call(name)
         nodes: list[tuple[str, _Node]] = []
         try:
-            while (yield from reader.starts_with((f"{self.mark}<",))) is not None:
-                yield from reader.expect((f"{self.mark}<",))
+            while (yield from reader.accept((f"{self.mark}<",))) is not None:
                 tag = yield from self._tag(reader)
                 if tag == f"/{self.end}":
                     break

@@ -96,25 +96,25 @@ class Pieces:
         """A marker of the format stands here: white space on either side is the format's."""
         self._space, self._after, self._skips_space = "", "", True
 
+    def resume(self, kind: Kind) -> None:
+        """The answer begins within a text of this kind that the prompt has begun: white space that comes first is the text's."""
+        self._kind = kind
+
     def line_break(self, kind: Kind) -> None:
         """Another message of reasoning or content begins, on a line of its own."""
         self.marker()
         self._kind = kind
         self._add(Piece(kind, "\n"))
 
-    def reasoning_begins(self) -> None:
-        """A marker of the format stands here, behind which the model reasons."""
-        self._interrupt()
-
     def call(self, name: str, call_id: str = "") -> None:
         """A call begins. `call_id`: its id, if the model writes one."""
-        self._interrupt()
+        self.interrupt()
         self._pieces.append(Piece("call", name, self.num_calls, call_id))
         self.num_calls += 1
         self.in_call = True
 
-    def _interrupt(self) -> None:
-        """Something else stands between this part of the content and the next."""
+    def interrupt(self) -> None:
+        """A marker or a call comes between this part of the content and the next: the white space on either side stays."""
         if self._has_content and self._before is None:
             self._before = self._space
         self.marker()

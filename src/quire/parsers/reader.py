@@ -117,6 +117,12 @@ class Reader:
             yield
             self.passing = None
 
+    def text_until(self, markers: tuple[str, ...]) -> Waiting[str]:
+        """Take and return what stands before the first of some markers, or the end of the text; the marker is taken, too."""
+        parts: list[str] = []
+        yield from self.until(markers, parts.append)
+        return "".join(parts)
+
     def header(self, stops: tuple[str, ...]) -> Waiting[tuple[str, str]]:
         """Take a name and what else stands before the first of some markers, and the marker; returns both.
 
@@ -171,16 +177,22 @@ class Reader:
                 continue
             return max((word for word in words if rest.startswith(word)), key=len, default=None)
 
+    def accept(self, words: tuple[str, ...]) -> Waiting[str | None]:
+        """Take the longest of some words and the white space before it; None where the text goes on otherwise."""
+        word = yield from self.starts_with(words)
+        if word is not None:
+            self.take(self.text.index(word) + len(word))
+        return word
+
     def expect(self, words: tuple[str, ...]) -> Waiting[str]:
         """Take one of some words and the white space before it.
 
         Raises:
             Malformed: the text goes on otherwise.
         """
-        word = yield from self.starts_with(words)
+        word = yield from self.accept(words)
         if word is None:
             raise Malformed
-        self.take(self.text.index(word) + len(word))
         return word
 
     def json_value(self, emit: Emit) -> Waiting[None]:
@@ -212,7 +224,7 @@ class Reader:
         while True:
             match = self._string_end.search(self.text)
             if match is None:
-                emit(self.take(len(self.text) - (0 if self.ended else begun(self.text, self._ends))))
+                emit(self.take(self.num_certain()))
             elif match.group() == '"':
                 emit(self.take(match.end()))
                 return

@@ -3,6 +3,7 @@
 Transformers reads it (`transformers.utils.chat_parsing`); here its regions become reasoning, content and calls.
 """
 
+import contextlib
 import copy
 import json
 from collections.abc import Sequence
@@ -85,10 +86,10 @@ def parse(
     offered: Sequence[dict[str, Any]],
     has_tools: bool,
 ) -> Waiting[None]:
-    """A whole answer.
+    """Read a whole answer.
 
     Args:
-        prompt: the text that the answer goes on from; the template may have written the beginning of a region.
+        prompt: the prompt that is answered; it may end within a region.
         offered: the request's tools, whose schemas say what arguments are.
         has_tools: calls are looked for; otherwise they are content as they stand.
     """
@@ -96,7 +97,7 @@ def parse(
     def begin() -> Any:
         return _parser_class()(template, prefix=prompt, tools=list(offered))
 
-    parser, regions, before = begin(), _Regions(out, has_tools), ""
+    parser, regions, before = begin(), _Regions(out, has_tools, begin()), ""
     while True:
         ended = reader.ended
         text = reader.take(len(reader.text))
@@ -105,6 +106,7 @@ def parse(
             before += text
             text = ""
             if ended:
+                regions.read(parser.feed(_rest_of_close(template["fields"].get(regions.field), before)))
                 regions.read(parser.finalize()[1])
         except ValueError as error:  # a region that is not what the template says
             logger.warning("The rest of an answer stays text: its response_template does not read it: %s", error)
@@ -119,6 +121,15 @@ def parse(
         yield
 
 
+def _rest_of_close(field: dict[str, Any] | None, text: str) -> str:
+    """What is missing of a region's end marker where the text ends behind one of the marker's special tokens."""
+    for marker in () if field is None else _texts(field.get("close")):
+        for size in range(len(marker) - 1, 0, -1):
+            if marker[size - 1] == ">" and text.endswith(marker[:size]):
+                return marker[size:]
+    return ""
+
+
 def _behind_error(parser: Any, regions: "_Regions", before: str, text: str) -> str:
     """Read a text again up to the character that cannot be read; returns what follows."""
     parser.feed(before)
@@ -131,14 +142,35 @@ def _behind_error(parser: Any, regions: "_Regions", before: str, text: str) -> s
 
 
 class _Regions:
-    """Hands the events of an answer on."""
+    """Hands the events of an answer on.
 
-    def __init__(self, out: Pieces, has_tools: bool) -> None:
+    Args:
+        parser: one that has read the prompt, and reads no more.
+
+    Attributes:
+        field: the name of the region that is open; empty: none.
+        held: the text of a call so far.
+    """
+
+    def __init__(self, out: Pieces, has_tools: bool, parser: Any) -> None:
         self._out = out
         self._has_tools = has_tools
-        self.held = ""
+        self.field = self.held = ""
+        self._track(parser.initial_events)
+        if self.field and _KINDS[self.field] != "call":
+            out.resume(cast("Kind", _KINDS[self.field]))
+        # A marker that the prompt begins and the answer does not complete comes as text. It is no part of the answer.
+        self._of_prompt = ""
+        with contextlib.suppress(ValueError):
+            self._of_prompt = "".join(event.get("text", "") for event in parser.finalize()[1])
+
+    def _track(self, events: list[dict[str, Any]]) -> None:
+        for event in events:
+            if event["type"] != "region_chunk":
+                self.field = event["field"] if event["type"] == "region_open" else ""
 
     def read(self, events: list[dict[str, Any]]) -> None:
+        self._track(events)
         for event in events:
             kind = _KINDS[event["field"]]
             if event["type"] == "region_open":
@@ -148,7 +180,8 @@ class _Regions:
             elif kind == "call":
                 self.held += event["text"]
             else:
-                self._out.text(kind, event["text"])
+                self._out.text(kind, event["text"].removeprefix(self._of_prompt))
+                self._of_prompt = ""
 
     def _close(self, kind: Kind, value: Any) -> None:
         held, self.held = self.held, ""

@@ -58,7 +58,10 @@ class AnswerParser:
             self._reader.end_calls_at(tools.end, (*tools.begin, *tools.section[1:]))
         self._reasoning = reasoning
         self._in_reasoning = in_reasoning
-        self._only_thoughts: list[str] | None = [] if reasoning is not None and reasoning.fills else None
+        self._only_thoughts: list[str] | None = None
+        if reasoning is not None and reasoning.fills:
+            self._only_thoughts = []
+            self._out.resume("reasoning")
         self.has_filled = False
         self._is_unclosed = False
         if response_template is not None:
@@ -164,10 +167,12 @@ class AnswerParser:
             if tools is not None and marker in begin:
                 yield from self._calls(tools, marker)
             elif thoughts is not None and marker in again:
-                out.reasoning_begins()
+                out.interrupt()
                 found = yield from thoughts.read(reader, out, marker)
             elif thoughts is not None and marker in noise:
                 yield from thoughts.skip_noise(reader, marker)
+            elif thoughts is not None and marker in thoughts.reasoning.answer:
+                out.interrupt()
             elif marker in header:
                 out.marker()
                 found = yield from self._header(markers)
@@ -214,8 +219,8 @@ class AnswerParser:
         while True:
             reader.mark()
             before, out.in_call = out.num_calls, False
-            while len(marker) > 1 and marker not in tools.direct and (yield from reader.starts_with((marker,))):
-                yield from reader.expect((marker,))  # models write it twice
+            while len(marker) > 1 and marker not in tools.direct and (yield from reader.accept((marker,))):
+                pass  # models write it twice
             try:
                 if tools.whole:
                     yield from self._whole_calls(tools)
@@ -228,11 +233,10 @@ class AnswerParser:
             finally:
                 reader.holds = False
             out.marker()
-            if tools.end and (yield from reader.starts_with(tools.end)) is not None:
-                yield from reader.expect(tools.end)
-            if not tools.separator or (yield from reader.starts_with((tools.separator,))) is None:
+            if tools.end:
+                yield from reader.accept(tools.end)
+            if not tools.separator or (yield from reader.accept((tools.separator,))) is None:
                 return
-            yield from reader.expect((tools.separator,))
 
     def _whole_calls(self, tools: ToolFormat) -> Waiting[None]:
         """Calls that are handed on when they are whole. Raises Malformed: they are not."""

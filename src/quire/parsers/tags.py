@@ -89,8 +89,8 @@ class Tags:
 
     def read(self, reader: Reader, out: Pieces, tools: Tools) -> Waiting[None]:
         before, after = self.name
-        if self.prefix and (yield from reader.starts_with((self.prefix,))) is not None:
-            yield from reader.expect((self.prefix,))
+        if self.prefix:
+            yield from reader.accept((self.prefix,))
         if before:
             yield from reader.expect((before,))
         ends = (self.end,) if self.end else ()
@@ -154,9 +154,7 @@ class Tags:
         return (yield from self._next(reader)) if found == self.value[1] else found
 
     def _next(self, reader: Reader) -> Waiting[str | None]:
-        words = (self.key[0], *([self.end] if self.end else []))
-        word = yield from reader.starts_with(words)
-        return None if word is None else (yield from reader.expect(words))
+        return (yield from reader.accept((self.key[0], *([self.end] if self.end else []))))
 
 
 def _kind(tools: Tools, function: str, name: str, is_text: bool | None) -> Kind:

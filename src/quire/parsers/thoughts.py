@@ -39,6 +39,8 @@ class Thoughts:
         reasoning = self.reasoning
         start = yield from reader.starts_with(reasoning.start)
         found = None
+        if start is None and in_reasoning is None and (yield from reader.starts_with(reasoning.answer)) is not None:
+            return None  # the model answers at once, with the marker of the answer
         if start is not None or (reasoning.implied if in_reasoning is None else in_reasoning):
             if reasoning.is_content:
                 out.text("content", reasoning.start[0] if start is None else "")
