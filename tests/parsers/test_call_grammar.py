@@ -347,6 +347,14 @@ def test_no_schema_breaks_the_derivation(schema: Any) -> None:
                 assert name in (*TAGS, *PYTHON)
 
 
+@pytest.mark.parametrize("name", ["qwen3_coder", "deepseek_v32", "kimi_k3"])
+def test_a_type_beside_alternatives_without_types_is_the_values_type(name: str) -> None:
+    choices = {"type": "object", "properties": {"x": {"type": "integer"}}, "anyOf": [{"required": ["x"]}]}
+    tools, calls = [tool_of({"a": choices}, ["a"])], [("f", {"a": {"x": 3}})]
+    text = write(name, calls)
+    assert accepts(grammar_of(name, tools), text) and read(text, name, tools) == calls
+
+
 def test_a_format_that_a_plugin_adds_is_read_and_enforced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TOOLS, "mine", ToolFormat(JsonObject(), begin=("<call>",), end=("</call>",)))
     assert choose_formats("none", "mine", None).tools is TOOLS["mine"]

@@ -15,12 +15,12 @@ from quire.parsers.bodies import Addressed, Body, Header, JsonObject, JsonOr, Se
 from quire.parsers.braces import Braces
 from quire.parsers.elements import Elements
 from quire.parsers.formats import ToolFormat
-from quire.parsers.lark import Lark
 from quire.parsers.offered import Function
 from quire.parsers.parameter_grammar import braces_call, elements_call, python_call, tags_call
 from quire.parsers.pythonic import Pythonic
 from quire.parsers.schemas import Inexpressible, prepared
 from quire.parsers.tags import Tags
+from quire.structured_output.lark import Lark
 
 _HARMONY_THOUGHT = ("<|channel|>", "<|message|>", "<|end|>", "<|start|>assistant")
 

@@ -54,26 +54,32 @@ class Function:
             found = _mapping(found).get(key.replace("~1", "/").replace("~0", "~"))
         return dict(_mapping(found)) if reference.startswith("#/") else {}
 
-    def types(self, schema: Any, depth: int = 8) -> set[str]:
-        """Every type that a schema allows, choices within choices up to a depth; of an enumeration, those of its values."""
-        fields = self.resolved(schema)
-        given = fields.get("type")
-        found = {given} if isinstance(given, str) else set(map(str, _list(given)))
-        for choice in (*_list(fields.get("anyOf")), *_list(fields.get("oneOf"))) if depth else ():
-            found |= self.types(choice, depth - 1)
-        return found or {_type_of(value) for value in fixed_values(fields) or ()}
+    def variants(self, schema: Any, depth: int = 8) -> list[tuple[str, dict[str, Any]]]:
+        """The types that a schema allows, each with the schema of such values; choices within choices up to a depth.
 
-    def container(self, schema: Any, depth: int = 8) -> tuple[Literal["array", "object"], Mapping[str, Any]] | None:
-        """The first list or object that a schema allows, and that one's schema."""
-        fields = self.resolved(schema)
+        A schema without a type has that of its values, or of what it says of items or properties.
+        """
+        fields = dict(self.resolved(schema))
+        choices = (*_list(fields.get("anyOf")), *_list(fields.get("oneOf"))) if depth else ()
+        found = [variant for choice in choices for variant in self.variants(choice, depth - 1)]
+        if found:
+            return found
         given = fields.get("type")
         types = {given} if isinstance(given, str) else set(map(str, _list(given)))
-        if "array" in types or (not types and "items" in fields):
-            return "array", fields
-        if "object" in types or (not types and {"properties", "additionalProperties"} & fields.keys()):
-            return "object", fields
-        choices = (*_list(fields.get("anyOf")), *_list(fields.get("oneOf"))) if depth else ()
-        return next((found for each in choices if (found := self.container(each, depth - 1)) is not None), None)
+        types = types or {_type_of(value) for value in fixed_values(fields) or ()}
+        if not types and "items" in fields:
+            types = {"array"}
+        elif not types and {"properties", "additionalProperties"} & fields.keys():
+            types = {"object"}
+        return [(each, {**fields, "type": each}) for each in sorted(types)]
+
+    def types(self, schema: Any) -> set[str]:
+        """The types that a schema allows."""
+        return {each for each, _ in self.variants(schema)}
+
+    def container(self, schema: Any) -> tuple[str, Mapping[str, Any]] | None:
+        """The first list or object that a schema allows, and that one's schema."""
+        return next((each for each in self.variants(schema) if each[0] in ("array", "object")), None)
 
     def is_text(self, schema: Any) -> bool:
         """Whether a value is text as it stands: its schema says so."""

@@ -7,17 +7,18 @@ import dataclasses
 import keyword
 import re
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from quire.parsers.braces import Braces
 from quire.parsers.elements import NAME, Elements
-from quire.parsers.lark import Lark
 from quire.parsers.offered import Function
-from quire.parsers.schemas import Inexpressible, is_open, plain_object, plain_part, prepared, text_pattern, variants
+from quire.parsers.schemas import Inexpressible, is_open, named_properties, prepared, text_pattern
 from quire.parsers.tags import CDATA, TagHeader, Tags
+from quire.structured_output.lark import Lark
 
 MAX_DEPTH = 16
 _NUMBER = "[0-9]{1,4}"
+_COMMA = '","'
 _OPEN_KEY = r'[^<>\n"\']{1,64}'
 
 
@@ -56,13 +57,13 @@ def tags_call(lark: Lark, body: Tags, function: Function, written: str = "") -> 
     opening = (
         f"{body.prefix}{body.name[0].removeprefix(written)}{_checked(function.name, body.name_header)}{body.name[1]}"
     )
-    required, schemas = plain_object(function)
+    required, schemas = named_properties(function.root)
     values: dict[str, str] = {}
     for key, schema in schemas.items():
         start = body.key[0] + _checked(key, body.key_header) + body.key[1]
         values[key] = f"({' | '.join(_tag_ways(lark, body, function, start, schema))}) space"
     parts = [_numbered(lark, opening), "space", _in_order(required, values)]
-    if not schemas and is_open(function):
+    if not schemas and is_open(function.root):
         before, after = body.key_header.usual.split("{name}")
         key = lark.until(_typed(after, "string") + body.key[1], _OPEN_KEY)
         parts.append(f"({lark.text(body.key[0] + before)} {key} {_text_value(lark, body, None)} space)*")
@@ -92,7 +93,7 @@ def _tag_ways(lark: Lark, body: Tags, function: Function, start: str, schema: An
     if _typed(start, "string") == start:
         return [f"{lark.text(start)} {_tag_value(lark, body, function, schema)}"]
     ways: list[str] = []
-    for json_type, part in variants(function, schema):
+    for json_type, part in function.variants(schema):
         is_text = json_type == "string"
         pattern = text_pattern(function, part, body.value[1], body.lines) if is_text else None
         json_value = f"space {{}} space {lark.text(body.value[1])}"
@@ -131,8 +132,8 @@ def python_call(lark: Lark, function: Function) -> str:
     """
     if not all(map(_is_identifier, function.name.split("."))):
         raise Inexpressible
-    required, schemas = plain_object(function)
-    if is_open(function) or not all(map(_is_identifier, schemas)):
+    required, schemas = named_properties(function.root)
+    if is_open(function.root) or not all(map(_is_identifier, schemas)):
         raise Inexpressible
     parts = {
         key: f'{lark.text(key)} space "=" space {_python_value(lark, function, schema)}'
@@ -150,55 +151,40 @@ def _python_value(lark: Lark, function: Function, schema: Any) -> str:
     return '("True" | "False")' if _is_boolean(function, schema) else _json(lark, function, schema)
 
 
-# --- values within values ---
+# --- values within values, in neither JSON nor Python ---
 
 
-class _Notation(Protocol):
-    """How values are written that are neither JSON nor Python's."""
-
-    def text(self, schema: Mapping[str, Any]) -> str:
-        """A string."""
-        ...
-
-    def items(self, schema: Any, least: int, most: int | None, depth: int) -> str:
-        """A list of so many values of a schema."""
-        ...
-
-    def named(self, schema: Mapping[str, Any], depth: int) -> str:
-        """An object."""
-        ...
-
-
-def _value(lark: Lark, notation: _Notation, function: Function, schema: Any, depth: int) -> str:
-    """A value of a schema.
+def _value(notation: "_Braced | _Elements", schema: Any, depth: int, end: str = "") -> str:
+    """A value of a schema, and `end` behind it.
 
     Raises:
         Inexpressible: the schema is more than types, lists and objects; or it refers to itself.
     """
     ways: list[str] = []
-    found = variants(function, schema)
+    lark, function = notation.lark, notation.function
+    found = function.variants(schema)
     if depth > MAX_DEPTH or not found:
         raise Inexpressible
     for json_type, part in found:
-        if json_type in ("array", "object") and {"enum", "const"} & part.keys():
+        if json_type in ("array", "object") and {"enum", "const", "prefixItems", "contains"} & part.keys():
             raise Inexpressible
         match json_type:
             case "string":
-                ways.append(notation.text(part))
+                ways.append(notation.text(part, end))
+                continue
             case "array":
-                if {"prefixItems", "contains"} & part.keys():
-                    raise Inexpressible
-                ways.append(
-                    notation.items(part.get("items"), part.get("minItems") or 0, part.get("maxItems"), depth + 1)
-                )
+                value = notation.items(part, depth + 1)
             case "object":
-                ways.append(notation.named(part, depth + 1))
+                value = notation.named(part, depth + 1)
             case _:
-                ways.append(_json(lark, function, part))
-    return f"({' | '.join(map(lark.rule, ways))})"
+                value = _json(lark, function, part)
+        ways.append(f"{value} {lark.text(end)}")
+    return f"({' | '.join(map(lark.rule, dict.fromkeys(ways)))})"
 
 
-def _repeated(item: str, least: int, most: int | None, between: str) -> str:
+def _repeated(schema: Mapping[str, Any], item: str, between: str) -> str:
+    """As many items as a list's schema allows."""
+    least, most = schema.get("minItems") or 0, schema.get("maxItems")
     if most == 0:
         return ""
     if most == 1:
@@ -208,12 +194,12 @@ def _repeated(item: str, least: int, most: int | None, between: str) -> str:
     return f"{item} {more}" if least else f"({item} {more})?"
 
 
-def _names(schemas: Mapping[str, Any]) -> None:
-    if not all(re.fullmatch(r"[\w.-]+", key) for key in schemas):
+def _nested_properties(schema: Mapping[str, Any]) -> tuple[frozenset[str], Mapping[str, Any]]:
+    """The properties of an object that has no others."""
+    required, schemas = named_properties(schema)
+    if is_open(schema) or not all(re.fullmatch(r"[\w.-]+", key) for key in schemas):
         raise Inexpressible
-
-
-# --- braces ---
+    return required, schemas
 
 
 def braces_call(lark: Lark, body: Braces, function: Function) -> str:
@@ -229,34 +215,33 @@ def braces_call(lark: Lark, body: Braces, function: Function) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Braced:
+    """Values as `Braces` reads them."""
+
     lark: Lark
     body: Braces
     function: Function
 
-    def text(self, schema: Mapping[str, Any]) -> str:
+    def text(self, schema: Mapping[str, Any], end: str) -> str:
         quote = self.body.quote
-        return f"{self.lark.text(quote)} {self.lark.until(quote, text_pattern(self.function, schema, quote, False))}"
+        return (
+            f"{self.lark.text(quote)} {self.lark.until(quote + end, text_pattern(self.function, schema, quote, False))}"
+        )
 
-    def items(self, schema: Any, least: int, most: int | None, depth: int) -> str:
-        item = self._value(schema, depth)
-        return f'"[" {_repeated(item, least, most, chr(34) + "," + chr(34))} "]"'
+    def items(self, schema: Mapping[str, Any], depth: int) -> str:
+        return f'"[" {_repeated(schema, self._member(schema.get("items"), depth), _COMMA)} "]"'
 
     def named(self, schema: Mapping[str, Any], depth: int) -> str:
-        required, schemas = plain_part(self.function, schema)
-        _names(schemas)
-        parts = {key: f"{self.lark.text(key + ':')} {self._value(each, depth)}" for key, each in schemas.items()}
-        return f'"{{" {_separated(self.lark, required, parts, chr(34) + "," + chr(34))} "}}"'
+        required, schemas = _nested_properties(schema)
+        parts = {key: f"{self.lark.text(key + ':')} {self._member(each, depth)}" for key, each in schemas.items()}
+        return f'"{{" {_separated(self.lark, required, parts, _COMMA)} "}}"'
 
-    def _value(self, schema: Any, depth: int) -> str:
+    def _member(self, schema: Any, depth: int) -> str:
         if not self.body.quotes_all:
-            return _value(self.lark, self, self.function, schema, depth)
+            return _value(self, schema, depth)
         if self.function.is_text(schema):
-            return self.text(self.function.resolved(schema))
+            return self.text(self.function.resolved(schema), "")
         quote = self.lark.text(self.body.quote)
         return f"{quote} space {_json(self.lark, self.function, schema)} space {quote}"
-
-
-# --- elements ---
 
 
 def elements_call(lark: Lark, body: Elements, function: Function) -> str:
@@ -272,35 +257,26 @@ def elements_call(lark: Lark, body: Elements, function: Function) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Elements:
+    """Values as `Elements` reads them."""
+
     lark: Lark
     body: Elements
     function: Function
 
-    def text(self, schema: Mapping[str, Any], closing: str = "") -> str:
-        """A string and what ends it."""
+    def text(self, schema: Mapping[str, Any], end: str) -> str:
         mark = self.body.mark
-        return self.lark.until(mark + closing, text_pattern(self.function, schema, mark, False), (mark,))
+        return self.lark.until(end, text_pattern(self.function, schema, mark, False), (mark,))
 
-    def items(self, schema: Any, least: int, most: int | None, depth: int) -> str:
-        item = self._element(self.body.item, {} if schema is None else schema, depth)
-        return f"space {_repeated(item, least, most, 'space')} space"
+    def items(self, schema: Mapping[str, Any], depth: int) -> str:
+        return (
+            f"space {_repeated(schema, self._element(self.body.item, schema.get('items', {}), depth), 'space')} space"
+        )
 
     def named(self, schema: Mapping[str, Any], depth: int) -> str:
-        required, schemas = plain_part(self.function, schema)
-        _names(schemas)
-        return "space " + _in_order(required, {
-            key: f"{self._element(key, each, depth)} space" for key, each in schemas.items()
-        })  # fmt: skip
+        required, schemas = _nested_properties(schema)
+        parts = {key: f"{self._element(key, each, depth)} space" for key, each in schemas.items()}
+        return f"space {_in_order(required, parts)}"
 
     def _element(self, name: str, schema: Any, depth: int) -> str:
-        lark, mark = self.lark, self.body.mark
-        ways: list[str] = []
-        for json_type, part in variants(self.function, schema):
-            if json_type == "string":
-                ways.append(self.text(part, f"</{name}>"))
-            else:
-                inner = _value(lark, self, self.function, part, depth)
-                ways.append(f"{inner} {lark.text(f'{mark}</{name}>')}")
-        if not ways:
-            raise Inexpressible
-        return f"{lark.text(f'{mark}<{name}>')} ({' | '.join(map(lark.rule, dict.fromkeys(ways)))})"
+        mark = self.body.mark
+        return f"{self.lark.text(f'{mark}<{name}>')} {_value(self, schema, depth, f'{mark}</{name}>')}"

@@ -6,7 +6,7 @@ Knows JSON schemas, regular expressions, choices, EBNF and Lark grammars, and st
 import json
 from typing import Any
 
-from llguidance import LLMatcher, StructTag, regex_to_lark
+from llguidance import LLMatcher, StructTag
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from quire.config import limits
@@ -14,21 +14,8 @@ from quire.errors import RequestError
 from quire.extras import install_command
 from quire.guards import is_dict, is_sequence
 from quire.sampling_params import StructuredOutputsParams
-
-
-def close_objects(schema: Any) -> Any:
-    """A schema whose objects have only the properties that it names."""
-    if is_sequence(schema):
-        return [close_objects(part) for part in schema]
-    if not is_dict(schema):
-        return schema
-    closed = {key: close_objects(value) for key, value in schema.items()}
-    if "properties" in closed and "additionalProperties" not in closed and "patternProperties" not in closed:
-        closed["additionalProperties"] = False
-    return closed
-
-
-_ANY_TEXT = r"(.|\n)*"
+from quire.structured_output.json_schemas import close_objects
+from quire.structured_output.lark import ANY_TEXT, between_slashes, escaped
 
 
 def write_grammar(params: StructuredOutputsParams) -> str:
@@ -41,19 +28,13 @@ def write_grammar(params: StructuredOutputsParams) -> str:
         case "json_object":
             return _json_grammar({"type": "object"}, params)
         case "regex":
-            # \d, \w and \s mean ASCII, as in JSON schemas: no model's "digit" should be one of another script.
-            return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(value, 'dws')}/")
+            return LLMatcher.grammar_from_lark(f"start: /{between_slashes(value)}/")
         case "choice":
-            return LLMatcher.grammar_from_lark(f"start: /{'|'.join(map(_literal, value))}/")
+            return LLMatcher.grammar_from_lark(f"start: /{'|'.join(map(escaped, value))}/")
         case "structural_tag":
             return _tag_grammar(value, params)
         case _:
             return LLMatcher.grammar_from_lark(_from_ebnf(value) if "::=" in value else value)
-
-
-def _literal(text: str) -> str:
-    """A regular expression of one text."""
-    return "".join(char if char.isalnum() else f"\\x{{{ord(char):X}}}" for char in text)
 
 
 def _from_ebnf(text: str) -> str:
@@ -101,7 +82,7 @@ def _tag_grammar(given: Any, params: StructuredOutputsParams) -> str:
             param="structural_tag",
         )
     return StructTag.to_grammar(
-        [_tag(structure, triggers, params) for structure in structures], assume_special=False, text_regex=_ANY_TEXT
+        [_tag(structure, triggers, params) for structure in structures], assume_special=False, text_regex=ANY_TEXT
     )
 
 

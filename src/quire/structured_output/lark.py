@@ -8,7 +8,10 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-_ANY = r"(.|\n)*"
+from llguidance import regex_to_lark
+
+ANY_TEXT = r"(.|\n)*"
+"""A regular expression that matches any text."""
 _JSON_SPACE = r"[ \t\r\n]{1,16}"
 
 
@@ -60,10 +63,10 @@ class Lark:
             return self.up_to_any([marker])
         absent = [*others, *(() if special else (marker,))]
         without = _without(absent)
-        without += rf" & ~/[ \t\r\n]{_ANY}/ & ~/{_ANY}[ \t\r\n]/" if bare else ""
-        return f"{self._terminal(_slashes(pattern or _ANY), without, _quoted(plain))} {self.text(special)}"
+        without += rf" & ~/[ \t\r\n]{ANY_TEXT}/ & ~/{ANY_TEXT}[ \t\r\n]/" if bare else ""
+        return f"{self._terminal(between_slashes(pattern or ANY_TEXT), without, _quoted(plain))} {self.text(special)}"
 
-    def up_to_any(self, markers: Iterable[str], before: str = _ANY, never: Iterable[str] = ()) -> str:
+    def up_to_any(self, markers: Iterable[str], before: str = ANY_TEXT, never: Iterable[str] = ()) -> str:
         """Text up to and with the first of some markers.
 
         Args:
@@ -88,7 +91,7 @@ class Lark:
 
     def anything(self, never: Iterable[str] = ()) -> str:
         """Any text up to the end, or up to a special token. `never`: what it does not contain."""
-        return self._terminal(_ANY, _without(never))
+        return self._terminal(ANY_TEXT, _without(never))
 
     def has_special(self, text: str) -> bool:
         """Whether there is a special token in a text."""
@@ -96,7 +99,9 @@ class Lark:
 
     def pattern(self, pattern: str, never: str = "") -> str:
         """Text that a regular expression matches, without a part that another one matches (if there is one)."""
-        return self._terminal(_slashes(pattern), f" & ~/{_ANY}{_slashes(never)}{_ANY}/" if never else "")
+        return self._terminal(
+            between_slashes(pattern), f" & ~/{ANY_TEXT}{between_slashes(never)}{ANY_TEXT}/" if never else ""
+        )
 
     def _terminal(self, pattern: str, also: str = "", after: str = "") -> str:
         return self._defined("T", f": (/{pattern}/{also}) {after}")
@@ -113,7 +118,7 @@ class Lark:
 
 def _without(parts: Iterable[str]) -> str:
     """That a text contains none of some parts."""
-    return "".join(f" & ~/{_ANY}{_slashes(escaped(part))}{_ANY}/" for part in parts)
+    return "".join(f" & ~/{ANY_TEXT}{between_slashes(escaped(part))}{ANY_TEXT}/" for part in parts)
 
 
 def escaped(text: str) -> str:
@@ -125,8 +130,7 @@ def _quoted(text: str) -> str:
     return json.dumps(text).replace("::=", r"\u003a:=") if text else ""
 
 
-def _slashes(pattern: str) -> str:
-    """A regular expression as it stands between slashes."""
-    return re.sub(
-        r"\\.|/", lambda match: r"\/" if match.group() == "/" else match.group(), pattern, flags=re.S
-    ).replace("::=", r"\x3A:=")
+def between_slashes(pattern: str) -> str:
+    """A regular expression as it stands between slashes. Classes such as \\d mean ASCII, as in JSON schemas: no model's "digit"
+    should be one of another script."""
+    return regex_to_lark(pattern, "dws").replace("::=", r"\x3A:=")
