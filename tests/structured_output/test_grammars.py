@@ -36,7 +36,7 @@ def start(**fields: Any) -> RowGrammar:
 
 def allowed_after(row: RowGrammar, output: list[int]) -> list[int]:
     masks_NW = np.zeros((1, -(-len(TOKENS) // 32)), dtype=np.int32)
-    assert GRAMMARS.fill([(row, output)], masks_NW) == {}
+    assert GRAMMARS.begin_fill([(row, output)], masks_NW).finish() == {}
     bits = np.unpackbits(masks_NW.view(np.uint8)[0], bitorder="little")
     return np.flatnonzero(bits[: len(TOKENS)]).tolist()
 
@@ -259,7 +259,7 @@ def test_dear_forms_can_be_followed(fields: dict[str, Any], begin: str) -> None:
 def test_a_row_that_leaves_its_grammar_is_told_and_harms_no_other() -> None:
     good, bad = start(regex="ab"), start(regex="ab")
     masks_NW = np.zeros((2, -(-len(TOKENS) // 32)), dtype=np.int32)
-    errors = GRAMMARS.fill([(good, list(b"a")), (bad, list(b"x"))], masks_NW)
+    errors = GRAMMARS.begin_fill([(good, list(b"a")), (bad, list(b"x"))], masks_NW).finish()
     assert list(errors) == [1] and "left its grammar" in errors[1]
     assert allowed_after(good, list(b"a")) == [ord("b")]
 
@@ -268,7 +268,7 @@ def test_a_text_without_alternative_has_its_tokenizer_s_tokens() -> None:
     apart = Vocabulary(TOKENS, [SPECIAL], lambda text: list(text.encode()))
     params, grammars = StructuredOutputsParams(regex="ab"), Grammars()
     masks_NW = np.zeros((1, -(-len(TOKENS) // 32)), dtype=np.int32)
-    assert grammars.fill([(grammars.start(params, [EOS], lambda: apart), [])], masks_NW) == {}
+    assert grammars.begin_fill([(grammars.start(params, [EOS], lambda: apart), [])], masks_NW).finish() == {}
     assert np.flatnonzero(np.unpackbits(masks_NW.view(np.uint8)[0], bitorder="little")).tolist() == [ord("a")]
     assert allowed_after(start(regex="ab"), []) == [TOKENS.index(b"ab")]
 

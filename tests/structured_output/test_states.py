@@ -169,7 +169,7 @@ def test_what_is_learnt_near_a_string_s_end_is_not_all_there_is() -> None:
     for text in (b'["abab', b'["aba'):
         row = GRAMMARS.start(params, [EOS], lambda: VOCABULARY)
         for end in range(len(text) + 1):
-            assert GRAMMARS.fill([(row, list(text[:end]))], masks_NW) == {}
+            assert GRAMMARS.begin_fill([(row, list(text[:end]))], masks_NW).finish() == {}
     assert has_token(masks_NW[0], TOKENS.index(b'ab"'))
     walk(params, list(range(30)))
 
@@ -214,14 +214,15 @@ def test_what_no_mask_allowed_is_refused() -> None:
         for parts in (1, len(text)):  # at once, and one by one
             row = GRAMMARS.start(params, [EOS], lambda: VOCABULARY)
             errors = [
-                GRAMMARS.fill([(row, list(text[: len(text) * (part + 1) // parts]))], masks_NW) for part in range(parts)
+                GRAMMARS.begin_fill([(row, list(text[: len(text) * (part + 1) // parts]))], masks_NW).finish()
+                for part in range(parts)
             ]
             assert (errors[-1] == {}) is is_fine, (text, parts, errors)
     row = GRAMMARS.start(params, [EOS], lambda: VOCABULARY)
     output = list(b'["ab')
-    GRAMMARS.fill([(row, output)], masks_NW)
+    GRAMMARS.begin_fill([(row, output)], masks_NW).finish()
     output.append(TOKENS.index(b"abcdef"))  # one character too many
-    assert "left its grammar" in GRAMMARS.fill([(row, output)], masks_NW)[0]
+    assert "left its grammar" in GRAMMARS.begin_fill([(row, output)], masks_NW).finish()[0]
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def start(grammars: Grammars = GRAMMARS, **fields: Any) -> RowGrammar:
 
 def allowed_after(row: RowGrammar, output: list[int]) -> list[int]:
     masks_NW = np.zeros((1, -(-len(TOKENS) // 32)), dtype=np.int32)
-    assert GRAMMARS.fill([(row, output)], masks_NW) == {}
+    assert GRAMMARS.begin_fill([(row, output)], masks_NW).finish() == {}
     return np.flatnonzero(np.unpackbits(masks_NW.view(np.uint8)[0], count=len(TOKENS), bitorder="little")).tolist()
 
 
@@ -82,7 +82,7 @@ def test_auto_gives_tags_with_a_format_to_this_engine() -> None:
     grammars = Grammars()
     row = start(grammars, structural_tag=tag)
     masks_NW = np.zeros((1, -(-len(TOKENS) // 32)), dtype=np.int32)
-    assert grammars.fill([(row, [])], masks_NW) == {}
+    assert grammars.begin_fill([(row, [])], masks_NW).finish() == {}
     bits = np.unpackbits(masks_NW.view(np.uint8)[0], bitorder="little")
     assert np.flatnonzero(bits).tolist() == [ord("a"), TOKENS.index(b"ab")]
 
@@ -107,4 +107,4 @@ def test_what_it_cannot_keep_to_is_refused(fields: dict[str, Any], param: str) -
 def test_a_row_that_leaves_its_grammar_is_told() -> None:
     masks_NW = np.zeros((2, -(-len(TOKENS) // 32)), dtype=np.int32)
     good, bad = start(regex="ab"), start(regex="ab")
-    assert list(GRAMMARS.fill([(good, list(b"a")), (bad, list(b"x"))], masks_NW)) == [1]
+    assert list(GRAMMARS.begin_fill([(good, list(b"a")), (bad, list(b"x"))], masks_NW).finish()) == [1]

@@ -1,7 +1,7 @@
-"""What a grammar engine must be able to do: compile a form, begin rows, follow them, and make their masks; and which one does it.
+"""What a grammar engine must be able to do: compile grammars, begin rows, follow them, make masks; and the choice of an engine.
 
-One backend object serves one vocabulary with one set of tokens that end a sequence. What a form and a matcher are is the
-engine's own business. An engine's package is imported when a request first needs it.
+One backend object serves one vocabulary with one set of tokens that end a sequence. What a compiled grammar and a matcher
+are is the engine's own business. An engine's package is imported when a request first needs it.
 """
 
 import importlib
@@ -25,12 +25,15 @@ class Backend(Protocol):
     """A grammar engine. Legend: N rows, W words of 32 tokens."""
 
     def compile(self, params: StructuredOutputsParams) -> Any:
-        """A form, from which rows begin. Several threads may compile at once.
-        Raises RequestError: it makes no sense to this engine; `param` names the field."""
+        """Compile a request's constraint. Several threads may compile at once.
+
+        Raises:
+            RequestError: the engine cannot read it; `param` names the field.
+        """
         ...
 
-    def begin(self, form: Any) -> Any:
-        """A row's matcher, at its beginning; takes microseconds."""
+    def begin(self, compiled: Any) -> Any:
+        """Make a row's matcher, at its beginning; takes microseconds."""
         ...
 
     def take(self, matcher: Any, token_ids: list[int]) -> bool:
@@ -88,7 +91,11 @@ def is_installed(name: str) -> bool:
 
 
 def find_backend(name: str) -> Callable[[Vocabulary, tuple[int, ...]], Backend]:
-    """The class of a backend. Raises RequestError: its package is not installed."""
+    """The class of a backend.
+
+    Raises:
+        RequestError: its package is not installed.
+    """
     module, backend_class, package, extra = BACKENDS[name]
     try:
         return getattr(importlib.import_module(module), backend_class)

@@ -1,8 +1,8 @@
-"""Compiled grammars, and where rows stand in them.
+"""Compiled grammars, and the rows that follow them.
 
-A grammar is compiled once, in a thread of its own kind, and kept by its hash; whoever starts a row gets a matcher of its own,
-which takes microseconds. Rows only ever go forward: after a preemption a row is started anew and fed its tokens again.
-Which engine does it stands in `backend`. Knows token ids; knows nothing of steps or logits.
+A grammar is compiled once, in a compiler thread, and kept by its hash; each row gets a matcher of its own, which takes
+microseconds. Rows only go forward: after a preemption a row is started anew and gets its tokens again. `backend` chooses the
+engine. Knows token ids; knows nothing of steps or logits.
 
 Legend: N rows with a grammar, W words of 32 tokens.
 """
@@ -54,7 +54,7 @@ class Grammars:
         self._kept: collections.OrderedDict[bytes, concurrent.futures.Future[States]] = collections.OrderedDict()
         self._checked: collections.OrderedDict[bytes, RequestError | None] = collections.OrderedDict()
         self._trials: dict[tuple[str, tuple[int, ...]], Trials] = {}
-        self._threads: concurrent.futures.ThreadPoolExecutor | None = None
+        self._compilers = concurrent.futures.ThreadPoolExecutor(_COMPILER_THREADS, "grammar-compiler")
         self._fill_thread = FillThread()
 
     def check(
@@ -67,11 +67,13 @@ class Grammars:
     ) -> None:
         """Wait until it is known that the grammar compiles, which takes milliseconds, or at most `limits.MAX_GRAMMAR_SECONDS`.
         What is known already is answered at once.
-        Raises RequestError: it is wrong, too large, takes too long, or the engine is not installed.
-        Raises CapacityError: too many are being tried.
 
         Args:
             apart: try it in a process of its own first, which is killed where that takes too much time or memory.
+
+        Raises:
+            RequestError: it is wrong, too large, takes too long, or the engine is not installed.
+            CapacityError: too many are being tried.
         """
         if not apart:
             result_of(self.compile(params, eos_token_ids, load_vocabulary))
@@ -90,14 +92,20 @@ class Grammars:
 
     def is_known(self, params: StructuredOutputsParams, eos_token_ids: Sequence[int], *, shared: bool) -> bool:
         """Whether `check` with `apart` answers at once; `shared`: and whether it is compiled here, too.
-        Raises RequestError: it is too large, or no JSON."""
+
+        Raises:
+            RequestError: it is too large, or no JSON.
+        """
         _, key = self._key(params, eos_token_ids)
         with self._lock:
             return key in self._checked and (not shared or self._is_kept(key))
 
     def is_compiled(self, params: StructuredOutputsParams, eos_token_ids: Sequence[int]) -> bool:
-        """Whether a row's beginning (`start`) need not be waited for.
-        Raises RequestError: it is too large, or no JSON."""
+        """Whether `start` need not wait for the compiler.
+
+        Raises:
+            RequestError: it is too large, or no JSON.
+        """
         _, key = self._key(params, eos_token_ids)
         with self._lock:
             return self._is_kept(key)
@@ -135,12 +143,8 @@ class Grammars:
         load_vocabulary: Callable[[], Vocabulary],
         thinking: Thinking | None = None,
     ) -> RowGrammar:
-        """A row's beginning. Does not wait: a grammar that `check` refuses is told of by `fill`."""
+        """A row's beginning. Does not wait: `Filling.finish` tells of a grammar that `check` would refuse."""
         return RowGrammar(self.compile(params, eos_token_ids, load_vocabulary), thinking)
-
-    def fill(self, rows: Rows, masks_NW: IntArray) -> dict[int, str]:
-        """`begin_fill`, and wait for it."""
-        return self.begin_fill(rows, masks_NW).finish()
 
     def begin_fill(self, rows: Rows, masks_NW: IntArray, alone: Collection[int] | None = None) -> Filling:
         """Have other threads find out which tokens may come next.
@@ -148,7 +152,7 @@ class Grammars:
         Args:
             rows: each with its whole output so far.
             masks_NW: gets one bit a token, the lowest of each word first; C-contiguous. Rows with the same mask share a line.
-            alone: rows that share with nobody, because the caller is going to change their masks; None: no row shares.
+            alone: rows that share with no other, because the caller is going to change their masks; None: no row shares.
         """
         return Filling(rows, alone, masks_NW, self._fill_thread)
 
@@ -164,7 +168,7 @@ class Grammars:
         return found
 
     def _as_set(self, params: StructuredOutputsParams) -> StructuredOutputsParams:
-        """A request's form with what the operator has set for all."""
+        """A request's constraint with what the operator has set for all."""
         settings = self._settings
         if not settings.disable_any_whitespace and not settings.disable_additional_properties:
             return params
@@ -178,7 +182,11 @@ class Grammars:
     def _key(
         self, params: StructuredOutputsParams, eos_token_ids: Sequence[int]
     ) -> tuple[StructuredOutputsParams, bytes]:
-        """The grammar as it is compiled, and by what it is known. Raises RequestError: it is too large, or no JSON."""
+        """The constraint as it is compiled, and its hash.
+
+        Raises:
+            RequestError: it is too large, or no JSON.
+        """
         params = self._as_set(params)
         schema: Any = params.json
         if isinstance(schema, bool):  # is one, too
@@ -196,24 +204,21 @@ class Grammars:
     def compile(
         self, params: StructuredOutputsParams, eos_token_ids: Sequence[int], load_vocabulary: Callable[[], Vocabulary]
     ) -> concurrent.futures.Future[States]:
-        """Have a form compiled in another thread, unless it is kept; the last ones that somebody asked for are.
-        Raises RequestError: it is too large, or no JSON."""
+        """Have a grammar compiled in another thread, unless it is kept; the last ones that were asked for are.
+
+        Raises:
+            RequestError: it is too large, or no JSON.
+        """
         params, key = self._key(params, eos_token_ids)
         with self._lock:
             future = self._kept.get(key)
             if future is None:
                 task = functools.partial(self._build, params, tuple(eos_token_ids), load_vocabulary)
-                future = self._kept[key] = self._compilers().submit(task)
+                future = self._kept[key] = self._compilers.submit(task)
                 if len(self._kept) > _MOST_KEPT:
                     self._kept.popitem(last=False)
             self._kept.move_to_end(key)
         return future
-
-    def _compilers(self) -> concurrent.futures.ThreadPoolExecutor:
-        """With the lock held."""
-        if self._threads is None:
-            self._threads = concurrent.futures.ThreadPoolExecutor(_COMPILER_THREADS, "grammar-compiler")
-        return self._threads
 
     def _build(
         self, params: StructuredOutputsParams, eos_token_ids: tuple[int, ...], load_vocabulary: Callable[[], Vocabulary]
@@ -221,13 +226,13 @@ class Grammars:
         """In a compiler's thread."""
         name = choose_backend(self._settings.backend, params)
         backend, strings, tokens = self._backend(name, eos_token_ids, load_vocabulary)
-        form = backend.compile(params)
+        compiled = backend.compile(params)
         kind, value = params.constraint()
         rules = None
         if strings.is_usable and params.whitespace_pattern is None and kind in ("json", "json_object"):
             schema = {"type": "object"} if kind == "json_object" else value
             rules = read_rules(json.loads(schema) if isinstance(schema, str) else schema)
-        return States(backend, form, rules, strings, tokens, frozenset(eos_token_ids))
+        return States(backend, compiled, rules, strings, tokens, frozenset(eos_token_ids))
 
     def _backend(
         self, name: str, eos_token_ids: tuple[int, ...], load_vocabulary: Callable[[], Vocabulary]
@@ -253,11 +258,10 @@ class Grammars:
         def read() -> None:
             try:
                 self._backend(name, tuple(load_ends()), load_vocabulary)
-            except Exception as error:  # whoever asks for a grammar is told
+            except Exception as error:  # a request with a grammar is told
                 logger.debug("grammars cannot be prepared: %s", error)
 
-        with self._lock:
-            return self._compilers().submit(read)
+        return self._compilers.submit(read)
 
     def _read(self, load_vocabulary: Callable[[], Vocabulary]) -> Vocabulary:
         """With the lock held."""

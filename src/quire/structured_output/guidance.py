@@ -49,8 +49,8 @@ class GuidanceBackend:
         matcher.compute_bitmask()
         return f"no text satisfies it ({matcher.get_error()})" if matcher.is_error() else ""
 
-    def begin(self, form: LLMatcher) -> LLMatcher:
-        return form.deep_copy()
+    def begin(self, compiled: LLMatcher) -> LLMatcher:
+        return compiled.deep_copy()
 
     def take(self, matcher: LLMatcher, token_ids: list[int]) -> bool:
         return matcher.consume_token(token_ids[0]) if len(token_ids) == 1 else matcher.consume_tokens(token_ids)
@@ -84,7 +84,7 @@ class GuidanceBackend:
 
 
 class _PlainTokenizer:
-    """A vocabulary in the form that llguidance reads. Where a grammar leaves one text only, the text's usual tokens are
+    """A vocabulary as llguidance reads it. Where a grammar leaves one text only, the text's usual tokens are
     asked for."""
 
     bos_token_id = None

@@ -156,7 +156,7 @@ def _end_key(frames: tuple[Frame, ...], lexeme: bytes, rules: Rules) -> tuple[tu
 
 
 def _count(count: int, rules: Rules) -> int:
-    """One more, as far as anybody asks."""
+    """One more, up to the largest number that the schema asks for and one."""
     return min(count + 1, rules.counts[-1] + 1 if rules.counts else 0)
 
 

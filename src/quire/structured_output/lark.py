@@ -16,7 +16,7 @@ _JSON_SPACE = r"[ \t\r\n]{1,16}"
 
 
 class Lark:
-    """Rules in the making. What its methods return stands on the right side of a rule.
+    """Rules in the making. Its methods return right sides of rules.
 
     Args:
         special: the tokenizer's special tokens, which a grammar must name by id: their text alone is not them.
@@ -70,8 +70,8 @@ class Lark:
         """Text up to and with the first of some markers.
 
         Args:
-            before: what stands before it, as a regular expression.
-            never: what does not stand there.
+            before: the text before it, as a regular expression.
+            never: what that text does not contain.
         """
         text = f"(/{before}/{_without(never)})" if never else f"/{before}/"
         ways: list[str] = []
@@ -84,7 +84,7 @@ class Lark:
         return f"({' | '.join(ways)})"
 
     def _split(self, marker: str) -> tuple[str, str]:
-        """What stands before a marker's first special token, and the rest."""
+        """A marker up to its first special token, and the rest."""
         match = self._special.search(marker)
         at = len(marker) if match is None else match.start()
         return marker[:at], marker[at:]
@@ -131,6 +131,8 @@ def _quoted(text: str) -> str:
 
 
 def between_slashes(pattern: str) -> str:
-    """A regular expression as it stands between slashes. Classes such as \\d mean ASCII, as in JSON schemas: no model's "digit"
-    should be one of another script."""
+    """A regular expression as Lark writes it between slashes.
+
+    Classes such as \\d mean ASCII, as in JSON schemas: no model's "digit" should be one of another script.
+    """
     return regex_to_lark(pattern, "dws").replace("::=", r"\x3A:=")

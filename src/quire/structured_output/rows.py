@@ -1,6 +1,6 @@
-"""Rows of a step, and where they stand in their grammars: what they have said is taken in, and their masks are begun.
+"""Rows of a step: each follows its output through its grammar, and its mask is begun.
 
-Knows tokens and lines of masks. Where a row stands, and which masks are known there, is the business of `states`.
+Knows tokens and lines of masks. `states` knows the state of a row's grammar, and which masks are known there.
 """
 
 import concurrent.futures
@@ -34,7 +34,7 @@ class Job:
         self._begun.release()
         try:
             self._work()
-        except BaseException as error:  # told to whoever waits
+        except BaseException as error:  # `finish` raises it
             self._error = error
         finally:
             self._done.release()
@@ -81,8 +81,7 @@ Rows = Sequence[tuple["RowGrammar", Sequence[int]]]
 
 
 class RowGrammar:
-    """Where one row's output stands in its grammar, which may still be being compiled, and which a row that thinks first
-    meets later.
+    """One row's way through its grammar. The grammar may still be being compiled; a row that thinks first meets it later.
 
     Attributes:
         at: its place; None until the grammar is met.
@@ -152,7 +151,7 @@ class Filling:
 
     Args:
         rows: all of them.
-        alone: rows that share their mask with no other; None: nobody does, and row i has line i.
+        alone: rows that share their mask with no other; None: no row shares, and row i has line i.
 
     Attributes:
         line_N: the line of each row's mask.
@@ -220,7 +219,7 @@ class Filling:
             backend.fill(batch, self._masks_NW)
 
     def finish(self) -> dict[int, str]:
-        """Wait until they are made: what is wrong, by row. Such a row's line means nothing, and is nobody else's."""
+        """Wait until they are made. Returns what is wrong, by row: such a row's line means nothing, and no other row has it."""
         for job in self._jobs:
             job.finish()
         for line, at in self._unknown:
@@ -233,7 +232,11 @@ class Filling:
 
 
 def result_of(compiled: "concurrent.futures.Future[States]") -> States:
-    """A form's states, once it is compiled. Raises RequestError: it does not compile, or not in time."""
+    """A grammar's states, once it is compiled.
+
+    Raises:
+        RequestError: it does not compile, or not in time.
+    """
     try:
         return compiled.result(limits.MAX_GRAMMAR_SECONDS + _READING_S)
     except concurrent.futures.TimeoutError:

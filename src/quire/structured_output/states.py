@@ -1,10 +1,10 @@
-"""Where rows stand in a form, and the masks that are known there.
+"""A grammar's states, and the masks that are known in each: an automaton that is built while rows walk it.
 
-Walking a vocabulary for a mask takes a grammar engine microseconds to milliseconds, and even following a row takes it several. So
-a form's states are kept as a graph: a token leads from one to the next, and a mask that was made once serves every row that
-comes by. Under a JSON schema states are those of `json_states`, so that rows meet again however their texts differ; under
-any other form, tokens alone lead to a state. A row's matcher is only asked, and only then takes what the row has said,
-where a mask is not known. Inside of a free string it is spared most of that, too.
+A grammar engine needs microseconds to milliseconds for a mask, and several microseconds even to follow a row. So the states of a
+grammar are kept as a graph: a token leads from one node to the next, and a mask that was made once serves every row that comes
+to its node. Under a JSON schema the states are those of `json_states`, so that rows meet again however their texts differ. Under
+any other grammar a state is the sequence of tokens so far. A row's matcher is asked only where a mask is not known, and takes
+the row's tokens only then. Inside a string that the schema leaves free, most of that is not needed either (`string_masks`).
 Knows tokens, masks and the engine behind them. Knows nothing of steps.
 
 Legend: V vocabulary, W words of 32 tokens.
@@ -18,11 +18,11 @@ from quire.structured_output.json_states import FREE, Frame, JsonState, Rules, g
 from quire.structured_output.string_masks import LEAVES, UNBOUNDED, StringMasks, has_token, split_text
 
 _MOST_MASKS = 4096
-"""Different ones, kept by all forms; 80 MB for a vocabulary of 150,000. A form forgets its states when there are more."""
+"""Different masks that all grammars keep; 80 MB for a vocabulary of 150,000. A grammar forgets its states when there are more."""
 _MOST_NODES = 20_000
 _MOST_TEXTS = 4096
 _DEEPEST = 64
-"""Tokens from the beginning, of forms that are no schemas: later states are hardly met twice."""
+"""Tokens from the beginning, of grammars that are no schemas: later states are hardly met twice."""
 _LONGEST_LEXEME = 32
 """Bytes of a string that has to be kept as it is: longer ones are hardly met twice."""
 _MOST_PROBES = 1024
@@ -46,13 +46,13 @@ class Text:
         self.least, self.frontier, self.goes_on = least, frontier, goes_on
 
 
-class Outlook:
-    """What may come next in a state, and in all that are as good as equal.
+class KnownMasks:
+    """What is known of a state, and of all states that differ in nothing that the next tokens can reach.
 
     Attributes:
         masks: by the characters that are left in a free string. Where the engine leaves but one text, it allows the first
             token of its usual spelling, which may depend on the token before: the first one seen serves all.
-        forced: the tokens that follow for certain, by the token before, once somebody has asked.
+        forced: the tokens that follow for certain, by the token before, where that was asked for.
         visits: how often a mask was made.
     """
 
@@ -79,26 +79,26 @@ class Node:
         full: where any token leads that brings the string to its frontier, once one has.
     """
 
-    __slots__ = ("aliases", "depth", "edges", "full", "is_between", "is_lasting", "outlook", "state", "text")
+    __slots__ = ("aliases", "depth", "edges", "full", "is_between", "is_lasting", "known", "state", "text")
 
-    def __init__(self, state: JsonState | None, outlook: Outlook, depth: int = 0, *, is_lasting: bool = True) -> None:
+    def __init__(self, state: JsonState | None, known: KnownMasks, depth: int = 0, *, is_lasting: bool = True) -> None:
         self.edges: dict[int, tuple[Node, int]] = {}
         self.aliases: dict[int, int] = {}
-        self.outlook, self.state, self.depth, self.is_lasting = outlook, state, depth, is_lasting
+        self.known, self.state, self.depth, self.is_lasting = known, state, depth, is_lasting
         self.text: Text | None = None
         self.is_between = False
         self.full: tuple[Node, int] | None = None
 
 
 class Position:
-    """Where a row stands.
+    """A row's place in the graph.
 
     Attributes:
         last: the token that led there.
         used: characters of the free string that it is in.
         skipped: those of them of which its matcher is not told, unless it has to be.
         was_masked: whether a mask was made for it that may not be kept: what comes next is as good as known to be allowed.
-        matcher, pending: the engine's view of the row, None if it was never asked for; and what it has not taken yet.
+        matcher, pending: the engine's view of the row, None if it was never needed; and what it has not taken yet.
     """
 
     __slots__ = ("last", "matcher", "node", "pending", "skipped", "states", "used", "was_masked")
@@ -112,11 +112,11 @@ class Position:
 
 
 class States:
-    """The states of one form.
+    """The states of one grammar.
 
     Args:
-        backend, form: the engine, and what it compiled.
-        rules: what `json_states` may forget; None: the form is no JSON, or nothing may be forgotten.
+        backend, compiled: the engine, and the grammar that it compiled.
+        rules: what `json_states` may forget; None: the grammar is no JSON schema, or nothing may be forgotten.
         strings: of the vocabulary.
         tokens: the bytes of each.
         ends: tokens that end a sequence.
@@ -125,13 +125,13 @@ class States:
     def __init__(
         self,
         backend: Backend,
-        form: Any,
+        compiled: Any,
         rules: Rules | None,
         strings: StringMasks,
         tokens: list[bytes],
         ends: frozenset[int],
     ) -> None:
-        self.backend, self.form = backend, form
+        self.backend, self.compiled = backend, compiled
         self._rules, self._strings, self._tokens, self._ends = rules, strings, tokens, ends
         self._texts: dict[Hashable, Text] = {}
         self._nodes: dict[JsonState, Node] = {}
@@ -143,13 +143,13 @@ class States:
             node.edges.clear()
             node.full = None
         self._nodes = {}
-        self._outlooks: dict[JsonState, Outlook] = {}
+        self._known: dict[JsonState, KnownMasks] = {}
         self._rounded: dict[tuple[Frame, ...], tuple[Frame, ...]] = {}
         self._num_nodes = 0
-        self.root = Node(None if self._rules is None else JsonState(), Outlook())
+        self.root = Node(None if self._rules is None else JsonState(), KnownMasks())
 
     def take(self, at: Position, token_id: int) -> bool:
-        """Move a row by a token; whether the form allows it. A position that refused one is of no use any more."""
+        """Move a row by a token; whether the grammar allows it. A position that refused one is of no use any more."""
         node = at.node
         if node.is_between:
             text = node.text
@@ -177,13 +177,13 @@ class States:
         return True
 
     def _discover(self, at: Position, token_id: int) -> bool:
-        """Move a row where nobody has gone before."""
+        """Move a row by a token that no row has taken here before."""
         node, mask_W = at.node, self.mask(at)
         if mask_W is not None and not has_token(mask_W, token_id):
             return False
         used, stays = 0, False
         if token_id in self._ends:
-            found = Node(None, Outlook(), is_lasting=False)
+            found = Node(None, KnownMasks(), is_lasting=False)
         elif node.state is None:
             found = self._new_child(node)
         elif (gone := self._go_on(node.state, token_id)) is not None:
@@ -196,7 +196,7 @@ class States:
                 if size != LEAVES and at.used + size == node.text.frontier:
                     node.full = found, used
         else:
-            found = Node(None, Outlook(), is_lasting=False)
+            found = Node(None, KnownMasks(), is_lasting=False)
         at.pending.append(token_id)
         at.node, at.used, at.last, at.skipped = found, used, token_id, 0
         if mask_W is None and not at.was_masked and not self._catch_up(at):
@@ -210,7 +210,7 @@ class States:
         is_lasting = node.is_lasting and node.depth < _DEEPEST
         if is_lasting:
             self._count_node()
-        return Node(None, Outlook(), node.depth + 1, is_lasting=is_lasting)
+        return Node(None, KnownMasks(), node.depth + 1, is_lasting=is_lasting)
 
     def _count_node(self) -> None:
         self._num_nodes += 1
@@ -248,7 +248,7 @@ class States:
         return found, used
 
     def _place(self, state: JsonState) -> Hashable:
-        """What stands for the string that a state is inside of."""
+        """A key for the string that a state is inside of: equal for strings with equal rules."""
         return self._round(state.frames), state.is_in_key, state.offset
 
     def _round(self, frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
@@ -260,10 +260,10 @@ class States:
 
     def _new_node(self, state: JsonState) -> Node:
         if len(state.lexeme) > _LONGEST_LEXEME:
-            return Node(state, Outlook(), is_lasting=False)
+            return Node(state, KnownMasks(), is_lasting=False)
         self._count_node()
         rounded = JsonState(self._round(state.frames), *state[1:])
-        found = self._nodes[state] = Node(state, self._outlooks.setdefault(rounded, Outlook()))
+        found = self._nodes[state] = Node(state, self._known.setdefault(rounded, KnownMasks()))
         if not state.lexeme:
             found.aliases = self._strings.spaces
         return found
@@ -274,10 +274,10 @@ class States:
             node.aliases = self._strings.exits
 
     def mask(self, at: Position) -> IntArray | None:
-        """What may come next, where that is known: the same array for all who may say the same. Nobody may change it."""
+        """The mask of what may come next, if it is known. Rows with equal masks get one array, which must not be changed."""
         node = at.node
         if not node.is_between:
-            return node.outlook.masks.get(self._variant(at))
+            return node.known.masks.get(self._variant(at))
         text = node.text
         assert text is not None
         left = text.frontier - at.used
@@ -297,18 +297,18 @@ class States:
     def forced(self, at: Position) -> list[int]:
         """The tokens that come next for certain, as `Backend.forced`."""
         node = at.node
-        if node.is_between or (node.outlook.masks and not node.outlook.is_forced):
+        if node.is_between or (node.known.masks and not node.known.is_forced):
             return []
-        found = node.outlook.forced.get(at.last)
+        found = node.known.forced.get(at.last)
         if found is None:
             found = self.backend.forced(at.matcher) if self._catch_up(at) else []
-            node.outlook.forced[at.last] = found
+            node.known.forced[at.last] = found
         return list(found)
 
     def give_pending(self, at: Position) -> tuple[Any, list[int]]:
         """A row's matcher, and what the caller has to let it take."""
         if at.matcher is None:
-            at.matcher = self.backend.begin(self.form)
+            at.matcher = self.backend.begin(self.compiled)
         pending, at.pending = at.pending, []
         return at.matcher, pending
 
@@ -320,7 +320,7 @@ class States:
     def learn(self, at: Position, mask_W: IntArray) -> str | None:
         """Keep the mask that a row's matcher made; why it cannot go on, if so."""
         why = self.backend.why_stuck(at.matcher)
-        node, outlook = at.node, at.node.outlook
+        node, known = at.node, at.node.known
         at.was_masked = True
         if why is not None:
             return why
@@ -329,13 +329,13 @@ class States:
             self._learn_text(at, state, mask_W)
         if not node.is_lasting or node.is_between:
             return None
-        outlook.visits += 1
+        known.visits += 1
         is_rare = node.depth > 1 if state is None else state.is_in_string and node.text is None
-        if not is_rare or outlook.visits > 1:
+        if not is_rare or known.visits > 1:
             if self._strings.num_kept >= _MOST_MASKS:
                 self._forget()
-            outlook.is_forced = self.backend.is_forced(at.matcher)
-            outlook.masks[self._variant(at)] = self._strings.keep(mask_W)
+            known.is_forced = self.backend.is_forced(at.matcher)
+            known.masks[self._variant(at)] = self._strings.keep(mask_W)
         return None
 
     def _learn_text(self, at: Position, state: JsonState, mask_W: IntArray) -> None:

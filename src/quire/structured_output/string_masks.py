@@ -74,11 +74,11 @@ class StringMasks:
 
     @property
     def num_kept(self) -> int:
-        """Different masks that somebody keeps."""
+        """Different masks that are kept."""
         return len(self._alive)
 
     def keep(self, mask_W: IntArray) -> IntArray:
-        """A copy of a mask, the same for all who keep an equal one. Nobody may change it."""
+        """A copy of a mask, the same array for equal masks. It must not be changed."""
         digest = hashlib.blake2b(mask_W.tobytes(), digest_size=16).digest()
         found = self._alive.get(digest)
         if found is None:

@@ -1,4 +1,4 @@
-"""The grammar engine xgrammar (https://github.com/mlc-ai/xgrammar): pushdown automata with masks prepared when a form is
+"""The grammar engine xgrammar (https://github.com/mlc-ai/xgrammar): pushdown automata with masks prepared when a grammar is
 compiled. Bounded repetition (`maxLength`) makes both slow; see docs/structured_outputs.md for figures. Imports torch."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quire.structured_output.vocabulary import Vocabulary
 _NOT_KEPT = frozenset(
     ("allOf", "contains", "dependentRequired", "dependentSchemas", "if", "maxContains", "minContains", "not", "oneOf")
 ) | {"uniqueItems"}
-"""Keywords of JSON schemas that xgrammar reads over, in whole or in part."""
+"""Keywords of JSON schemas that xgrammar ignores, in whole or in part."""
 _NAMED = ("properties", "$defs", "definitions", "patternProperties")
 _VALUES = ("enum", "const", "default", "examples")
 _MOST_THREADS = 16
@@ -87,8 +87,8 @@ class XGrammarBackend:
             case _:
                 return compiler.compile_grammar(value) if "::=" in value else compiler.compile_lark(value)
 
-    def begin(self, form: Any) -> Any:
-        return xgrammar.GrammarMatcher(form)
+    def begin(self, compiled: Any) -> Any:
+        return xgrammar.GrammarMatcher(compiled)
 
     def take(self, matcher: Any, token_ids: list[int]) -> bool:
         return all(
@@ -133,7 +133,10 @@ class XGrammarBackend:
 
 def _prepared(schema: Any) -> Any:
     """A schema whose bounded strings are patterns: by itself the engine lets raw control characters into them.
-    Raises ValueError: a keyword that would be read over."""
+
+    Raises:
+        ValueError: a keyword that the engine would ignore.
+    """
     if is_sequence(schema):
         return [_prepared(part) for part in schema]
     if not is_dict(schema):
