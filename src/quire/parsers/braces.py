@@ -71,7 +71,7 @@ class Braces:
 
     def _argument(self, reader: Reader, out: Pieces, tools: Tools, function: str, key: str) -> Waiting[None]:
         """A value of the call itself; a string is handed on while it comes."""
-        kind, or_null = tools.kind(function, key), tools.takes_null(function, key)
+        kind, or_null = tools.kind(function, key), "null" in tools.types(function, key)
         if (yield from reader.accept((self.quote,))) is None:
             value = yield from self._value(reader, 0)
             text = value.strip()

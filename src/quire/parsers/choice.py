@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from quire.errors import ConfigError, did_you_mean
-from quire.parsers.formats import HARMONY, TOOLS, ToolFormat
+from quire.parsers.formats import HARMONY, TOOLS, ToolFormat, with_suffix
 from quire.parsers.harmony import MARKERS
 from quire.parsers.reasoning import REASONING, Reasoning
 from quire.parsers.response_template import NAMES as RESPONSE_TEMPLATE
@@ -127,10 +127,8 @@ def choose_formats(reasoning: str, tools: str, template: str | None, strict_leve
     tools = _named(tools, TOOLS, "tool_call_parser") or _shown(_TOOL_MARKS, template)
     if reasoning == NONE and tools in TOOLS and TOOLS[tools].between:
         reasoning = tools  # its messages carry reasoning, content and calls
-    found = REASONING.get(reasoning)
-    found = None if found is None else found.with_suffix(template)
-    calls = TOOLS.get(tools)
-    calls = None if calls is None else calls.with_suffix(template)
+    found = with_suffix(REASONING[reasoning], template) if reasoning in REASONING else None
+    calls = with_suffix(TOOLS[tools], template) if tools in TOOLS else None
     return AnswerFormats(reasoning, tools, found, calls, strict_level=strict_level)
 
 

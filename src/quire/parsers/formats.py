@@ -6,7 +6,7 @@ Facts of models' chat templates and of the names that users of vLLM know. A form
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 from quire.errors import RequestError
 from quire.parsers.bodies import Addressed, Body, Header, JsonObject, JsonOr, Several
@@ -93,19 +93,23 @@ class ToolFormat:
             raise RequestError(message, param="chat_template_kwargs")
         return dataclasses.replace(self, body=body)
 
-    def with_suffix(self, template: str) -> "ToolFormat":
-        """The same with the suffix that a chat template has behind the markers' names."""
-        found = re.search(r"<tool_calls?(:[^\s>'\"]+)>", template) if self.has_suffix else None
-        return self if found is None else _suffixed(self, found[1])
+
+FormatT = TypeVar("FormatT", ToolFormat, Reasoning)
+
+
+def with_suffix(found: FormatT, template: str) -> FormatT:
+    """The same format with the suffix that a chat template has behind the markers' names."""
+    suffix = re.search(r"<(?:think|tool_calls?)(:[^\s>'\"]+)>", template) if found.has_suffix else None
+    return found if suffix is None else _suffixed(found, suffix[1])
 
 
 def _suffixed(part: Any, suffix: str) -> Any:
-    """A format or a body whose markers `<…>` all end with a suffix."""
+    """A format, or a part of one, whose markers `<…>` all end with a suffix."""
     if isinstance(part, str):
         return f"{part[:-1]}{suffix}>" if part.startswith("<") and part.endswith(">") else part
     if isinstance(part, tuple):
         return tuple(_suffixed(each, suffix) for each in cast("tuple[Any, ...]", part))
-    if isinstance(part, ToolFormat | Tags):
+    if isinstance(part, ToolFormat | Reasoning | Tags):
         changes = {field.name: _suffixed(getattr(part, field.name), suffix) for field in dataclasses.fields(part)}
         return dataclasses.replace(part, **changes)
     return part
@@ -431,6 +435,9 @@ TOOLS: dict[str, ToolFormat] = {
 
 PLAIN = ToolFormat(JsonObject(arguments=("parameters", "arguments"), is_list=True), bare=True)
 """Calls of a model without a format of its own, and of functions that its own has no words for."""
+
+NO_CALLS = ToolFormat(JsonObject())
+"""Of answers in which no calls are looked for."""
 
 HARMONY = ("openai", "openai_gptoss")
 """Names of gpt-oss's format, which is one for reasoning, content and calls together (`harmony.py`)."""

@@ -116,15 +116,15 @@ class Tools:
 
     def kind(self, function: str, parameter: str) -> Kind:
         """What a parameter's value is: text as it stands, anything else, or unknown, if no schema says it."""
-        known, schema = self._schema(function, parameter)
-        if known is None:
+        known = self._functions.get(function)
+        if known is None or parameter not in known.properties:
             return "unknown"
-        return "text" if known.is_text(schema) else "other"
+        return "text" if known.is_text(known.properties[parameter]) else "other"
 
-    def may_be_text(self, function: str, parameter: str) -> bool:
-        """Whether a parameter's schema allows text, beside other types."""
-        known, schema = self._schema(function, parameter)
-        return known is not None and "string" in known.types(schema)
+    def types(self, function: str, parameter: str) -> set[str]:
+        """The types that a parameter's schema allows; none where no schema says it."""
+        known = self._functions.get(function)
+        return set() if known is None else known.types(known.properties.get(parameter))
 
     def lacks(self, function: str, parameter: str) -> bool:
         """Whether a function names its parameters, and this is none of them."""
@@ -133,8 +133,7 @@ class Tools:
 
     def as_json(self, function: str, parameter: str, text: str) -> str:
         """The JSON of a value that is written as text, as far as the parameter's schema allows it; else a string."""
-        known, schema = self._schema(function, parameter)
-        return as_json(text, set() if known is None else known.types(schema))
+        return as_json(text, self.types(function, parameter))
 
     def fitted(self, function: str, arguments: str, checks: bool) -> str | None:
         """The arguments of a whole call, with values that are quoted although the schema has them as something else read as that.
@@ -160,16 +159,6 @@ class Tools:
     def _unquoted(self, function: str, parameter: str, value: Any) -> Any:
         is_quoted = isinstance(value, str) and self.kind(function, parameter) == "other"
         return json.loads(self.as_json(function, parameter, value)) if is_quoted else value
-
-    def takes_null(self, function: str, parameter: str) -> bool:
-        """Whether a parameter's value may be null."""
-        known, schema = self._schema(function, parameter)
-        return known is not None and "null" in known.types(schema)
-
-    def _schema(self, function: str, parameter: str) -> tuple[Function | None, Any]:
-        known = self._functions.get(function)
-        schema = None if known is None else known.properties.get(parameter)
-        return (None if schema is None else known), schema
 
 
 def offered_functions(tools: list[dict[str, Any]] | None) -> list[Function]:

@@ -4,7 +4,6 @@ Facts of models' chat templates and of the names that users of vLLM know. A form
 """
 
 import dataclasses
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -116,15 +115,9 @@ class Reasoning:
         """Whether a request's template variables turn it off."""
         return self.switch is not None and not self.switch.reads_on(variables)
 
-    def with_suffix(self, template: str) -> "Reasoning":
-        """The same with the suffix that a chat template has behind the markers' names."""
-        found = re.search(r"<think(:[^\s>'\"]+)>", template) if self.has_suffix else None
-        if found is None:
-            return self
-        start, end = (tuple(f"{each[:-1]}{found[1]}>" for each in markers) for markers in (self.start, self.end))
-        return dataclasses.replace(self, start=start, end=end)
 
-
+NO_REASONING = Reasoning((), ())
+"""Of answers in which no reasoning is looked for."""
 _THINK = Reasoning(("<think>",), ("</think>",))
 _THINKING = dataclasses.replace(_THINK, implied=True)
 _EITHER = Switch(("thinking", "enable_thinking"))

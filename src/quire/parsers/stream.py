@@ -9,11 +9,11 @@ from collections.abc import Generator
 from typing import Any
 
 from quire.parsers import harmony
-from quire.parsers.formats import ToolFormat
+from quire.parsers.formats import NO_CALLS, ToolFormat
 from quire.parsers.offered import Tools
 from quire.parsers.pieces import Answer, Kind, Piece, Pieces
 from quire.parsers.reader import Emit, Malformed, Reader, Waiting
-from quire.parsers.reasoning import Reasoning
+from quire.parsers.reasoning import NO_REASONING, Reasoning
 from quire.parsers.response_template import parse as template_parse
 from quire.parsers.thoughts import Thoughts
 
@@ -48,18 +48,17 @@ class AnswerParser:
         prompt: str = "",
         has_tools: bool = False,
     ) -> None:
-        own = () if reasoning is None else reasoning.own_space
-        trimmed = reasoning is not None and reasoning.ends_trimmed
-        self._reader, self._out = Reader(), Pieces(own, tuple(kind for kind in own if kind == "content" or not trimmed))
-        self._tools, self._offered = tools, Tools(offered, tokenizer)
+        self._in_reasoning = None if reasoning is None else in_reasoning
+        reasoning, tools = reasoning or NO_REASONING, tools or NO_CALLS
+        own = reasoning.own_space
+        own_end = tuple(kind for kind in own if kind == "content" or not reasoning.ends_trimmed)
+        self._reader, self._out = Reader(), Pieces(own, own_end)
+        self._reader.drops_cut = tools.drops_cut
+        self._reader.end_calls_at(tools.end, (*tools.begin, *tools.section[1:]))
+        self._reasoning, self._tools, self._offered = reasoning, tools, Tools(offered, tokenizer)
         self._hides_calls = hides_calls
-        if tools is not None:
-            self._reader.drops_cut = tools.drops_cut
-            self._reader.end_calls_at(tools.end, (*tools.begin, *tools.section[1:]))
-        self._reasoning = reasoning
-        self._in_reasoning = in_reasoning
         self._only_thoughts: list[str] | None = None
-        if reasoning is not None and reasoning.fills:
+        if reasoning.fills:
             self._only_thoughts = []
             self._out.resume("reasoning")
         self.has_filled = False
@@ -119,12 +118,8 @@ class AnswerParser:
         return pieces
 
     def _answer(self) -> Waiting[None]:
-        reasoning = self._reasoning
-        if reasoning is None:
-            yield from self._content(None, None)
-            return
-        thoughts = Thoughts(reasoning, self._tools, self._offered)
-        if reasoning.header and not self._in_reasoning:
+        thoughts = Thoughts(self._reasoning, self._tools, self._offered)
+        if self._reasoning.header and not self._in_reasoning:
             yield from self._content(thoughts, None, begins_in_header=True)
         else:
             found = yield from thoughts.read_opening(self._reader, self._out, self._in_reasoning)
@@ -133,28 +128,20 @@ class AnswerParser:
     @property
     def _is_over(self) -> bool:
         """Whether the answer has called, and its format has nothing but calls from there on."""
-        return self._tools is not None and self._tools.ends_turn and self._out.num_calls > 0
+        return self._tools.ends_turn and self._out.num_calls > 0
 
     def _emit(self, text: str) -> None:
         if not self._is_over:
             self._out.text("content", text)
 
-    def _content(self, thoughts: Thoughts | None, found: str | None, begins_in_header: bool = False) -> Waiting[None]:
+    def _content(self, thoughts: Thoughts, found: str | None, begins_in_header: bool = False) -> Waiting[None]:
         """Content, calls, and more reasoning. `found`: the marker that has ended the reasoning, if it is more than that."""
-        reader, out, tools = self._reader, self._out, self._tools
-        dropped: tuple[str, ...] = ()
-        again: tuple[str, ...] = ()
-        header: tuple[str, ...] = ()
-        noise: tuple[str, ...] = ()
-        if thoughts is not None:
-            noise = tuple(dict(thoughts.reasoning.noise))
-            again, header = thoughts.reasoning.again, thoughts.reasoning.header
-            dropped = (*thoughts.reasoning.answer, *(thoughts.reasoning.end if found else ()))
-        if tools is not None and tools.bare and found is None:
-            yield from self._calls(tools, "")
-        begin = () if tools is None else tools.begin
-        dropped = dropped if tools is None else (*tools.section, *tools.dropped, *dropped)
-        markers = (*begin, *(() if tools is None else tools.end), *dropped, *again, *header, *noise)
+        reader, out, tools, reasoning = self._reader, self._out, self._tools, self._reasoning
+        if tools.bare and found is None:
+            yield from self._calls("")
+        noise = tuple(dict(reasoning.noise))
+        dropped = (*tools.section, *tools.dropped, *reasoning.answer, *(reasoning.end if found else ()))
+        markers = (*tools.begin, *tools.end, *dropped, *reasoning.again, *reasoning.header, *noise)
         if begins_in_header and (found := (yield from self._header(markers, self._emit))) is None:
             return
         while True:
@@ -162,21 +149,21 @@ class AnswerParser:
             if found is None and (found := (yield from reader.until(markers, self._emit, kind))) is None:
                 return
             marker, found = found, None
-            if tools is not None and tools.keeps_space and marker in (*begin, *tools.section[:1], *tools.dropped):
+            if tools.keeps_space and marker in (*tools.begin, *tools.section[:1], *tools.dropped):
                 out.keep_space()
-            if tools is not None and marker in begin:
-                yield from self._calls(tools, marker)
-            elif thoughts is not None and marker in again:
+            if marker in tools.begin:
+                yield from self._calls(marker)
+            elif marker in reasoning.again:
                 out.interrupt()
                 found = yield from thoughts.read(reader, out, marker)
-            elif thoughts is not None and marker in noise:
+            elif marker in noise:
                 yield from thoughts.skip_noise(reader, marker)
-            elif thoughts is not None and marker in thoughts.reasoning.answer:
+            elif marker in reasoning.answer:
                 out.interrupt()
-            elif marker in header:
+            elif marker in reasoning.header:
                 out.marker()
                 found = yield from self._header(markers)
-            elif self._is_unclosed and tools is not None and marker in tools.end:
+            elif self._is_unclosed and marker in tools.end:
                 self._is_unclosed = False
                 self._emit(marker)
             else:
@@ -186,7 +173,7 @@ class AnswerParser:
         """A marker that begins nothing here: left out, or content where it is an end without a beginning."""
         if self._out.num_calls or is_dropped:
             self._out.marker()
-        elif self._tools is not None and self._tools.marks_only_calls:
+        elif self._tools.marks_only_calls:
             self._out.keep_space()
             self._out.marker()
         else:
@@ -197,11 +184,8 @@ class AnswerParser:
         header is content (`if_no_header`)."""
         parts: list[str] = []
         found = yield from self._reader.until(markers, parts.append)
-        text = "".join(parts)
-        recipient = "" if self._reasoning is None else self._reasoning.recipient
-        is_header = (
-            text.strip() in ("", "assistant") if recipient else self._reasoning and found not in self._reasoning.end
-        )
+        text, recipient = "".join(parts), self._reasoning.recipient
+        is_header = text.strip() in ("", "assistant") if recipient else found not in self._reasoning.end
         if if_no_header is not None and (found is None or not is_header):
             if_no_header(text)
         elif found is not None and recipient and (named := re.search(recipient, text)) is not None:
@@ -209,9 +193,9 @@ class AnswerParser:
             found = yield from self._reader.until(markers, self._emit, "content")
         return found
 
-    def _calls(self, tools: ToolFormat, marker: str) -> Waiting[None]:
+    def _calls(self, marker: str) -> Waiting[None]:
         """The calls behind a marker; what is no call after all is content."""
-        reader, out = self._reader, self._out
+        reader, out, tools = self._reader, self._out, self._tools
         self._offered.is_bare = tools.bare and len(marker) <= 1
         self._offered.is_strict = self._offered.is_bare or tools.only_offered
         if marker in tools.direct:
@@ -263,7 +247,6 @@ class AnswerParser:
             self._emit(taken)
             return
         if marker and not has_called:
-            assert self._tools is not None
             if marker in self._tools.direct:
                 taken = taken.removeprefix(marker)
             if self._tools.drops_cut and self._reader.ended:

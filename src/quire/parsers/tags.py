@@ -129,7 +129,7 @@ class Tags:
             return (yield from self._wrapped(reader, out, tools, function, name, stops))
         out.arguments(("{" if not count else ", ") + json.dumps(name, ensure_ascii=False) + ": ")
         if kind == "text" or (kind == "unknown" and not self.guesses):
-            text = TextValue(out, self.lines, tools.takes_null(function, name) and is_text is not True)
+            text = TextValue(out, self.lines, "null" in tools.types(function, name) and is_text is not True)
             found = yield from reader.until(stops, text.add if not self.strips else parts.append)
             if self.strips:
                 text.add(_stripped("".join(parts)))
@@ -162,7 +162,7 @@ def _kind(tools: Tools, function: str, name: str, is_text: bool | None) -> Kind:
     kind = tools.kind(function, name)
     if is_text is None:
         return kind
-    allows_both = tools.takes_null(function, name) if kind == "text" else tools.may_be_text(function, name)
+    allows_both = ("null" if kind == "text" else "string") in tools.types(function, name)
     return ("text" if is_text else "other") if kind == "unknown" or allows_both else kind
 
 

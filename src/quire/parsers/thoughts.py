@@ -7,7 +7,7 @@ Knows reasoning formats and the markers of calls; knows no model.
 
 import dataclasses
 
-from quire.parsers.formats import ToolFormat
+from quire.parsers.formats import NO_CALLS, ToolFormat
 from quire.parsers.offered import Tools
 from quire.parsers.pieces import Kind, Pieces
 from quire.parsers.reader import Malformed, Reader, Waiting, begun
@@ -22,12 +22,12 @@ class Thoughts:
     """Reads the reasoning of one answer.
 
     Args:
-        tools: the format of calls, if the request allows any.
+        tools: the format of calls; `NO_CALLS` if the request allows none.
         offered: the request's functions.
     """
 
     reasoning: Reasoning
-    tools: ToolFormat | None
+    tools: ToolFormat
     offered: Tools
 
     def read_opening(self, reader: Reader, out: Pieces, in_reasoning: bool | None) -> Waiting[str | None]:
@@ -54,11 +54,10 @@ class Thoughts:
     def read(self, reader: Reader, out: Pieces, start: str | None) -> Waiting[str | None]:
         """Take reasoning up to its end, behind its start marker; returns the marker of the call or header that ended it."""
         kind: Kind = "content" if self.reasoning.is_content else "reasoning"
-        ends, raw = self.reasoning.ends_of(start), self.reasoning.calls if self.tools is None else ()
-        begin, section = ((), ()) if self.tools is None else (self.tools.begin, self.tools.section[:1])
-        if self.tools is not None and section:  # a call that the model only drafts has nothing around it
+        ends, raw = self.reasoning.ends_of(start), self.reasoning.calls if self.tools is NO_CALLS else ()
+        begin, section = self.tools.begin, self.tools.section[:1]
+        if section:  # a call that the model only drafts has nothing around it
             section = (*section, *self.tools.dropped)
-
         noise = dict(self.reasoning.noise)
 
         def emit(text: str) -> None:
@@ -97,7 +96,6 @@ class Thoughts:
 
     def _is_call(self, reader: Reader, ends: tuple[str, ...], begin: tuple[str, ...], marker: str) -> Waiting[bool]:
         """Whether a call goes on here behind its marker (and one more, if `begin` names any). Nothing is taken."""
-        assert self.tools is not None
         skipped = 0
         if begin:
             if (more := (yield from reader.starts_with(begin))) is None:
