@@ -81,7 +81,7 @@ class Braces:
             out.arguments(json.dumps(text, ensure_ascii=False) if is_text else fitting)
             return
         if self.quotes_all and kind != "text":
-            text = yield from reader.text_until((self.quote,))
+            text, _ = yield from reader.text_until((self.quote,))
             out.arguments(tools.as_json(function, key, text))
             return
         text_value = TextValue(out, or_null=or_null and self.quotes_all)
@@ -93,7 +93,8 @@ class Braces:
         if depth > MAX_DEPTH:
             raise Malformed
         if (yield from reader.accept((self.quote,))) is not None:
-            return json.dumps((yield from reader.text_until((self.quote,))), ensure_ascii=False)
+            text, _ = yield from reader.text_until((self.quote,))
+            return json.dumps(text, ensure_ascii=False)
         first = yield from reader.peek()
         values: list[str] = []
         if first == "[":

@@ -26,9 +26,7 @@ def parse(reader: Reader, out: Pieces, tools: Tools) -> Waiting[None]:
     """A whole answer. Text outside of messages is content."""
     seen: set[Kind] = set()
     while True:
-        outside: list[str] = []
-        found = yield from reader.until(("<|start|>", "<|channel|>"), outside.append)
-        text = "".join(outside)
+        text, found = yield from reader.text_until(("<|start|>", "<|channel|>"))
         if text.strip() and text.strip() != "assistant":
             out.text("content", text)
         if found is None:
@@ -42,9 +40,8 @@ def _message(reader: Reader, out: Pieces, tools: Tools, seen: set[Kind]) -> Wait
     Args:
         seen: kinds of text that the answer has already; a line break stands between two messages of a kind.
     """
-    parts: list[str] = []
-    found = yield from reader.until(_HEADER_ENDS, parts.append)
-    header, text = "".join(parts), ""
+    header, found = yield from reader.text_until(_HEADER_ENDS)
+    text = ""
     if found != "<|message|>":  # the model has left this marker out, or the answer ends in the header
         size = _HEADER_WORDS.match(header).end()  # pyright: ignore[reportOptionalMemberAccess]: it matches anything
         header, text = header[:size], header[size:]

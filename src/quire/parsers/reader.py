@@ -117,11 +117,11 @@ class Reader:
             yield
             self.passing = None
 
-    def text_until(self, markers: tuple[str, ...]) -> Waiting[str]:
-        """Take and return what stands before the first of some markers, or the end of the text; the marker is taken, too."""
+    def text_until(self, markers: tuple[str, ...]) -> Waiting[tuple[str, str | None]]:
+        """Take the text before the first of some markers, and the marker; returns both. None: the text ends before one."""
         parts: list[str] = []
-        yield from self.until(markers, parts.append)
-        return "".join(parts)
+        marker = yield from self.until(markers, parts.append)
+        return "".join(parts), marker
 
     def header(self, stops: tuple[str, ...]) -> Waiting[tuple[str, str]]:
         """Take a name and what else stands before the first of some markers, and the marker; returns both.

@@ -182,9 +182,8 @@ class AnswerParser:
     def _header(self, markers: tuple[str, ...], if_no_header: Emit | None = None) -> Waiting[str | None]:
         """Leave out the header of a message; returns the marker behind it. At the beginning of an answer, text that is no
         header is content (`if_no_header`)."""
-        parts: list[str] = []
-        found = yield from self._reader.until(markers, parts.append)
-        text, recipient = "".join(parts), self._reasoning.recipient
+        text, found = yield from self._reader.text_until(markers)
+        recipient = self._reasoning.recipient
         is_header = text.strip() in ("", "assistant") if recipient else found not in self._reasoning.end
         if if_no_header is not None and (found is None or not is_header):
             if_no_header(text)

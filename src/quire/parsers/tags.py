@@ -124,19 +124,20 @@ class Tags:
             yield from reader.expect((self.value[0],))
         kind = _kind(tools, function, name, is_text)
         stops = (self.value[1], *((self.key[0], self.end) if self.runs_on else ()))
-        parts: list[str] = []
         if not count and name in WRAPPERS and tools.lacks(function, name):
             return (yield from self._wrapped(reader, out, tools, function, name, stops))
         out.arguments(("{" if not count else ", ") + json.dumps(name, ensure_ascii=False) + ": ")
         if kind == "text" or (kind == "unknown" and not self.guesses):
             text = TextValue(out, self.lines, "null" in tools.types(function, name) and is_text is not True)
-            found = yield from reader.until(stops, text.add if not self.strips else parts.append)
             if self.strips:
-                text.add(_stripped("".join(parts)))
+                value, found = yield from reader.text_until(stops)
+                text.add(_stripped(value))
+            else:
+                found = yield from reader.until(stops, text.add)
             text.end()
         else:
-            found = yield from reader.until(stops, parts.append)
-            value = "".join(parts).strip("\n")
+            value, found = yield from reader.text_until(stops)
+            value = value.strip("\n")
             out.arguments(tools.as_json(function, name, _stripped(value) if self.strips else value))
         return (yield from self._next(reader)) if found == self.value[1] else found
 
@@ -144,9 +145,8 @@ class Tags:
         self, reader: Reader, out: Pieces, tools: Tools, function: str, name: str, stops: tuple[str, ...]
     ) -> Waiting[str | None]:
         """A parameter that the schema does not know, and that may hold all parameters as one object."""
-        parts: list[str] = []
-        found = yield from reader.until(stops, parts.append)
-        value: Any = json.loads(as_json("".join(parts)))
+        text, found = yield from reader.text_until(stops)
+        value: Any = json.loads(as_json(text))
         whole: dict[str, Any] = {name: value}
         if is_dict(value) and value and not any(tools.lacks(function, key) for key in value):
             whole = value
