@@ -52,8 +52,10 @@ def run_cases(root: Path, only: str, jobs: int, with_servers: bool = False) -> l
     files = [path for folder in FOLDERS for path in sorted((root / folder).rglob("test_*.py"))]
     files = [path for path in (server_files(root) if with_servers else files) if only in path.name]
     if not files:
-        sys.exit(f"{root}: no test files of parsers{f' with {only!r} in their names' if only else ''}; give the path of an "
-                 "unpacked source distribution of vLLM")  # fmt: skip
+        sys.exit(
+            f"{root}: no test files of parsers{f' with {only!r} in their names' if only else ''}; give the path of an "
+            "unpacked source distribution of vLLM"
+        )
     with tempfile.TemporaryDirectory() as folder:
         groups = [files[index::jobs] for index in range(jobs) if files[index::jobs]]
         extra = ("--servers",) if with_servers else ()

@@ -48,9 +48,13 @@ PLAIN_TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters
     lambda text: not any(token in text for token in SPECIAL_IDS)
 )
 TEXT = PLAIN_TEXT.map(lambda text: text.strip("\n")).filter(lambda text: text != "null")
-NAMES = st.text(string.ascii_lowercase + "_", min_size=1, max_size=6).filter(lambda name: name.isidentifier()).map(
-    lambda name: name + "_x"  # no keyword of Python's
-)  # fmt: skip
+NAMES = (
+    st.text(string.ascii_lowercase + "_", min_size=1, max_size=6)
+    .filter(lambda name: name.isidentifier())
+    .map(
+        lambda name: name + "_x"  # no keyword of Python's
+    )
+)
 DEFINITIONS = {"Color": {"type": "string", "enum": ["red", "dark red", 'bl"ue\\']}}
 KINDS: list[tuple[dict[str, Any], st.SearchStrategy[Any], Any]] = [
     ({"type": "string"}, TEXT, None),

@@ -112,16 +112,26 @@ for name, tools in TOOLS.items():
 OTHERS = [
     ("mistral", f"[TOOL_CALLS]get_weather{ARGUMENTS}[TOOL_CALLS]now{{}}", BOTH),
     ("mistral", f"[TOOL_CALLS]get_weather[ARGS]{ARGUMENTS}", ONE),
-    ("hermes", '<tool_call>{"arguments": {"days": 1}, "name": "get_weather"}</tool_call>', [("get_weather", {"days": 1})]),
+    (
+        "hermes",
+        '<tool_call>{"arguments": {"days": 1}, "name": "get_weather"}</tool_call>',
+        [("get_weather", {"days": 1})],
+    ),
     ("hermes", '<tool_call>{"name": "now", "arguments": "{}"}</tool_call>', [("now", {})]),
     ("hermes", '<tool_call>{"id": [{"]": 1}], "name": "now"}</tool_call>', [("now", {})]),
     ("xlam", f"```json\n{LISTED}\n```", BOTH),
     ("pythonic", "[now()]", [("now", {})]),
-    ("qwen3_coder", "<tool_call><function=get_weather><parameter=note>None</parameter></function></tool_call>",
-     [("get_weather", {"note": "None"})]),
-    ("qwen3_coder", "<tool_call><function=f><parameter=x>\n1 < 2\n\n</parameter></function></tool_call>",
-     [("f", {"x": "1 < 2\n"})]),
-]  # fmt: skip
+    (
+        "qwen3_coder",
+        "<tool_call><function=get_weather><parameter=note>None</parameter></function></tool_call>",
+        [("get_weather", {"note": "None"})],
+    ),
+    (
+        "qwen3_coder",
+        "<tool_call><function=f><parameter=x>\n1 < 2\n\n</parameter></function></tool_call>",
+        [("f", {"x": "1 < 2\n"})],
+    ),
+]
 
 
 def joined(pieces):
@@ -280,9 +290,14 @@ def test_harmony_wherever_the_text_is_cut():
 
 HARMONY_CASES = [
     # Messages of one kind stand on lines of their own.
-    ("<|channel|>commentary<|message|>Let me look.<|end|><|start|>assistant<|channel|>final<|message|>42.<|end|>",
-     ("", "Let me look.\n42.", [])),
-    ("<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>analysis<|message|> b<|end|>", ("a\nb", "", [])),
+    (
+        "<|channel|>commentary<|message|>Let me look.<|end|><|start|>assistant<|channel|>final<|message|>42.<|end|>",
+        ("", "Let me look.\n42.", []),
+    ),
+    (
+        "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>analysis<|message|> b<|end|>",
+        ("a\nb", "", []),
+    ),
     ("<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>analysis<|message|> <|end|>", ("a", "", [])),
     # Recipients of calls: with and without their prefix, dotted, on either channel and either side of it.
     ('<|channel|>commentary to=now<|constrain|>json<|message|>{"a": 1}<|call|>', ("", "", [("now", '{"a": 1}')])),
@@ -290,21 +305,28 @@ HARMONY_CASES = [
     ("<|start|>assistant to=math.sum<|channel|>commentary<|message|>{}<|end|>", ("", "", [("math.sum", "{}")])),
     ("<|channel|>commentary to=functions.now<|message|><|call|>", ("", "", [("now", "{}")])),
     ("<|channel|>commentary to=functions.now<|message|>no JSON<|call|>", ("", "", [("now", "no JSON")])),
-    ("<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}<|call|>"
-     "<|start|>assistant<|channel|>commentary to=functions.now<|message|>{}<|call|>", ("", "", [("now", "{}")] * 2)),
+    (
+        "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}<|call|>"
+        "<|start|>assistant<|channel|>commentary to=functions.now<|message|>{}<|call|>",
+        ("", "", [("now", "{}")] * 2),
+    ),
     # Recipients that are no function.
-    ("<|channel|>commentary to=assistant<|message|>x<|end|><|start|>assistant<|channel|>final<|message|>y",
-     ("", "y", [])),
+    (
+        "<|channel|>commentary to=assistant<|message|>x<|end|><|start|>assistant<|channel|>final<|message|>y",
+        ("", "y", []),
+    ),
     ("<|channel|>analysis to=python<|message|>1 + 1<|call|>", ("1 + 1", "", [])),
     ("<|channel|>commentary to=browser.search<|message|>{}<|call|>", ("", "", [])),
     # Answers that are cut off, and headers without their end.
     ("<|channel|>analysis<|message|>I thi", ("I thi", "", [])),
     ("<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>fin", ("a", "", [])),
     ("<|channel|>commentary to=functions.now <|constrain|>json", ("", "", [])),
-    ('<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final {"answer": "hi"}<|return|>',
-     ("a", '{"answer": "hi"}', [])),
+    (
+        '<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final {"answer": "hi"}<|return|>',
+        ("a", '{"answer": "hi"}', []),
+    ),
     ("no message at all", ("", "no message at all", [])),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("text", "found"), HARMONY_CASES)
@@ -357,52 +379,121 @@ LOOKUP = [
     ("name", "text", "content", "calls"),
     [
         # a call without its outer marker, and a parameter without its end
-        ("qwen3_coder", "Well.\n<function=lookup>\n<parameter=city>\nKöln\n</parameter>\n</function>", "Well.",
-         [{"city": "Köln"}]),
-        ("qwen3_coder", "<tool_call>\n<function=lookup>\n<parameter=city>\nKöln\n<parameter=limit>\n3\n</parameter>\n</function>"
-         "\n</tool_call>", "", [{"city": "Köln", "limit": 3}]),
+        (
+            "qwen3_coder",
+            "Well.\n<function=lookup>\n<parameter=city>\nKöln\n</parameter>\n</function>",
+            "Well.",
+            [{"city": "Köln"}],
+        ),
+        (
+            "qwen3_coder",
+            "<tool_call>\n<function=lookup>\n<parameter=city>\nKöln\n<parameter=limit>\n3\n</parameter>\n</function>"
+            "\n</tool_call>",
+            "",
+            [{"city": "Köln", "limit": 3}],
+        ),
         ("seed_oss", "<function=lookup><parameter=limit>007</function>", "", [{"limit": 7}]),
         # line breaks of a value are the model's where tags have none of their own
-        ("minimax_m2", '<invoke name="lookup"><parameter name="city">\nKöln\n</parameter></invoke>', "",
-         [{"city": "\nKöln\n"}]),
-        ("glm45", "<tool_call>lookup\n<arg_key>city</arg_key>\n<arg_value>\nKöln\n</arg_value>\n</tool_call>", "",
-         [{"city": "\nKöln\n"}]),
+        (
+            "minimax_m2",
+            '<invoke name="lookup"><parameter name="city">\nKöln\n</parameter></invoke>',
+            "",
+            [{"city": "\nKöln\n"}],
+        ),
+        (
+            "glm45",
+            "<tool_call>lookup\n<arg_key>city</arg_key>\n<arg_value>\nKöln\n</arg_value>\n</tool_call>",
+            "",
+            [{"city": "\nKöln\n"}],
+        ),
         # a call that is broken does not swallow the next
-        ("kimi_k2", "<|tool_call_begin|>functions.lookup:0<|tool_call_argument_begin|>{\"city\": \"Kö<|tool_call_end|>"
-         "<|tool_call_begin|>functions.lookup:1<|tool_call_argument_begin|>{\"limit\": 2}<|tool_call_end|>", "",
-         ['{"city": "Kö', {"limit": 2}]),
-        ("hermes", '<tool_call>{"name": "lookup", "arguments": {"city": </tool_call>\n'
-         '<tool_call>{"name": "lookup", "arguments": {}}</tool_call>', "", ['{"city": ', {}]),
-        ("hermes", '<tool_call>{"name": "lookup", "arguments": {"city": "a </tool_call> b"}}</tool_call>', "",
-         [{"city": "a </tool_call> b"}]),
-        ("gemma4", '<|tool_call>call:no braces<tool_call|><|tool_call>call:lookup{city:<|"|>Köln<|"|>}<tool_call|>',
-         "<|tool_call>call:no braces<tool_call|>", [{"city": "Köln"}]),
+        (
+            "kimi_k2",
+            '<|tool_call_begin|>functions.lookup:0<|tool_call_argument_begin|>{"city": "Kö<|tool_call_end|>'
+            '<|tool_call_begin|>functions.lookup:1<|tool_call_argument_begin|>{"limit": 2}<|tool_call_end|>',
+            "",
+            ['{"city": "Kö', {"limit": 2}],
+        ),
+        (
+            "hermes",
+            '<tool_call>{"name": "lookup", "arguments": {"city": </tool_call>\n'
+            '<tool_call>{"name": "lookup", "arguments": {}}</tool_call>',
+            "",
+            ['{"city": ', {}],
+        ),
+        (
+            "hermes",
+            '<tool_call>{"name": "lookup", "arguments": {"city": "a </tool_call> b"}}</tool_call>',
+            "",
+            [{"city": "a </tool_call> b"}],
+        ),
+        (
+            "gemma4",
+            '<|tool_call>call:no braces<tool_call|><|tool_call>call:lookup{city:<|"|>Köln<|"|>}<tool_call|>',
+            "<|tool_call>call:no braces<tool_call|>",
+            [{"city": "Köln"}],
+        ),
         # text before a call that has no marker; JSON that is none
         ("llama3_json", 'Here: {"name": "lookup", "parameters": {"limit": 2}} Done.', "Here:  Done.", [{"limit": 2}]),
-        ("llama3_json", '{"name": "lookup", "parameters": {no json}}', '{"name": "lookup", "parameters": {no json}}', []),
-        ("llama3_json", 'So {"name": "other", "parameters": {}} is none.', 'So {"name": "other", "parameters": {}} is none.', []),
+        (
+            "llama3_json",
+            '{"name": "lookup", "parameters": {no json}}',
+            '{"name": "lookup", "parameters": {no json}}',
+            [],
+        ),
+        (
+            "llama3_json",
+            'So {"name": "other", "parameters": {}} is none.',
+            'So {"name": "other", "parameters": {}} is none.',
+            [],
+        ),
         ("xlam", 'Look: [{"name": "lookup", "arguments": {}}]', "Look:", [{}]),
         # Python's notation as models write it
-        ("lfm2", "<|tool_call_start|>[lookup(city='it's\nme', limit=05)]<|tool_call_end|>", "",
-         [{"city": "it's\nme", "limit": 5}]),
+        (
+            "lfm2",
+            "<|tool_call_start|>[lookup(city='it's\nme', limit=05)]<|tool_call_end|>",
+            "",
+            [{"city": "it's\nme", "limit": 5}],
+        ),
         ("pythonic", "[lookup(wait={'a', 'b'}, from='x')]", "", [{"wait": ["a", "b"], "from": "x"}]),
         # what the tag says, and what the schema says
-        ("deepseek_v32", '<｜DSML｜invoke name="lookup"><｜DSML｜parameter name="limit" string="true">42</｜DSML｜parameter>'
-         '<｜DSML｜parameter name="more">[1]</｜DSML｜parameter></｜DSML｜invoke>', "", [{"limit": 42, "more": [1]}]),
-        ("deepseek_v4", '<｜DSML｜invoke name="lookup"><｜DSML｜parameter name="arguments" string="false">{"city": "Köln"}'
-         "</｜DSML｜parameter></｜DSML｜invoke>", "", [{"city": "Köln"}]),
-        ("minimax_m3", ']<]minimax[>[<invoke name="lookup">]<]minimax[>[<wait>]<]minimax[>[<a>1]<]minimax[>[</a>]<]minimax[>[<a>2'
-         "]<]minimax[>[</a>]<]minimax[>[</wait>]<]minimax[>[</invoke>", "", [{"wait": {"a": ["1", "2"]}}]),
-        ("minicpm5", '<functionname="lookup"><param name="city"><![CDATA[ a < b ]]></param></function>', "",
-         [{"city": " a < b "}]),
+        (
+            "deepseek_v32",
+            '<｜DSML｜invoke name="lookup"><｜DSML｜parameter name="limit" string="true">42</｜DSML｜parameter>'
+            '<｜DSML｜parameter name="more">[1]</｜DSML｜parameter></｜DSML｜invoke>',
+            "",
+            [{"limit": 42, "more": [1]}],
+        ),
+        (
+            "deepseek_v4",
+            '<｜DSML｜invoke name="lookup"><｜DSML｜parameter name="arguments" string="false">{"city": "Köln"}'
+            "</｜DSML｜parameter></｜DSML｜invoke>",
+            "",
+            [{"city": "Köln"}],
+        ),
+        (
+            "minimax_m3",
+            ']<]minimax[>[<invoke name="lookup">]<]minimax[>[<wait>]<]minimax[>[<a>1]<]minimax[>[</a>]<]minimax[>[<a>2'
+            "]<]minimax[>[</a>]<]minimax[>[</wait>]<]minimax[>[</invoke>",
+            "",
+            [{"wait": {"a": ["1", "2"]}}],
+        ),
+        (
+            "minicpm5",
+            '<functionname="lookup"><param name="city"><![CDATA[ a < b ]]></param></function>',
+            "",
+            [{"city": " a < b "}],
+        ),
         ("step3", '<｜tool_call_begin｜><steptml:invoke name="lookup"></steptml:invoke><｜tool_call_end｜>', "", [{}]),
     ],
-)  # fmt: skip
+)
 def test_calls_as_models_really_write_them(name, text, content, calls):
     whole = parse([text], tools=TOOLS[name], offered=LOOKUP)
     assert whole[1] == content
-    written = [arguments if isinstance(call, str) else json.loads(arguments) for call, (_, arguments) in
-               zip(calls, whole[2], strict=True)]  # fmt: skip
+    written = [
+        arguments if isinstance(call, str) else json.loads(arguments)
+        for call, (_, arguments) in zip(calls, whole[2], strict=True)
+    ]
     assert written == calls
     for parts in cuts(text):
         assert parse(parts, tools=TOOLS[name], offered=LOOKUP) == whole

@@ -106,19 +106,32 @@ def test_a_continued_message_goes_on_inside_its_reasoning():
         ("mistral", "[THINK]a </think> b[/THINK]c", ("a </think> b", "c")),
         ("mistral", "<think>a</think>c", ("a", "c")),
         ("k2_horizon", "<ifm|think_fast>a</ifm|think>b</ifm|think_fast>c", ("a</ifm|think>b", "c")),
-        ("kimi_k3", "why<|close|>think<|sep|><|open|>response<|sep|>So.<|close|>response<|sep|><|close|>message<|sep|>",
-         ("why", "So.")),
-        ("inkling", "<|message_model|><|content_thinking|>a<|end_message|><|message_model|><|content_text|>b<|end_message|>",
-         ("a", "b")),
-        ("inkling", "f<|content_text|>b<|end_message|><|message_model|>g<|content_thinking|>c<|end_message|>", ("c", "b")),
+        (
+            "kimi_k3",
+            "why<|close|>think<|sep|><|open|>response<|sep|>So.<|close|>response<|sep|><|close|>message<|sep|>",
+            ("why", "So."),
+        ),
+        (
+            "inkling",
+            "<|message_model|><|content_thinking|>a<|end_message|><|message_model|><|content_text|>b<|end_message|>",
+            ("a", "b"),
+        ),
+        (
+            "inkling",
+            "f<|content_text|>b<|end_message|><|message_model|>g<|content_thinking|>c<|end_message|>",
+            ("c", "b"),
+        ),
         ("inkling", "no markers at all", ("", "no markers at all")),
         ("muse", " to=self<|message|>a<|eom|><|start|>assistant to=user<|message|>b<|eot|>", ("a", "b")),
         ("muse", "<|message|>a<|eom|>to=commentary<|message|>b<|eom|>to=user<|message|>c<|eot|>", ("a", "bc")),
         ("muse", " to=self<|message|>a<|eom|>to=developer<|message|>x<|eom|>to=user<|message|>b", ("a", "b")),
         ("muse", " to=self<|message|>a to=user<|message|>b", ("a ", "b")),
         ("muse", "to=commentary<|message|>a <|eom|><|start|>assistant to=user<|message|>b", ("", "a b")),
-        ("muse", "to=self<|message|>a<|eom|><|start|>assistant to=f<|message|><x>b</x><|eom|>",
-         ("a", "to=f<|message|><x>b</x>")),
+        (
+            "muse",
+            "to=self<|message|>a<|eom|><|start|>assistant to=f<|message|><x>b</x><|eom|>",
+            ("a", "to=f<|message|><x>b</x>"),
+        ),
         ("muse", "an answer <|eom|>to=user<|message|>b", ("", "an answer b")),
         ("inkling", "an answer<|end_message|>", ("", "an answer")),
         ("gemma4", "thought\nWhy\n<channel|>So.", ("Why", "So.")),
@@ -129,15 +142,18 @@ def test_a_continued_message_goes_on_inside_its_reasoning():
         ("hunyuan_a13b", "<think>\na\n</think>\n<answer>\nb\n</answer>", ("a", "b")),
         ("minicpmv", "<think>a <|im_end|>c</think>b<reserved_12> d", ("a c", "b d")),
         ("cohere_command3", "<|START_THINKING|>a<|END_THINKING|><|START_RESPONSE|>b<|END_RESPONSE|>", ("a", "b")),
-        ("cohere_command3", "<|START_THINKING|>a <co>b</co: 1:[0]> c<|END_THINKING|><|START_RESPONSE|>d <co>e</co: 0:[1,2]>.",
-         ("a b c", "d e.")),
+        (
+            "cohere_command3",
+            "<|START_THINKING|>a <co>b</co: 1:[0]> c<|END_THINKING|><|START_RESPONSE|>d <co>e</co: 0:[1,2]>.",
+            ("a b c", "d e."),
+        ),
         ("cohere_command4", "a<|END_THINKING|><|START_TEXT|>b<|END_TEXT|>", ("a", "b")),
         ("cohere_command4", "plain", ("plain", "")),
         ("cohere_command3", "plain", ("", "plain")),
         ("minimax_m2_append_think", "a\n</think>\n\nb", ("", "<think>a\n</think>\n\nb")),
         ("minimax_m2_append_think", "<think>\na</think>b", ("", "<think>\na</think>b")),
     ],
-)  # fmt: skip
+)
 def test_what_is_special_about_a_format(name, text, found):
     assert read(name, text) == found
 
@@ -168,8 +184,11 @@ def test_a_checkpoint_s_markers_have_the_suffix_that_its_template_has():
     assert choose_formats("qwen3", "none", template).reasoning == REASONING["qwen3"]
 
 
-MARKED = [name for name in CASES if TOOLS[name].begin and CASES[name][0].lstrip().startswith(
-    (*TOOLS[name].begin, *TOOLS[name].section))]  # fmt: skip
+MARKED = [
+    name
+    for name in CASES
+    if TOOLS[name].begin and CASES[name][0].lstrip().startswith((*TOOLS[name].begin, *TOOLS[name].section))
+]
 THINKING = [name for name in REASONING if not REASONING[name].is_content]
 
 

@@ -200,11 +200,19 @@ def test_a_row_thinks_first_and_then_keeps_to_its_form(llama: Path, monkeypatch:
         form, bias = form_of({"regex": "[a-f]{2,4}"}), {end: 3.0}
         return [
             make_request(
-                f"r{seed}", [5, 6], seed=seed, temperature=1.0, max_tokens=150, ignore_eos=False, eos_token_ids=[EOS],
-                structured_outputs=form, thinking=Thinking([end]), logit_bias=bias,
+                f"r{seed}",
+                [5, 6],
+                seed=seed,
+                temperature=1.0,
+                max_tokens=150,
+                ignore_eos=False,
+                eos_token_ids=[EOS],
+                structured_outputs=form,
+                thinking=Thinking([end]),
+                logit_bias=bias,
             )
             for seed in range(6)
-        ]  # fmt: skip
+        ]
 
     plain = make_engine(llama).generate(requests())
     assert make_device_engine(monkeypatch, llama).generate(requests()) == plain
@@ -228,12 +236,21 @@ def test_a_form_comes_when_the_budget_of_thoughts_is_spent(
     def requests() -> list[Any]:
         return [
             make_request(
-                f"r{seed}", [5, 6], seed=seed, temperature=1.0, max_tokens=60, ignore_eos=False, eos_token_ids=[EOS],
+                f"r{seed}",
+                [5, 6],
+                seed=seed,
+                temperature=1.0,
+                max_tokens=60,
+                ignore_eos=False,
+                eos_token_ids=[EOS],
                 structured_outputs=form_of({"regex": "[a-f]{2,4}"}) if seed % 3 else None,
-                thinking=Thinking([end]), thinking_token_budget=3 * seed, min_tokens=30 if seed % 2 else 0, **extra,
+                thinking=Thinking([end]),
+                thinking_token_budget=3 * seed,
+                min_tokens=30 if seed % 2 else 0,
+                **extra,
             )
             for seed in range(6)
-        ]  # fmt: skip
+        ]
 
     plain = make_engine(llama).generate(requests())
     assert make_device_engine(monkeypatch, llama).generate(requests()) == plain
@@ -257,11 +274,17 @@ def test_preempted_rows_go_on_where_they_were(llama: Path, device: bool, monkeyp
         forms = [{"regex": "[a-f ]{60}"}, {"json": PERSON, "disable_any_whitespace": True}] * 3
         return [
             make_request(
-                f"r{index}", [5 + index] * 20, seed=index, temperature=1.0, max_tokens=80, ignore_eos=False,
-                eos_token_ids=[EOS], structured_outputs=form_of(fields),
+                f"r{index}",
+                [5 + index] * 20,
+                seed=index,
+                temperature=1.0,
+                max_tokens=80,
+                ignore_eos=False,
+                eos_token_ids=[EOS],
+                structured_outputs=form_of(fields),
             )
             for index, fields in enumerate(forms)
-        ]  # fmt: skip
+        ]
 
     plenty = make_engine(llama, block_size=4).generate(requests())
     page_bytes = 3 * 2 * 2 * 16 * 4 * 4
@@ -282,10 +305,12 @@ def test_other_constraints_narrow_a_form_and_are_told_when_nothing_is_left(
         "structured_outputs": form_of({"regex": "[ab]{1,9}"}),
     }
     requests = [
-        ("only b", {"bad_words_token_ids": [[a]]}), ("only a", {"allowed_token_ids": [a, EOS]}),
-        ("long", {"min_tokens": 8}), ("longer than the form", {"min_tokens": 12, "max_tokens": 14}),
+        ("only b", {"bad_words_token_ids": [[a]]}),
+        ("only a", {"allowed_token_ids": [a, EOS]}),
+        ("long", {"min_tokens": 8}),
+        ("longer than the form", {"min_tokens": 12, "max_tokens": 14}),
         ("nothing", {"allowed_token_ids": [b + 1]}),
-    ]  # fmt: skip
+    ]
     for engine in (make_engine(llama), make_device_engine(monkeypatch, llama)):
         tokens = engine.generate([make_request(name, [5, 6], **common | params) for name, params in requests])
         texts = {name: tokenizer.decode([id for id in ids if id != EOS]) for name, ids in tokens.items()}

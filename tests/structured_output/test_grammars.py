@@ -206,7 +206,11 @@ def test_options_close_objects_and_forbid_whitespace() -> None:
         ({"json": {"$ref": "http://example.com/x"}}, "json", "not present"),
         ({"json": {"type": "integer", "minimum": 3, "maximum": 1}}, "json", "nsatisfiable"),
         ({"structural_tag": {"format": {"type": "any_text"}}}, "structural_tag", "pip install 'xgrammar>=0.2'"),
-        ({"structural_tag": {"structures": [{"begin": "a", "end": "b"}], "triggers": ["x"]}}, "structural_tag", "no trigger"),
+        (
+            {"structural_tag": {"structures": [{"begin": "a", "end": "b"}], "triggers": ["x"]}},
+            "structural_tag",
+            "no trigger",
+        ),
         ({"structural_tag": {"structures": [5], "triggers": ["x"]}}, "structural_tag", "begin"),
         ({"choice": ["\ud800"]}, "choice", "surrogates"),
         ({"json": {"$ref": "#"}}, "json", "no text"),
@@ -223,7 +227,7 @@ def test_options_close_objects_and_forbid_whitespace() -> None:
         ({"regex": r"(a)\1"}, "regex", "backreferences"),
         ({"json": {"const": "x" * (limits.MAX_GRAMMAR_BYTES + 1)}}, "structured_outputs", "bytes"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_form_is_refused_with_its_field(fields: dict[str, Any], param: str, words: str) -> None:
     with pytest.raises(RequestError) as caught:
         start(**fields)
@@ -247,7 +251,7 @@ def test_a_wrong_form_is_refused_with_its_field(fields: dict[str, Any], param: s
         ({"regex": ".*a.{40}"}, "aaab"),
         ({"choice": ["\x00", "\x7f"]}, "\x00"),
     ],
-)  # fmt: skip
+)
 def test_dear_forms_can_be_followed(fields: dict[str, Any], begin: str) -> None:
     row, output = start(**fields), []
     for byte in begin.encode():

@@ -38,11 +38,13 @@ def requests(**params: Any) -> list[Any]:
     common = {"max_tokens": 90, "ignore_eos": False, "eos_token_ids": [EOS]}
     return [
         make_request(
-            f"r{seed}", [5 + seed] * (3 + 7 * seed), seed=seed,
+            f"r{seed}",
+            [5 + seed] * (3 + 7 * seed),
+            seed=seed,
             **common | {"temperature": 0.4 * seed, "structured_outputs": FORM if seed % 3 else None} | params,
         )
         for seed in range(6)
-    ]  # fmt: skip
+    ]
 
 
 def assert_pages_are_free(engine: TinyEngine) -> None:

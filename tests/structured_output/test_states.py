@@ -67,7 +67,7 @@ texts = st.one_of(
     st.sampled_from([{"type": "integer", "minimum": 7, "maximum": 120}, {"type": "number"}, {"type": "boolean"}]),
     st.sampled_from([{"enum": [1, 12, "ab", None]}, {"const": "name"}, {"type": "string", "format": "date"}]),
     st.just({"anyOf": [{"type": "string", "maxLength": 5}, {"type": "null"}, {"type": "object"}]}),
-)  # fmt: skip
+)
 names = st.sampled_from(["name", "a", "ab", "é", 'q"'])
 schemas = st.recursive(
     texts,

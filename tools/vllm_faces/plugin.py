@@ -99,8 +99,11 @@ def _verdict(call: pytest.CallInfo[None]) -> tuple[str, str]:
 
 def _shown(error: pytest.ExceptionInfo[BaseException]) -> str:
     """Where a case failed, and how."""
-    places = [f"{Path(entry.path).name}:{entry.lineno + 1}: {str(entry.statement).strip()}" for entry in error.traceback
-              if "site-packages" not in str(entry.path)]  # fmt: skip
+    places = [
+        f"{Path(entry.path).name}:{entry.lineno + 1}: {str(entry.statement).strip()}"
+        for entry in error.traceback
+        if "site-packages" not in str(entry.path)
+    ]
     return "\n".join([*places[-3:], error.exconly()[:1500]])
 
 

@@ -66,8 +66,11 @@ _OF_A_CHECKPOINT = """
     max-num-batched-tokens load-format max-lora-rank max-cpu-loras max-loras tensor-parallel-size
 """
 LEFT_OUT: dict[str, int] = {f"--{name}": 1 for name in _OF_A_CHECKPOINT.split()} | {
-    "-tp": 1, "--enforce-eager": 0, "--enable-chunked-prefill": 0, "--enable-lora": 0,
-}  # fmt: skip
+    "-tp": 1,
+    "--enforce-eager": 0,
+    "--enable-chunked-prefill": 0,
+    "--enable-lora": 0,
+}
 """Flags that fit a checkpoint or a device of vLLM's, and how many words follow each."""
 
 ALWAYS = ["--kv-cache-memory-bytes", "64M", "--max-num-seqs", "32", "--error-format", "vllm", "--metrics-names", "vllm"]

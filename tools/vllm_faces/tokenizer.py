@@ -54,9 +54,14 @@ def stand_in_tokenizer(*names: Any, **options: Any) -> Any:
 
 
 def detokenize_incrementally(
-    tokenizer: Any, all_input_ids: list[int], prev_tokens: list[str] | None, prefix_offset: int, read_offset: int,
-    skip_special_tokens: bool = False, **options: Any
-) -> tuple[list[str], str, int, int]:  # fmt: skip
+    tokenizer: Any,
+    all_input_ids: list[int],
+    prev_tokens: list[str] | None,
+    prefix_offset: int,
+    read_offset: int,
+    skip_special_tokens: bool = False,
+    **options: Any,
+) -> tuple[list[str], str, int, int]:
     """The text that the last of some tokens adds: cases cut answers so. Here `prefix_offset` counts characters."""
     del prev_tokens, options
     text = tokenizer.decode(all_input_ids, skip_special_tokens=skip_special_tokens)

@@ -144,9 +144,8 @@ def harmony_calls(
     """
     lark = Lark(special)
     channel, message, end, start = _HARMONY_THOUGHT
-    thought = " ".join((
-        lark.text(channel), '("analysis" | "commentary")', lark.text(message), lark.until(end), lark.text(start)
-    ))  # fmt: skip
+    header = f'{lark.text(channel)} ("analysis" | "commentary") {lark.text(message)}'
+    thought = f"{header} {lark.until(end)} {lark.text(start)}"
     if not all(re.fullmatch(r"[\w.-]+", function.name) for function in functions):
         raise Inexpressible
     headers = [f"{channel}commentary to=functions.{each.name} <|constrain|>json{message}" for each in functions]

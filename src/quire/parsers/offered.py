@@ -201,8 +201,13 @@ def as_json(text: str, types: Collection[str] = ()) -> str:
 
 _CONSTANTS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 _TYPES: dict[str, type | tuple[type, ...]] = {
-    "boolean": bool, "integer": int, "number": (int, float), "array": list, "object": dict, "null": type(None)
-}  # fmt: skip
+    "boolean": bool,
+    "integer": int,
+    "number": (int, float),
+    "array": list,
+    "object": dict,
+    "null": type(None),
+}
 
 
 def _is_a(value: Any, name: str) -> bool:

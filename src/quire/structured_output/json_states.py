@@ -172,13 +172,20 @@ def _round(count: int, counts: tuple[int, ...], most: int) -> int:
     return count
 
 
-# fmt: off
-_HARMLESS = frozenset((
-    "type", "title", "description", "default", "examples", "$schema", "$id", "$comment", "deprecated", "readOnly",
-    "writeOnly", "enum", "const", "required", "minimum", "maximum", "exclusiveMinimum",
-    "exclusiveMaximum", "multipleOf", "minLength", "maxLength", "$ref",
-))
-# fmt: on
+_ANNOTATIONS = (
+    "title",
+    "description",
+    "default",
+    "examples",
+    "$schema",
+    "$id",
+    "$comment",
+    "deprecated",
+    "readOnly",
+    "writeOnly",
+)
+_NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_HARMLESS = frozenset(("type", "enum", "const", "required", "minLength", "maxLength", "$ref", *_ANNOTATIONS, *_NUMBERS))
 _COUNTS = ("minItems", "maxItems", "minProperties", "maxProperties")
 _NARROW_FORMATS = frozenset(("date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"))
 """Formats whose texts are never taken for any text: they have no space, no Umlaut."""
