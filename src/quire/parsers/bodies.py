@@ -16,7 +16,7 @@ from quire.parsers.reader import Malformed, Reader, Waiting
 
 
 class Body(Protocol):
-    """Reads what stands between the markers of a call."""
+    """Reads the text between the markers of a call."""
 
     def read(self, reader: Reader, out: Pieces, tools: Tools) -> Waiting[None]:
         """Raises `Malformed`."""
@@ -133,10 +133,10 @@ class Header:
     """The name as plain text, then the arguments as JSON.
 
     Attributes:
-        separator: stands between the two.
-        before: stands before the name (`function<sep>`).
-        fence: stands around the arguments (a Markdown code block); what is left out at its end is not missed.
-        pattern: of what stands there; its group is the name (`functions.get_weather:0`).
+        separator: the text between the two.
+        before: the text before the name (`function<sep>`).
+        fence: the texts around the arguments (a Markdown code block).
+        pattern: of the text with the name; its group is the name (`functions.get_weather:0`).
         usual: how the name is usually written there, with `{name}`; each `#` is a number.
     """
 
@@ -212,8 +212,8 @@ class Addressed:
     """A call in a message of its own, whose header names the function: `get_weather<|message|><calls>…`.
 
     Attributes:
-        after: stands behind the name.
-        opening: stands before the call.
+        after: the text behind the name.
+        opening: the text before the call.
     """
 
     after: str
@@ -254,4 +254,4 @@ def complete(reader: Reader, out: Pieces) -> None:
 
 
 def _nowhere(text: str) -> None:
-    """Text that nobody needs."""
+    """Drop the text."""

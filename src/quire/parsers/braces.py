@@ -1,4 +1,4 @@
-"""Tool calls as `call:get_weather{city:<|"|>Paris<|"|>,days:3}`: strings stand between marks of their own, without escapes.
+"""Tool calls as `call:get_weather{city:<|"|>Paris<|"|>,days:3}`: strings are between marks of their own, without escapes.
 
 Knows a way of writing; knows no model.
 """
@@ -23,9 +23,9 @@ class Braces:
     """Names and values in braces, objects and lists within them alike.
 
     Attributes:
-        quote: stands before and after a string.
-        before: stands before the function's name; its last character alone will do.
-        quotes_all: every value stands between quotes, so that only the schema tells what it is.
+        quote: the mark before and after a string.
+        before: the text before the function's name; its last character alone will do.
+        quotes_all: every value is between quotes, so that only the schema tells its type.
     """
 
     quote: str

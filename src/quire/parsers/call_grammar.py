@@ -1,7 +1,7 @@
 """What a model may write where it must call a function: the grammar of a format with a request's functions.
 
 Derived from the data by which calls are read (`formats.py`, `bodies.py`): what is written so is read back as the same calls.
-Arguments follow the function's schema. Parameters that stand one by one come in the schema's order, those that are not
+Arguments follow the function's schema. Parameters that are written one by one come in the schema's order, those that are not
 required may be left out.
 """
 
@@ -76,7 +76,7 @@ def _objects_of_calls(tools: ToolFormat) -> str:
 
 
 def _lead(lark: Lark, tools: ToolFormat) -> str:
-    """What may stand before the first call."""
+    """What may come before the first call."""
     return " ".join(f"({lark.text(part)} space)?" for part in tools.between)
 
 

@@ -1,4 +1,4 @@
-"""The ids of tool calls. Most templates take any; some want a form of their own."""
+"""The ids of tool calls. Most templates take any; some want ids of a certain kind."""
 
 import secrets
 import string

@@ -17,9 +17,9 @@ from quire.parsers.tags import TagHeader
 
 MAX_DEPTH = 128
 MIXED_TEXT = "$text"
-"""The name of text that stands beside elements within an element."""
+"""The key of text that comes beside elements within an element."""
 NAME = TagHeader('"{name}"')
-"""How the function's name stands in its tag."""
+"""How the function's name is written in its tag."""
 _Node = str | list[tuple[str, "_Node"]]
 
 
@@ -28,7 +28,7 @@ class Elements:
     """Parameters as elements; a call is handed on when it is whole, since a name that comes twice makes a list.
 
     Attributes:
-        mark: stands before each tag.
+        mark: the text before each tag.
         end: the name of the tag around the call.
         item: the name of a list's elements.
     """

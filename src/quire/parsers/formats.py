@@ -30,10 +30,10 @@ class ToolFormat:
         section: markers around all calls, which carry nothing.
         bare: a call may also begin without a marker, where the answer's content begins; calls that are asked for do.
         separator: between calls that share one pair of markers.
-        between: parts of what usually stands between two calls, of which the last ones may stand before the first call. They
-            belong to the messages that calls stand in, and so to the reasoning format of the same name.
+        between: parts of the usual text between two calls; the last of them may come before the first call. They
+            belong to the messages that calls are in, and so to the reasoning format of the same name.
         inner: markers that the body looks for, as far as they may be special tokens.
-        has_end: usually, one of `end` stands after a call, if there are any.
+        has_end: usually, one of `end` follows a call, if there are any.
         direct: those of `begin` that the body reads itself: a call may begin with them although another marker is usual.
         dropped: more markers that carry nothing.
         frames: markers around text, which the reasoning format of the same name reads.
@@ -48,8 +48,8 @@ class ToolFormat:
             handed on whole.
         ends_turn: text behind the first call is left out.
         drops_cut: a marker, or a call without its name, that is cut off at the answer's end is left out.
-        hides: calls that a request does not want are left out; else they are content as they stand.
-        marks_only_calls: a marker is left out where no call stands behind it (or before it), too.
+        hides: calls that a request does not want are left out; else they are content, unchanged.
+        marks_only_calls: a marker without a call behind it (or before it) is left out, too.
         variants: a template variable, and the body for each of its values. The first one is usual.
     """
 

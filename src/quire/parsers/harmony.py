@@ -38,7 +38,7 @@ def _message(reader: Reader, out: Pieces, tools: Tools, seen: set[Kind]) -> Wait
     """One message, whose header says where it belongs.
 
     Args:
-        seen: kinds of text that the answer has already; a line break stands between two messages of a kind.
+        seen: kinds of text that the answer has already; a line break separates two messages of a kind.
     """
     header, found = yield from reader.text_until(_HEADER_ENDS)
     text = ""

@@ -82,7 +82,7 @@ class Function:
         return next((each for each in self.variants(schema) if each[0] in ("array", "object")), None)
 
     def is_text(self, schema: Any) -> bool:
-        """Whether a value is text as it stands: its schema says so."""
+        """Whether the schema says that a value is text."""
         types = self.types(schema)
         return "string" in types and not types - {"string", "null"}
 
@@ -115,7 +115,7 @@ class Tools:
         return self._functions.get(name)
 
     def kind(self, function: str, parameter: str) -> Kind:
-        """What a parameter's value is: text as it stands, anything else, or unknown, if no schema says it."""
+        """What a parameter's value is: text, anything else, or unknown, if no schema says it."""
         known = self._functions.get(function)
         if known is None or parameter not in known.properties:
             return "unknown"
@@ -162,7 +162,7 @@ class Tools:
 
 
 def offered_functions(tools: list[dict[str, Any]] | None) -> list[Function]:
-    """The functions of a request's tools, which are in the protocol's form (or are the functions themselves)."""
+    """The functions of a request's tools, as the protocol has them (or the functions themselves)."""
     functions = [_mapping(tool.get("function")) or tool for tool in tools or ()]
     return [
         Function(str(each.get("name")), _mapping(each.get("parameters")), each.get("strict") is True)

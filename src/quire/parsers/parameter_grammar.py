@@ -1,4 +1,4 @@
-"""The grammar of a call whose parameters stand one by one, in a way of writing that is not JSON.
+"""The grammar of a call whose parameters are written one by one, in a notation that is not JSON.
 
 Parameters come in the schema's order; those that are not required may be left out. Knows ways of writing and JSON schemas.
 """
@@ -71,7 +71,7 @@ def tags_call(lark: Lark, body: Tags, function: Function, written: str = "") -> 
 
 
 def _checked(name: str, header: TagHeader) -> str:
-    """The name as it stands in a tag."""
+    """The name as it is written in a tag."""
     if not name or set(name) & set("<>\"'\n&#{}") or name != name.strip():
         raise Inexpressible
     return header.usual.replace("{name}", name)

@@ -68,7 +68,7 @@ class Pieces:
             self._add(Piece(kind, kept))
 
     def _after_marker(self, kind: Kind, text: str) -> str:
-        """Text without the white space before it, which belongs to the format; but where calls or reasoning stand between two
+        """Text without the white space before it, which belongs to the format; but where calls or reasoning come between two
         parts of the content, the white space before them and behind them stays between the two."""
         kept = text.lstrip()
         if kind == "reasoning" or self._before is None:
@@ -93,7 +93,7 @@ class Pieces:
             self._space = ""
 
     def marker(self) -> None:
-        """A marker of the format stands here: white space on either side is the format's."""
+        """A marker of the format comes here: white space on either side is the format's."""
         self._space, self._after, self._skips_space = "", "", True
 
     def resume(self, kind: Kind) -> None:

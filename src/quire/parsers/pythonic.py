@@ -1,6 +1,6 @@
 """Tool calls in Python's notation: `[f(a=1, b="x"), g()]`. Only literals are read; nothing is run.
 
-Models are not exact: a line break stands within a string, a quote within quotes, `07` for 7, `{"a", "b"}` for a list, a
+Models are not exact: a string has a raw line break, or a quote within quotes, `07` for 7, `{"a", "b"}` for a list, a
 keyword such as `from` as a parameter's name. All this is read as it is meant. Knows a way of writing; knows no model.
 """
 
@@ -56,7 +56,7 @@ class Pythonic:
 
     def _whole_call(self, reader: Reader) -> Waiting[str]:
         """Up to the bracket that closes the first one; brackets in strings do not count. Where a string does not end before the
-        calls do, an apostrophe stands within one, and the last bracket closes the call."""
+        calls do, a string has an apostrophe, and the last bracket closes the call."""
         size, depth, quote = 0, 0, ""
         while True:
             limit = reader.num_certain()
@@ -140,7 +140,7 @@ def _exact(text: str) -> str:
 
 
 def _requoted(text: str) -> str:
-    """The same with quotes escaped that stand within a string parameter: it ends before the next parameter, or the call's end."""
+    """The same with quotes within a string parameter escaped: it ends before the next parameter, or the call's end."""
     opening = text.find("(") + 1
     parts, at = [text[:opening]], opening
     while (match := _PARAMETER.match(text, at)) is not None:

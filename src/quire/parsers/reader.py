@@ -52,13 +52,13 @@ class Reader:
         self._string_end = re.compile(r'["\\]')
 
     def end_calls_at(self, ends: tuple[str, ...], followers: tuple[str, ...]) -> None:
-        """JSON is cut off where one of some markers stands, even within a string that was not closed: there a marker that may
+        """JSON is cut off at the first of some markers, even within a string that was not closed: there a marker that may
         follow it, or the end of the text, must come next, or the marker belongs to the string."""
         self._ends, self._after_ends = ends, followers
         self._string_end = re.compile("|".join((r'["\\]', *map(re.escape, ends))))
 
     def ends_here(self, at: int) -> bool:
-        """Whether a marker that ends calls stands at a place of the text, as far as this is here."""
+        """Whether a marker that ends calls begins at a place of the text, as far as this is here."""
         return bool(self._ends) and self.text.startswith(self._ends, at)
 
     def num_certain(self) -> int:
@@ -90,7 +90,7 @@ class Reader:
         return part
 
     def until(self, markers: tuple[str, ...], emit: Emit, kind: Kind | None = None) -> Waiting[str | None]:
-        """Emit what stands before the first of some markers and take the marker; None where the text ends before one.
+        """Emit the text before the first of some markers, and take the marker; None where the text ends before one.
 
         Args:
             kind: what is emitted becomes pieces of this kind.
@@ -124,7 +124,7 @@ class Reader:
         return "".join(parts), marker
 
     def header(self, stops: tuple[str, ...]) -> Waiting[tuple[str, str]]:
-        """Take a name and what else stands before the first of some markers, and the marker; returns both.
+        """Take the text before the first of some markers, which holds a name, and the marker; returns both.
 
         Raises:
             Malformed: none follows within a name's length, or at all.
@@ -244,7 +244,7 @@ class Reader:
             yield
 
     def _is_cut(self, marker: str) -> Waiting[bool]:
-        """Whether the marker that stands here, which is not taken, ends a call."""
+        """Whether the marker that comes next, which is not taken, ends a call."""
         while True:
             rest = self.text[len(marker) :].lstrip()
             if rest.startswith(self._after_ends) or (self.ended and not rest):
@@ -267,7 +267,7 @@ class Reader:
             if match.group() == '"':
                 yield from self._string(emit)
                 continue
-            if match.group() == "<":  # no JSON: a marker stands here
+            if match.group() == "<":  # no JSON: a marker begins here
                 raise Malformed
             depth += 1 if match.group() in "{[" else -1
             emit(self.take(1))

@@ -45,9 +45,9 @@ class Reasoning:
         writes_start: the model itself writes the start where the template has not: if the prompt ends without a marker, an
             answer begins outside.
         answer: markers around what follows, which are left out.
-        noise: markers that are left out wherever they stand, and the text with which each ends (empty: it is whole).
+        noise: markers that are left out everywhere, and the text with which each ends (empty: it is whole).
         again: markers that begin more reasoning later in the answer.
-        header: markers behind which the header of a message stands, up to the next marker. It is left out. An answer begins with
+        header: markers that the header of a message follows, up to the next marker. It is left out. An answer begins with
             one.
         calls: how the model's own calls begin. They end the reasoning of an answer that no calls are looked for in, and are
             content there.

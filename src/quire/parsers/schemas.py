@@ -70,14 +70,14 @@ def _references(schema: Any) -> list[str]:
     return own + [reference for part in schema.values() for reference in _references(part)]
 
 
-# --- text that stands without quotes ---
+# --- text without quotes ---
 
 
 def text_pattern(function: Function, schema: Any, end: str, lines: bool) -> str | None:
     """The regular expression of a text before its end marker, line breaks around it included; None where it is any text.
 
     Args:
-        lines: the text stands on lines of its own.
+        lines: the text is on lines of its own.
 
     Raises:
         Inexpressible: a value contains the marker, or the schema's pattern cannot be written.
@@ -93,7 +93,7 @@ def text_pattern(function: Function, schema: Any, end: str, lines: bool) -> str 
 
 
 def _text_choice(schema: Mapping[str, Any], end: str) -> str | None:
-    """One form of the text; None where any text will do."""
+    """The regular expression of one schema's texts; None where any text will do."""
     values = fixed_values(schema)
     if values is not None:
         texts = [value for value in values if isinstance(value, str)]

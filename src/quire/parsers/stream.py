@@ -24,7 +24,7 @@ class AnswerParser:
     Args:
         reasoning, tools: the formats; None: it does not think, or no call is looked for.
         is_harmony: the answer is in gpt-oss's format, whatever else is given.
-        offered: the request's tools, in the protocol's form; types of parameters are taken from them.
+        offered: the request's tools, as the protocol has them; types of parameters are taken from them.
         in_reasoning: the prompt ended inside the reasoning (or outside of it); None: as the format says.
         tokenizer: for parsers from outside.
         hides_calls: calls are read, and left out of the answer.
@@ -80,7 +80,7 @@ class AnswerParser:
         return self._advance()
 
     def pass_plain(self, text: str) -> Kind | None:
-        """More text, where it is one piece as it stands: that piece's kind. None where `push` has to read it."""
+        """More text, where all of it is one piece: that piece's kind. None where `push` has to read it."""
         passing = self._reader.passing
         if passing is None or self._only_thoughts is not None:
             return None
@@ -98,7 +98,7 @@ class AnswerParser:
                 next(self._steps)
             except StopIteration:
                 self._steps = None
-            except Malformed:  # the end of the text stands within a call that was handed on
+            except Malformed:  # the text ends within a call that was handed on
                 self._steps = None
         if self._reader.ended:
             self._out.end()
@@ -240,7 +240,7 @@ class AnswerParser:
 
     def _no_call(self, marker: str, has_called: bool) -> None:
         """What was taken is no call: the marker is content, and what follows is read once more. Behind a bracket it is not: calls
-        do not stand within other JSON."""
+        are not part of other JSON."""
         taken = self._reader.taken
         if len(marker) == 1:
             self._emit(taken)

@@ -1,4 +1,4 @@
-"""Tool calls whose parameters stand one by one, each between tags. Knows ways of writing; knows no model."""
+"""Tool calls whose parameters are written one by one, each between tags. Knows the notation; knows no model."""
 
 import dataclasses
 import functools
@@ -14,12 +14,12 @@ from quire.parsers.reader import Malformed, Reader, Waiting
 
 WRAPPERS = ("arguments", "input", "properties")
 CDATA = ("<![CDATA[", "]]>")
-"""Around text that stands as it is, white space included."""
+"""Around text that is kept as it is, white space included."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TagHeader:
-    """What stands in a tag: a name alone, or a name and attributes.
+    """The inside of a tag: a name alone, or a name and attributes.
 
     Attributes:
         usual: how it is usually written, with `{name}`; each `#` is a number, `{type}` the value's JSON type (an integer is a
@@ -30,7 +30,7 @@ class TagHeader:
 
     @property
     def has_attributes(self) -> bool:
-        """Whether names stand in quotes."""
+        """Whether names are in quotes."""
         return '"' in self.usual
 
     @functools.cached_property
@@ -63,13 +63,13 @@ class Tags:
         key: before and after a parameter's name.
         value: before and after its value; before it may be empty.
         end: after the last parameter.
-        prefix: usually stands before all this.
-        name_header, key_header: what stands there beside the name.
-        type: around a parameter's type, which may stand before its value.
-        lines: values usually stand on lines of their own: one line break on either side belongs to the tags.
+        prefix: usually comes before all this.
+        name_header, key_header: the inside of the two tags.
+        type: around a parameter's type, which may come before its value.
+        lines: values are usually on lines of their own: one line break on either side belongs to the tags.
         runs_on: a value whose end tag is missing ends where the next parameter begins, or the call ends.
         guesses: a value of which neither tag nor schema tells the type is JSON if it can be.
-        strips: white space around a text does not belong to it, unless it stands in a CDATA section.
+        strips: white space around a text does not belong to it, unless it is in a CDATA section.
         exact: without its end, with a parameter that has no name, or no type where types are written, it is no call.
     """
 

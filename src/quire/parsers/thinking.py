@@ -27,7 +27,7 @@ class _Decoder(_Tokenizer, Protocol):
 
 
 def marker_ids(marker: str, tokenizer: _Tokenizer) -> list[int] | None:
-    """The tokens of a marker that a model writes as the same tokens wherever it stands: one, or several of which the first is
+    """The tokens of a marker that a model writes as the same tokens everywhere: one, or several of which the first is
     special. None for other markers: their tokens depend on the text around them."""
     found = tokenizer.encode(marker, add_special_tokens=False)
     special = getattr(tokenizer, "special_ids", ())
@@ -120,7 +120,7 @@ def find_prompt_thinking(formats: AnswerFormats, prompt_ids: Sequence[int], toke
 
 
 def _last_place(token_ids: Sequence[int], wanted: list[int]) -> int:
-    """Where some tokens stand for the last time; -1 where they do not."""
+    """The last place of some tokens; -1 where there is none."""
     count = len(wanted)
     places = (at for at in range(len(token_ids) - count, -1, -1) if token_ids[at] == wanted[0])
     return next((at for at in places if list(token_ids[at : at + count]) == wanted), -1)
