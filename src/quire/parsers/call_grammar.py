@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from quire.lark import Lark
 from quire.parsers.bodies import Addressed, Body, Header, JsonObject, JsonOr, Several
 from quire.parsers.braces import Braces
 from quire.parsers.elements import Elements
@@ -20,7 +21,6 @@ from quire.parsers.parameter_grammar import braces_call, elements_call, python_c
 from quire.parsers.pythonic import Pythonic
 from quire.parsers.schemas import Inexpressible, prepared
 from quire.parsers.tags import Tags
-from quire.structured_output.lark import Lark
 
 _HARMONY_THOUGHT = ("<|channel|>", "<|message|>", "<|end|>", "<|start|>assistant")
 

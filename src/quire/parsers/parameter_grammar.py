@@ -9,12 +9,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from quire.lark import Lark
 from quire.parsers.braces import Braces
 from quire.parsers.elements import NAME, Elements
 from quire.parsers.offered import Function
 from quire.parsers.schemas import Inexpressible, is_open, named_properties, prepared, text_pattern
 from quire.parsers.tags import CDATA, TagHeader, Tags
-from quire.structured_output.lark import Lark
 
 MAX_DEPTH = 16
 _NUMBER = "[0-9]{1,4}"

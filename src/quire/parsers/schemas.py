@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.guards import is_dict, is_sequence
+from quire.json_schemas import DEFINITIONS, close_objects
+from quire.lark import ANY_TEXT, escaped
 from quire.parsers.offered import Function, fixed_values
-from quire.structured_output.json_schemas import DEFINITIONS, close_objects
-from quire.structured_output.lark import ANY_TEXT, escaped
 
 _MORE_THAN_A_LIST = frozenset(
     (

@@ -13,9 +13,9 @@ from quire.config import limits
 from quire.errors import RequestError
 from quire.extras import install_command
 from quire.guards import is_dict, is_sequence
+from quire.json_schemas import close_objects
+from quire.lark import ANY_TEXT, between_slashes, escaped
 from quire.sampling_params import StructuredOutputsParams
-from quire.structured_output.json_schemas import close_objects
-from quire.structured_output.lark import ANY_TEXT, between_slashes, escaped
 
 
 def write_grammar(params: StructuredOutputsParams) -> str:

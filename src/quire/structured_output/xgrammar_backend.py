@@ -13,9 +13,9 @@ import xgrammar
 
 from quire.errors import RequestError
 from quire.guards import is_dict, is_sequence
+from quire.json_schemas import close_objects
 from quire.sampling_params import StructuredOutputsParams
 from quire.structured_output.backend import IntArray
-from quire.structured_output.json_schemas import close_objects
 from quire.structured_output.vocabulary import Vocabulary
 
 _NOT_KEPT = frozenset(
