@@ -1,6 +1,7 @@
 """A grammar in llguidance's Lark, put together from texts that are markers, free text, JSON and regular expressions.
 
-Grammars of requests and of tool calls are written with it. Knows the notation, and that a marker may be one special token. Compiles nothing; knows no format.
+Grammars of requests and of tool calls are written with it. Knows the notation, and that a marker may be one special token.
+Compiles nothing; knows no format.
 """
 
 import json
