@@ -12,7 +12,7 @@ from tests.oracles.pty_terminal import Terminal
 from tests.oracles.server_process import ServerProcess
 
 from quire.entrypoints.cli.conversation import COMMANDS, MAX_TOOL_ROUNDS, Commands, Conversation, read_tools
-from quire.entrypoints.cli.terminal import CYAN, DIM, RESET, LineReader, StreamedAnswer
+from quire.entrypoints.cli.terminal import CYAN, DIM, RESET, LineReader, StreamedAnswer, talk
 from quire.errors import EngineError, RequestError
 
 ROOT = Path(__file__).parents[3]
@@ -43,7 +43,7 @@ class FakeClient:
             yield event
 
 
-def talk(*streams: list[Any], results: tuple[str | None, ...] = ()) -> tuple[FakeClient, Conversation]:
+def conversation_of(*streams: list[Any], results: tuple[str | None, ...] = ()) -> tuple[FakeClient, Conversation]:
     client, left = FakeClient(*streams), list(results)
     return client, Conversation(client, {"model": "m"}, lambda name, arguments: left.pop(0))  # type: ignore[arg-type]
 
@@ -81,7 +81,7 @@ def test_tool_calls_are_put_together_and_shown() -> None:
 
 
 def test_both_sides_are_kept_and_sent_again() -> None:
-    client, conversation = talk([delta(content="hello"), delta("stop")])
+    client, conversation = conversation_of([delta(content="hello"), delta("stop")])
     conversation.system = "be brief"
     conversation.ask("hi")
     conversation.ask("more")
@@ -91,7 +91,7 @@ def test_both_sides_are_kept_and_sent_again() -> None:
 
 @pytest.mark.parametrize("error", [RequestError("no"), EngineError("no")])
 def test_a_turn_that_fails_leaves_no_trace(error: Exception) -> None:
-    _, conversation = talk([delta(content="a")], [delta(content="part"), error])
+    _, conversation = conversation_of([delta(content="a")], [delta(content="part"), error])
     conversation.ask("one")
     with pytest.raises(type(error)):
         conversation.ask("two")
@@ -99,7 +99,7 @@ def test_a_turn_that_fails_leaves_no_trace(error: Exception) -> None:
 
 
 def test_a_stopped_answer_is_kept_as_far_as_it_came() -> None:
-    _, conversation = talk([delta(content="so far"), KeyboardInterrupt()], [KeyboardInterrupt()])
+    _, conversation = conversation_of([delta(content="so far"), KeyboardInterrupt()], [KeyboardInterrupt()])
     with pytest.raises(KeyboardInterrupt):
         conversation.ask("one")
     with pytest.raises(KeyboardInterrupt):
@@ -108,7 +108,7 @@ def test_a_stopped_answer_is_kept_as_far_as_it_came() -> None:
 
 
 def test_tools_results_are_asked_for_and_sent() -> None:
-    client, conversation = talk([call("add", "{}", id="c1")], [delta(content="3")], results=("3",))
+    client, conversation = conversation_of([call("add", "{}", id="c1")], [delta(content="3")], results=("3",))
     conversation.tools = TOOLS
     conversation.ask("1 + 2?")
     assert client.bodies[0]["tools"] == TOOLS
@@ -119,14 +119,14 @@ def test_tools_results_are_asked_for_and_sent() -> None:
 
 
 def test_a_result_that_is_not_given_forgets_the_turn() -> None:
-    _, conversation = talk([call("add", "{}", id="c1")], results=(None,))
+    _, conversation = conversation_of([call("add", "{}", id="c1")], results=(None,))
     conversation.ask("1 + 2?")
     assert conversation.messages == []
 
 
 def test_a_model_that_calls_for_ever_is_stopped() -> None:
     rounds = [[call("add", "{}", id="c")]] * MAX_TOOL_ROUNDS
-    _, conversation = talk(*rounds, results=("x",) * MAX_TOOL_ROUNDS)
+    _, conversation = conversation_of(*rounds, results=("x",) * MAX_TOOL_ROUNDS)
     with pytest.raises(RequestError, match="in a row"):
         conversation.ask("go")
     assert conversation.messages == []
@@ -135,7 +135,7 @@ def test_a_model_that_calls_for_ever_is_stopped() -> None:
 @pytest.fixture
 def commands(monkeypatch: pytest.MonkeyPatch) -> tuple[Commands, Conversation, FakeClient]:
     monkeypatch.setattr(sys, "stdin", io.StringIO())
-    client, conversation = talk()
+    client, conversation = conversation_of()
     return Commands(conversation, LineReader("test")), conversation, client
 
 
@@ -184,8 +184,11 @@ def test_settings_are_sent_and_taken_back(commands: Any, capsys: Any) -> None:
         ("/tools /nowhere", "No such file"),
     ],
 )
-def test_what_a_command_cannot_do_is_one_line(commands: Any, line: str, words: str, capsys: Any) -> None:
-    assert commands[0].run(line)
+def test_what_a_command_cannot_do_is_one_line(
+    commands: Any, line: str, words: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{line}\n"))
+    talk(LineReader("test"), commands[0].run)
     error = capsys.readouterr().err
     assert error.startswith("error: ") and words in error and error.count("\n") == 1
 
@@ -218,7 +221,7 @@ def test_a_conversation_is_saved_and_loaded(commands: Any, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"messages": [1]}', '{"messages": [{"role": 1}]}'])
 def test_a_file_that_is_no_conversation_changes_nothing(text: str) -> None:
-    _, conversation = talk()
+    _, conversation = conversation_of()
     conversation.ask("one")
     before = conversation.as_json()
     with pytest.raises(RequestError, match="holds no conversation"):

@@ -10,7 +10,7 @@ import pytest
 from tests.oracles.pty_terminal import Terminal
 
 from quire.entrypoints.cli.bench import BENCHMARKS
-from quire.entrypoints.cli.completion import SCRIPTS, collect
+from quire.entrypoints.cli.completion import SCRIPTS, collect, script
 from quire.entrypoints.cli.main import COMMANDS, main
 
 
@@ -18,9 +18,8 @@ from quire.entrypoints.cli.main import COMMANDS, main
 def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a script for each shell, and a file to be completed."""
     folder = tmp_path_factory.mktemp("completion")
-    found = collect()
-    for shell, make in SCRIPTS.items():
-        (folder / shell).write_text(make(found))
+    for shell in SCRIPTS:
+        (folder / shell).write_text(script(shell))
     (folder / "requests.jsonl").touch()
     return folder
 
@@ -79,6 +78,11 @@ def test_bash_completes_after_an_equals_sign_and_underscores(scripts: Path) -> N
     assert bash(scripts, "quire", "serve", "--max_model") == {"--max-model-len"}
 
 
+@needs("fish")
+def test_fish_completes_after_an_equals_sign(scripts: Path) -> None:
+    assert fish(scripts, "quire", "serve", "--uvicorn-log-level=de") == {"--uvicorn-log-level=debug"}
+
+
 @needs("zsh")
 def test_zsh_completes(scripts: Path) -> None:
     terminal = Terminal([shutil.which("zsh") or "", "-f"], PS1="ask> ", HOME=str(scripts))
@@ -97,9 +101,11 @@ def test_zsh_completes(scripts: Path) -> None:
 
 
 def test_every_command_and_benchmark_is_known() -> None:
-    assert {each.words for each in collect()} == {(name,) for name in COMMANDS} | {
-        ("bench", name) for name in BENCHMARKS
-    }
+    rows = set(collect())
+    assert set(COMMANDS) == {each.word for each in rows if each.after == "" and each.word[0] != "-"}
+    assert set(BENCHMARKS) == {each.word for each in rows if each.after == "bench" and each.word[0] != "-"}
+    with_help = {each.after for each in rows if each.word == "--help"}
+    assert with_help == {"", *COMMANDS, *(f"bench {name}" for name in BENCHMARKS)}
 
 
 @pytest.mark.parametrize("shell", sorted(SCRIPTS))

@@ -13,11 +13,10 @@ import pytest
 from tests.oracles.fake_async_llm import FakeAsyncLLM
 
 from quire.entrypoints.cli import run_batch
-from quire.entrypoints.cli.in_process import metrics_port
 from quire.entrypoints.cli.main import main
-from quire.entrypoints.cli.run_batch import BatchResult, LineAnswerer, answer_lines
 from quire.entrypoints.http.state import ServerSettings, ServerState
 from quire.entrypoints.server.app import build_app
+from quire.entrypoints.server.batch import BatchError, BatchResult, LineAnswerer, answer_lines, metrics_port
 from quire.errors import CapacityError, ConfigError, EngineDeadError
 
 
@@ -39,7 +38,7 @@ def answers(*lines: bytes, engine: FakeAsyncLLM | None = None, max_inflight: int
     written: list[dict[str, Any]] = []
 
     def write(result: BatchResult) -> None:
-        text = run_batch.as_line(result)
+        text = result.as_line()
         assert text.count(b"\n") == 1
         written.append(json.loads(text))
 
@@ -119,7 +118,7 @@ def test_lines_run_together_and_come_out_in_order() -> None:
 
 
 def test_a_full_queue_is_tried_again_while_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.entrypoints.cli.run_batch.RETRY_S", 0.0)
+    monkeypatch.setattr("quire.entrypoints.server.batch.RETRY_S", 0.0)
 
     class Full(FakeAsyncLLM):
         refusals = 3
@@ -155,7 +154,7 @@ def write_lines(path: Path, *lines: bytes) -> str:
 
 
 def result_line(custom_id: str) -> bytes:
-    return run_batch.as_line(run_batch.failed(custom_id, "c", "m"))
+    return BatchResult(custom_id=custom_id, error=BatchError("c", "m")).as_line()
 
 
 def test_a_torn_last_line_is_cut_off_when_going_on(tmp_path: Path) -> None:

@@ -60,11 +60,9 @@ def test_engines_of_one_server_are_added_up() -> None:
         labels='engine="1",model_name="m"', kv_cache_usage_perc=0.75
     )
     sample = read_metrics(text, 0.0)
-    assert (
-        sample.values["running"] == 6
-        and sample.values["kv_usage"] == 0.5
-        and sample.sums["first_token_s"] == (4.0, 8.0)
-    )
+    names = ("num_requests_running", "kv_cache_usage_perc", "time_to_first_token_seconds_sum")
+    assert [sample.metrics[name] for name in names] == [6, 0.5, 4.0]
+    assert sample.metrics["time_to_first_token_seconds_count"] == 8
 
 
 def test_a_server_that_was_started_anew_gives_no_negative_rates() -> None:

@@ -7,6 +7,8 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from quire.entrypoints.cli.terminal import columns
+
 if TYPE_CHECKING:
     from quire.engine.arg_parser import ArgumentParser
 
@@ -24,10 +26,8 @@ BENCHMARKS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """One subparser a benchmark; the module of a benchmark is imported when it is named."""
-    width = max(len(name) for name in BENCHMARKS)
-    listed = "\n".join(f"  {name:<{width}}  {about}" for name, about in BENCHMARKS.items())
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.description = f"{parser.description or ''}\n\nbenchmarks:\n{listed}"
+    parser.description = "\n".join((parser.description or "", "", "benchmarks:", *columns(BENCHMARKS)))
     parser.usage = f"{parser.prog} BENCHMARK [options]"
     parser.add_argument("benchmark", nargs="?", choices=tuple(BENCHMARKS), metavar="BENCHMARK", help=argparse.SUPPRESS)
     parser.set_defaults(parser=parser)

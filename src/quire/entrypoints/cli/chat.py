@@ -4,8 +4,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from quire.entrypoints.cli.http_client import OpenAIClient
-    from quire.entrypoints.cli.terminal import LineReader
+    from quire.entrypoints.http_client import OpenAIClient
 
 
 def add_client_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def connect(args: argparse.Namespace) -> "tuple[OpenAIClient, dict[str, Any]]":
     """A client, and the body's fields that stay the same."""
     from quire import envs
-    from quire.entrypoints.cli.http_client import OpenAIClient
+    from quire.entrypoints.http_client import OpenAIClient
 
     client = OpenAIClient(args.url, args.api_key or envs.QUIRE_API_KEY)
     fields: dict[str, Any] = {"model": args.model_name or client.first_model()}
@@ -42,38 +41,26 @@ def connect(args: argparse.Namespace) -> "tuple[OpenAIClient, dict[str, Any]]":
 
 def run(args: argparse.Namespace) -> int:
     from quire.entrypoints.cli.conversation import COMMANDS, Commands, Conversation, read_tools
-    from quire.entrypoints.cli.terminal import LineReader, tell
+    from quire.entrypoints.cli.terminal import LineReader, talk, tell
 
     tools = read_tools(args.tools) if args.tools else []
     client, fields = connect(args)
-    reader = LineReader("chat", list(COMMANDS))
-    conversation = Conversation(client, fields, lambda name, text: reader.line(f"result of {name}> "))
+    reader = LineReader("chat", COMMANDS)
+    conversation = Conversation(client, fields, lambda name, arguments: reader.line(f"result of {name}> "))
     conversation.system = args.system_prompt
     conversation.tools = tools
     conversation.shows_statistics = args.stats
+    commands = Commands(conversation, reader)
+
+    def answer(message: str) -> bool:
+        if message.startswith("/"):
+            return commands.run(message)
+        conversation.ask(message)
+        return True
+
     if args.quick is not None:
         conversation.ask(args.quick)
         return 0
     tell(f"{fields['model']} at {client.url}. /help lists commands, Ctrl-D leaves.")
-    commands = Commands(conversation, reader)
-    try:
-        while (line := next_message(reader)) is not None:
-            if line.startswith("/"):
-                if not commands.run(line):
-                    break
-            elif line.strip():
-                commands.say(line)
-    finally:
-        reader.close()
+    talk(reader, answer)
     return 0
-
-
-def next_message(reader: "LineReader") -> str | None:
-    """The user's next message; Ctrl-C at the prompt drops what was typed."""
-    from quire.entrypoints.cli.terminal import tell
-
-    while True:
-        try:
-            return reader.read()
-        except KeyboardInterrupt:
-            tell("\n(Ctrl-D leaves)")

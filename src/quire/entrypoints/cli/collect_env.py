@@ -10,11 +10,13 @@ import sys
 from importlib import metadata
 from typing import Any
 
+from quire.entrypoints.cli.terminal import columns
+
 PACKAGES = (
-    "torch", "numpy", "msgspec", "pyzmq", "safetensors", "tokenizers", "transformers", "huggingface-hub",
-    "sentencepiece", "mistral-common", "xgrammar", "llguidance", "prometheus-client", "opentelemetry-sdk", "openai",
-    "starlette", "uvicorn", "uvloop", "httptools", "triton", "ray", "flash-attn", "flashinfer-python",
-)  # fmt: skip
+    *("torch", "numpy", "msgspec", "pyzmq", "safetensors", "tokenizers", "transformers", "huggingface-hub"),
+    *("sentencepiece", "mistral-common", "xgrammar", "llguidance", "prometheus-client", "opentelemetry-sdk", "openai"),
+    *("starlette", "uvicorn", "uvloop", "httptools", "triton", "ray", "flash-attn", "flashinfer-python"),
+)
 SECRETS = ("QUIRE_API_KEY",)
 
 
@@ -29,10 +31,7 @@ def run(args: argparse.Namespace) -> int:
         print()
         return 0
     for section, facts in report.items():
-        print(f"{section}:")
-        width = max(map(len, facts), default=0)
-        for name, value in facts.items():
-            print(f"  {name:<{width}}  {value}")
+        print("\n".join((f"{section}:", *columns(facts))))
     return 0
 
 

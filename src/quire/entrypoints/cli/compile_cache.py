@@ -1,7 +1,7 @@
-"""`quire compile-cache [MODEL …]`: compile a model's GPU kernels before anybody waits for them; into a folder to ship, if asked.
+"""`quire compile-cache [MODEL …]`: compile a model's GPU kernels ahead of its first start, if asked into a folder to ship.
 
-What a model needs stands in a list that a start leaves behind, or that came with the package; a model without a list is
-started once, with random weights, which takes a GPU. Compiling from a list takes none.
+A list says which kernels a model needs. Every start writes one, and some come with the package. A model without a list is
+started once, with random weights, which needs a GPU. Compiling from a list needs none.
 """
 
 import argparse
@@ -18,18 +18,17 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    # fmt: off
     from quire.engine.arg_utils import EngineArgs
 
-    parser.add_argument("models", nargs="*", metavar="MODEL",
-        help="local folders or hub ids; none: every model that there is a list of")
-    parser.add_argument("--output", metavar="DIR",
-        help="a folder to ship; QUIRE_KERNEL_CACHE=DIR uses it (default: this user's own cache)")
-    parser.add_argument("--capability", type=int,
-        help="compute capability, 90 for 9.0 (default: this machine's GPU, or else 90)")
-    parser.add_argument("--processes", type=int, default=0, help="compilers that run at a time (default: one a core)")
+    add = parser.add_argument
+    add(
+        "models", nargs="*", metavar="MODEL", help="local folders or hub ids; none: every model that there is a list of"
+    )
+    own_cache = "a folder to ship; QUIRE_KERNEL_CACHE=DIR uses it (default: this user's own cache)"
+    add("--output", metavar="DIR", help=own_cache)
+    add("--capability", type=int, help="compute capability, 90 for 9.0 (default: this machine's GPU, or else 90)")
+    add("--processes", type=int, default=0, help="compilers that run at a time (default: one a core)")
     EngineArgs.add_cli_args(parser)
-    # fmt: on
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,10 +1,6 @@
 """`quire complete`: let a running server continue text, in the terminal."""
 
 import argparse
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from quire.entrypoints.cli.http_client import OpenAIClient
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,37 +11,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from quire.entrypoints.cli.chat import connect, next_message
-    from quire.entrypoints.cli.terminal import LineReader, tell
-    from quire.errors import EngineError, RequestError
+    from quire.entrypoints.cli.chat import connect
+    from quire.entrypoints.cli.terminal import LineReader, StreamedAnswer, talk, tell
 
     client, fields = connect(args)
     if args.stats:
         fields["stream_options"] = {"include_usage": True}
+
+    def complete(prompt: str) -> bool:
+        answer = StreamedAnswer()
+        answer.show(client.stream("/completions", {**fields, "prompt": prompt}))
+        answer.tell_statistics()
+        return True
+
     if args.quick is not None:
-        _complete(client, {**fields, "prompt": args.quick})
+        complete(args.quick)
         return 0
-    reader = LineReader("complete")
     tell(f'{fields["model"]} at {client.url}. One prompt a line (or """ … """); Ctrl-C stops an answer, Ctrl-D leaves.')
-    try:
-        while (prompt := next_message(reader)) is not None:
-            if not prompt:
-                continue
-            try:
-                _complete(client, {**fields, "prompt": prompt})
-            except (RequestError, EngineError) as error:
-                tell(f"error: {error}")
-            except KeyboardInterrupt:
-                tell("\n(stopped)")
-    finally:
-        reader.close()
+    talk(LineReader("complete"), complete)
     return 0
-
-
-def _complete(client: "OpenAIClient", body: dict[str, Any]) -> None:
-    from quire.entrypoints.cli.terminal import StreamedAnswer, tell
-
-    answer = StreamedAnswer()
-    answer.show(client.stream("/completions", body))
-    if told := answer.statistics():
-        tell(f"({told})")

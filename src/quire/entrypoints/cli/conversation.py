@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quire.entrypoints.cli.terminal import LineReader, StreamedAnswer, columns, tell
-from quire.errors import EngineError, QuireError, RequestError, did_you_mean, nearest
+from quire.errors import RequestError, did_you_mean, nearest
 
 if TYPE_CHECKING:
-    from quire.entrypoints.cli.http_client import OpenAIClient
+    from quire.entrypoints.http_client import OpenAIClient
 
 
 MAX_TOOL_ROUNDS = 16
@@ -41,30 +41,24 @@ class Conversation:
         """Send a message, print the answer as it comes, keep both; tools' results are asked for and sent.
         Raises RequestError, EngineError: the server refused it, or failed.
         Raises KeyboardInterrupt: the answer was stopped; what had come is kept."""
-        kept = len(self.messages)
-        self.messages.append({"role": "user", "content": text})
-        is_complete = False
-        try:
-            for _ in range(MAX_TOOL_ROUNDS):
-                calls = self._turn()
-                if not calls:
-                    is_complete = True
-                    return
-                if not self._add_results(calls):
+        turn: list[Message] = [{"role": "user", "content": text}]
+        for _ in range(MAX_TOOL_ROUNDS):
+            calls = self._answer(turn)
+            if not calls:
+                self.messages += turn
+                return
+            for call in calls:
+                result = self._ask_result(call["function"]["name"], call["function"]["arguments"])
+                if result is None:
                     tell("(forgotten)")
                     return
-            raise RequestError(f"the model called tools {MAX_TOOL_ROUNDS} times in a row")
-        except KeyboardInterrupt:
-            is_complete = self.messages[-1]["role"] == "assistant" and not self.messages[-1].get("tool_calls")
-            raise
-        finally:
-            if not is_complete:
-                del self.messages[kept:]
+                turn.append({"role": "tool", "tool_call_id": call["id"], "content": result})
+        raise RequestError(f"the model called tools {MAX_TOOL_ROUNDS} times in a row")
 
-    def _turn(self) -> list[dict[str, Any]]:
-        """One answer; its tool calls."""
+    def _answer(self, turn: list[Message]) -> list[dict[str, Any]]:
+        """Add one answer to a turn; its tool calls."""
         system = [{"role": "system", "content": self.system}] if self.system else []
-        body = {**self.settings, "messages": [*system, *self.messages]}
+        body = {**self.settings, "messages": [*system, *self.messages, *turn]}
         if self.tools:
             body["tools"] = self.tools
         if self.shows_statistics:
@@ -74,36 +68,27 @@ class Conversation:
             answer.show(self._client.stream("/chat/completions", body))
         except KeyboardInterrupt:
             if answer.content:
-                self.messages.append({"role": "assistant", "content": answer.content})
+                self.messages += [*turn, {"role": "assistant", "content": answer.content}]
             raise
         message: Message = {"role": "assistant", "content": answer.content or (None if answer.tool_calls else "")}
         if answer.reasoning:
             message["reasoning"] = answer.reasoning
         if answer.tool_calls:
             message["tool_calls"] = answer.tool_calls
-        self.messages.append(message)
-        if self.shows_statistics and (told := answer.statistics()):
-            tell(f"({told})")
+        turn.append(message)
+        if self.shows_statistics:
+            answer.tell_statistics()
         if answer.finish_reason == "length":
             tell("(cut off: max_tokens, or the end of the context)")
         return answer.tool_calls
 
-    def _add_results(self, calls: list[dict[str, Any]]) -> bool:
-        for call in calls:
-            result = self._ask_result(call["function"]["name"], call["function"]["arguments"])
-            if result is None:
-                return False
-            self.messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
-        return True
-
-    def forget_last_turn(self) -> str | None:
-        """Take the last question and all that followed it back; gives the question."""
-        for index in range(len(self.messages) - 1, -1, -1):
-            if self.messages[index]["role"] == "user":
-                question = str(self.messages[index]["content"])
-                del self.messages[index:]
-                return question
-        return None
+    def forget_last_turn(self) -> str:
+        """Remove the last question and all that followed it; gives the question. Raises RequestError: there is none."""
+        while self.messages:
+            message = self.messages.pop()
+            if message["role"] == "user":
+                return str(message["content"])
+        raise RequestError("nothing was asked yet")
 
     def as_json(self) -> str:
         """Everything that makes this conversation, to be kept in a file."""
@@ -139,32 +124,20 @@ class Commands:
         self._reader = reader
 
     def run(self, line: str) -> bool:
-        """Run a line that starts with a slash; False when the user leaves."""
+        """Run a line that starts with a slash; False when the user leaves.
+        Raises QuireError, OSError: the command cannot do it."""
         word, _, rest = line.strip().partition(" ")
         if word in ("/exit", "/quit"):
             return False
-        command = COMMANDS.get(word)
-        if command is None:
+        if word in COMMANDS:
+            COMMANDS[word].run(self, rest.strip())
+        else:
             near = nearest(word, COMMANDS)
             tell(f"{word} is not a command; " + (f"did you mean {near}?" if near else "/help lists them"))
-            return True
-        try:
-            command.run(self, rest.strip())
-        except (QuireError, OSError) as error:
-            tell(f"error: {error}")
         return True
 
-    def say(self, text: str) -> None:
-        """Send a message; a refusal or a stop is told, and the talk goes on."""
-        try:
-            self._conversation.ask(text)
-        except (RequestError, EngineError) as error:
-            tell(f"error: {error}")
-        except KeyboardInterrupt:
-            tell("\n(stopped)")
-
     def help(self, rest: str) -> None:
-        tell(columns((name + command.takes, command.about) for name, command in COMMANDS.items()))
+        tell("\n".join(columns({name + command.takes: command.about for name, command in COMMANDS.items()})))
 
     def reset(self, rest: str) -> None:
         self._conversation.messages.clear()
@@ -177,7 +150,7 @@ class Commands:
         name, _, text = rest.partition(" ")
         name = name.replace("-", "_")
         if not name:
-            tell(columns((key, json.dumps(value)) for key, value in settings.items()))
+            tell("\n".join(columns({key: json.dumps(value) for key, value in settings.items()})))
             return
         if name in _OWN or not text.strip():
             raise RequestError(f"/set {name}: {_OWN.get(name, 'a value is missing (/unset takes a setting back)')}")
@@ -209,14 +182,10 @@ class Commands:
             self._conversation.tools = [] if rest == "off" else read_tools(rest)
 
     def retry(self, rest: str) -> None:
-        question = self._conversation.forget_last_turn()
-        if question is None:
-            raise RequestError("/retry: nothing was asked yet")
-        self.say(question)
+        self._conversation.ask(self._conversation.forget_last_turn())
 
     def undo(self, rest: str) -> None:
-        if self._conversation.forget_last_turn() is None:
-            raise RequestError("/undo: nothing was asked yet")
+        self._conversation.forget_last_turn()
 
     def stats(self, rest: str) -> None:
         self._conversation.shows_statistics ^= True
@@ -227,18 +196,21 @@ class Commands:
         tell("an empty line ends a message" if self._reader.multiline else "the end of the line ends a message")
 
     def save(self, rest: str) -> None:
-        if not rest:
-            raise RequestError("/save: a file's name is missing")
+        _need_file(rest)
         with open(rest, "w", encoding="utf-8") as file:
             file.write(self._conversation.as_json())
         tell(f"saved {len(self._conversation.messages)} messages to {rest}")
 
     def load(self, rest: str) -> None:
-        if not rest:
-            raise RequestError("/load: a file's name is missing")
+        _need_file(rest)
         with open(rest, encoding="utf-8", errors="replace") as file:
             self._conversation.restore(file.read())
         tell(f"loaded {len(self._conversation.messages)} messages from {rest}")
+
+
+def _need_file(name: str) -> None:
+    if not name:
+        raise RequestError("a file's name is missing")
 
 
 class Command(NamedTuple):

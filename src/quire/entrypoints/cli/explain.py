@@ -8,6 +8,7 @@ from typing import Any
 
 from quire.config import EngineConfig, HFConfig
 from quire.config.hub.listing import HubModel
+from quire.entrypoints.cli.terminal import columns
 from quire.platforms.interface import Capabilities, Platform
 
 CONFIG_PARTS = ("model", "cache", "parallel", "scheduler", "device", "load", "attention", "observability")
@@ -16,15 +17,14 @@ _GIB = 1 << 30
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    # fmt: off
     from quire.engine.arg_utils import UsageContext
     from quire.entrypoints.cli import serve
 
+    contexts = [context.value for context in UsageContext]
+    text = "whose defaults to show (default: server)"
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--for", dest="usage", choices=[context.value for context in UsageContext],
-        default=UsageContext.API_SERVER.value, help="whose defaults to show (default: server)")
+    parser.add_argument("--for", dest="usage", choices=contexts, default=UsageContext.API_SERVER.value, help=text)
     serve.add_arguments(parser)
-    # fmt: on
 
 
 def run(args: argparse.Namespace) -> int:
@@ -109,8 +109,7 @@ def as_text(report: dict[str, Any]) -> str:
 
 
 def _section(title: str, facts: dict[str, Any]) -> list[str]:
-    width = max((len(name) for name in facts), default=0)
-    return ["", title, *(f"  {name:<{width}}  {value}" for name, value in facts.items())]
+    return ["", title, *columns(facts)]
 
 
 def _with_why(entry: dict[str, Any]) -> str:

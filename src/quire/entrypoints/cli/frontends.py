@@ -1,6 +1,6 @@
 """`quire serve --api-server-count N`: N frontend processes before one engine core, and the process that looks after them.
 
-This process owns the core and routes its news (`engine/router.py`); it serves no requests itself. A frontend that dies is
+This process owns the core and routes its outputs (`engine/router.py`); it serves no requests itself. A frontend that dies is
 replaced and its requests are aborted; one that cannot start, or dies again and again, ends the server.
 """
 

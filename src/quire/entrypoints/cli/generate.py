@@ -17,8 +17,8 @@ from quire.errors import ConfigError
 SAMPLING = {
     "n": (int, "answers a prompt"),
     "temperature": (float, "sampling temperature; 0 is greedy"),
-    "top_p": (float, "share of the probability to draw from"),
-    "top_k": (int, "likeliest tokens to draw from"),
+    "top_p": (float, "share of the probability to sample from"),
+    "top_k": (int, "likeliest tokens to sample from"),
     "min_p": (float, "least probability, relative to the likeliest token's"),
     "presence_penalty": (float, "for tokens that were used"),
     "frequency_penalty": (float, "for each time a token was used"),
@@ -45,10 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an output that exists")
     parser.add_argument(
-        "--chat", action=argparse.BooleanOptionalAction,
-        help="take each text as a user's message, or not: as a text to continue (default: as a message where the model has a "
-        "chat template, and a prompt in a JSON object as a text to continue)",
-    )  # fmt: skip
+        "--chat",
+        action=argparse.BooleanOptionalAction,
+        help=(
+            "take each text as a user's message, or not: as a text to continue (default: as a message where the model has a "
+            "chat template, and a prompt in a JSON object as a text to continue)"
+        ),
+    )
     parser.add_argument(
         "--system-prompt", metavar="TEXT", help="what the model is told before each text that is a message"
     )

@@ -6,56 +6,45 @@ Exit codes: 0 all is well, 1 the work failed, 2 a setting or an argument is wron
 import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from quire.entrypoints import exit_codes
 
 if TYPE_CHECKING:
-    import argparse
-
     from quire.engine.arg_parser import ArgumentParser
 
-COMMANDS = {
-    "serve": ("serve", "start a server that speaks the OpenAI protocol"),
-    "chat": ("chat", "talk to a running server, turn by turn"),
-    "complete": ("complete", "let a running server complete text"),
-    "top": ("top", "watch a running server: queues, KV pages, tokens a second, slowest requests"),
-    "generate": ("generate", "generate for every prompt of a file, without a server"),
-    "run-batch": ("run_batch", "answer the requests of an OpenAI batch file, without a server"),
-    "bench": ("bench", "measure: a server under load, throughput, latency, startup; sweeps and plots"),
-    "explain": ("explain", "tell what would be chosen for a model, and why"),
-    "models": ("models", "list the architectures and what each can do"),
-    "compile-cache": ("compile_cache", "compile a model's GPU kernels before anybody waits for them"),
-    "collect-env": ("collect_env", "tell about this machine and installation"),
-    "completion": ("completion", "print a script that completes commands and flags in bash, zsh or fish"),
-}
-"""Subcommand to (module in this package, one line about it)."""
-
-
-class Command(Protocol):
-    """What a subcommand's module has."""
-
-    add_arguments: "Callable[[argparse.ArgumentParser], None]"
-    run: "Callable[[argparse.Namespace], int | None]"
-
-
 GROUPS = {
-    "serve": "a server, and what talks to it",
-    "generate": "without a server",
-    "bench": "to measure and to look",
-    "compile-cache": "this installation",
+    "a server, and what talks to it": {
+        "serve": "start a server that speaks the OpenAI protocol",
+        "chat": "talk to a running server, turn by turn",
+        "complete": "let a running server complete text",
+        "top": "watch a running server: queues, KV pages, tokens a second, slowest requests",
+    },
+    "without a server": {
+        "generate": "generate for every prompt of a file, without a server",
+        "run-batch": "answer the requests of an OpenAI batch file, without a server",
+    },
+    "to measure and to look": {
+        "bench": "measure: a server under load, throughput, latency, startup; sweeps and plots",
+        "explain": "tell what would be chosen for a model, and why",
+        "models": "list the architectures and what each can do",
+    },
+    "this installation": {
+        "compile-cache": "compile a model's GPU kernels before they are needed",
+        "collect-env": "tell about this machine and installation",
+        "completion": "print a script that completes commands and flags in bash, zsh or fish",
+    },
 }
-"""The command that opens each group of the help."""
+"""The help's groups of subcommands, with a line about each. A subcommand's module has `add_arguments` and `run`."""
+COMMANDS = {name: about for commands in GROUPS.values() for name, about in commands.items()}
 
 
 def help_text() -> str:
     width = max(len(name) for name in COMMANDS)
     lines: list[str] = []
-    for name, (_, about) in COMMANDS.items():
-        if name in GROUPS:
-            lines += ["", f"{GROUPS[name]}:"]
-        lines.append(f"  {name:<{width}}  {about}")
+    for title, commands in GROUPS.items():
+        lines += ["", f"{title}:", *(f"  {name:<{width}}  {about}" for name, about in commands.items())]
     return "\n".join(
         (
             "usage: quire COMMAND [options]",
@@ -79,14 +68,14 @@ def _unknown(word: str) -> int:
     return exit_codes.WRONG_ARGUMENT
 
 
-def _load(name: str) -> Command:
-    return cast("Command", importlib.import_module(f"quire.entrypoints.cli.{COMMANDS[name][0]}"))
+def _load(name: str) -> Any:
+    return importlib.import_module(f"quire.entrypoints.cli.{name.replace('-', '_')}")
 
 
 def build_parser(name: str) -> "ArgumentParser":
     from quire.engine.arg_parser import ArgumentParser
 
-    about = COMMANDS[name][1]
+    about = COMMANDS[name]
     parser = ArgumentParser(prog=f"quire {name}", description=about[0].upper() + about[1:] + ".")
     _load(name).add_arguments(parser)
     return parser

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 DIM, BOLD, CYAN, RESET = "\x1b[2m", "\x1b[1m", "\x1b[36m", "\x1b[0m"
@@ -25,7 +25,7 @@ def is_styled(stream: TextIO) -> bool:
 
 
 def printable(text: str) -> str:
-    """A text of others without what would move a terminal's cursor, or do worse."""
+    """A text without the control characters that would move the cursor, or do worse."""
     return _CONTROLS.sub("", text)
 
 
@@ -37,19 +37,22 @@ class LineReader:
         commands: words that Tab completes at the start of a line.
     """
 
-    def __init__(self, name: str, commands: Sequence[str] = ()) -> None:
+    def __init__(self, name: str, commands: Iterable[str] = ()) -> None:
         self._is_terminal = sys.stdin.isatty()
         self._readline: Any = None
         self._path = ""
         self.multiline = False
         if self._is_terminal:
             with contextlib.suppress(ImportError):
-                self._set_up(name, list(commands))
+                self._set_up(name, tuple(commands))
 
-    def _set_up(self, name: str, commands: list[str]) -> None:
+    def _set_up(self, name: str, commands: Sequence[str]) -> None:
         import readline
 
         from quire import envs
+
+        def complete(text: str, state: int) -> str | None:
+            return [*(word for word in commands if word.startswith(text)), None][state]
 
         self._readline = readline
         self._path = os.path.join(envs.QUIRE_CACHE_ROOT, "history", name)
@@ -57,7 +60,7 @@ class LineReader:
         with contextlib.suppress(OSError):
             readline.read_history_file(self._path)
         readline.set_completer_delims(" ")
-        readline.set_completer(lambda text, state: _nth([word for word in commands if word.startswith(text)], state))
+        readline.set_completer(complete)
         readline.parse_and_bind("tab: complete")
 
     def close(self) -> None:
@@ -69,25 +72,25 @@ class LineReader:
             os.close(os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600))
             self._readline.write_history_file(self._path)
 
-    def read(self, prompt: str = "> ") -> str | None:
-        """A message: one line; what stands between two `\"\"\"`; or, in multiline mode, lines up to an empty one.
+    def read(self) -> str | None:
+        """A message: one line; the lines between two `\"\"\"`; or, in multiline mode, lines up to an empty one.
 
         None when there are no more. Raises KeyboardInterrupt: Ctrl-C."""
-        line = self.line(prompt)
-        if line is None or (not self.multiline and not line.startswith(QUOTES)) or line.startswith("/"):
+        line = self.line("> ")
+        if line is None or line.startswith("/"):
             return line
         if line.startswith(QUOTES):
-            return self._quoted(line[len(QUOTES) :])
-        lines = [line]
-        while lines[-1] and (more := self.line(". ")) is not None:
-            lines.append(more)
-        return "\n".join(lines).rstrip("\n")
+            quoted = self._lines_until(line.removeprefix(QUOTES), lambda last: last.rstrip().endswith(QUOTES))
+            return quoted.rstrip().removesuffix(QUOTES).strip("\n")
+        if self.multiline:
+            return self._lines_until(line, lambda last: not last).rstrip("\n")
+        return line
 
-    def _quoted(self, first: str) -> str:
+    def _lines_until(self, first: str, is_last: Callable[[str], bool]) -> str:
         lines = [first]
-        while not lines[-1].rstrip().endswith(QUOTES) and (more := self.line(". ")) is not None:
+        while not is_last(lines[-1]) and (more := self.line(". ")) is not None:
             lines.append(more)
-        return "\n".join(lines).rstrip().removesuffix(QUOTES).strip("\n")
+        return "\n".join(lines)
 
     def line(self, prompt: str) -> str | None:
         """One line; None at the end."""
@@ -97,15 +100,31 @@ class LineReader:
             return None
 
 
-def _nth(words: list[str], index: int) -> str | None:
-    return words[index] if index < len(words) else None
+def talk(reader: LineReader, answer: Callable[[str], bool]) -> None:
+    """Answer one message after another until there are no more, or `answer` returns False.
+
+    An error is told and the talk goes on; Ctrl-C stops an answer, and drops what was typed at the prompt.
+    """
+    from quire.errors import QuireError
+
+    with contextlib.closing(reader):
+        while True:
+            message = ""
+            try:
+                message = reader.read()
+                if message is None or (message.strip() and not answer(message)):
+                    return
+            except (QuireError, OSError) as error:
+                tell(f"error: {error}")
+            except KeyboardInterrupt:
+                tell("\n(stopped)" if message else "\n(Ctrl-D leaves)")
 
 
 class StreamedAnswer:
-    """A streamed answer: what it says, thinks and calls, printed while it comes.
+    """A streamed answer: its content, reasoning and tool calls, printed while it comes.
 
     Args:
-        out: where it is printed; thoughts are shown, dimmed, on a terminal only.
+        out: where it is printed; reasoning is shown, dimmed, on a terminal only.
         styled: whether to use colours; None asks the stream.
     """
 
@@ -113,70 +132,64 @@ class StreamedAnswer:
         self._out = out or sys.stdout
         self._styled = is_styled(self._out) if styled is None else styled
         self._is_terminal = self._styled or self._out.isatty()
-        self._mode = ""
+        self._printing = ""
         self._began = time.perf_counter()
         self._first: float | None = None
-        self._content: list[str] = []
-        self._reasoning: list[str] = []
+        self.content = ""
+        self.reasoning = ""
         self.tool_calls: list[dict[str, Any]] = []
         self.usage: dict[str, Any] | None = None
         self.finish_reason: str | None = None
 
-    @property
-    def content(self) -> str:
-        return "".join(self._content)
-
-    @property
-    def reasoning(self) -> str:
-        return "".join(self._reasoning)
-
     def show(self, events: Iterator[dict[str, Any]]) -> None:
         """Print a stream to its end; what came before an interruption stays in this object."""
-        is_whole = False
+        needs_line_end = False
         try:
             for event in events:
                 self._take(event)
-            is_whole = True
+            needs_line_end = not self.tool_calls
         finally:
-            said = bool(self._mode)
+            needs_line_end |= bool(self._printing)
             self._switch("")
-            if said or (is_whole and not self.tool_calls):
+            if needs_line_end:
                 self._print("\n")
             for call in self.tool_calls:
                 text = f"{call['function']['name']}({call['function']['arguments']})"
-                self._print(self._style(CYAN, self._shown(text)) + "\n")
+                self._print(self._shown(text), CYAN)
+                self._print("\n")
 
     def _take(self, event: dict[str, Any]) -> None:
         self.usage = event.get("usage") or self.usage
         for choice in event.get("choices", ()):
             delta: dict[str, Any] = choice.get("delta") or {}
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
-            if thought := delta.get("reasoning") or delta.get("reasoning_content"):
-                self._say("thoughts", thought, self._reasoning)
-            if text := choice.get("text") or delta.get("content"):
-                self._say("content", text, self._content)
-            for part in delta.get("tool_calls") or ():
-                self._add_call(part)
+            reasoning = delta.get("reasoning") or delta.get("reasoning_content") or ""
+            content = choice.get("text") or delta.get("content") or ""
+            calls = delta.get("tool_calls") or ()
+            if self._first is None and (reasoning or content or calls):
+                self._first = time.perf_counter()
+            self.reasoning += reasoning
+            self.content += content
+            if reasoning and self._is_terminal:
+                self._switch("reasoning")
+                self._print(self._shown(reasoning))
+            if content:
+                self._switch("content")
+                self._print(self._shown(content))
+            for call in calls:
+                self._add_call(call)
 
-    def _say(self, mode: str, text: str, kept: list[str]) -> None:
-        self._first = self._first or time.perf_counter()
-        kept.append(text)
-        if mode == "content" or self._is_terminal:
-            self._switch(mode)
-            self._print(self._shown(text))
-
-    def _switch(self, mode: str) -> None:
-        """Between thoughts and what is said stands a line break."""
-        if mode == self._mode:
+    def _switch(self, printing: str) -> None:
+        """Begin to print reasoning or content, or end; a line break separates them."""
+        if printing == self._printing:
             return
-        if self._mode == "thoughts":
-            self._print((RESET if self._styled else "") + ("\n\n" if mode else ""))
-        if mode == "thoughts" and self._styled:
+        if self._printing == "reasoning":
+            self._print((RESET if self._styled else "") + ("\n\n" if printing else ""))
+        if printing == "reasoning" and self._styled:
             self._print(DIM)
-        self._mode = mode
+        self._printing = printing
 
     def _add_call(self, part: dict[str, Any]) -> None:
-        self._first = self._first or time.perf_counter()
         index = part.get("index", 0)
         while len(self.tool_calls) <= index:
             self.tool_calls.append({"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
@@ -185,36 +198,30 @@ class StreamedAnswer:
         for name in ("name", "arguments"):
             call["function"][name] += (part.get("function") or {}).get(name) or ""
 
-    def _print(self, text: str) -> None:
-        self._out.write(text)
+    def _print(self, text: str, style: str = "") -> None:
+        self._out.write(f"{style}{text}{RESET}" if style and self._styled else text)
         self._out.flush()
 
     def _shown(self, text: str) -> str:
         return printable(text) if self._is_terminal else text
 
-    def _style(self, style: str, text: str) -> str:
-        return f"{style}{text}{RESET}" if self._styled else text
-
-    def statistics(self) -> str | None:
-        """Tokens and seconds in words, where the server told the tokens."""
+    def tell_statistics(self) -> None:
+        """Tell tokens and seconds, where the server told the tokens."""
         if self.usage is None:
-            return None
+            return
         seconds = time.perf_counter() - self._began
         wait = (self._first or self._began) - self._began
         tokens = self.usage["completion_tokens"]
-        return (
-            f"{self.usage['prompt_tokens']} in, {tokens} out; first after {wait:.3f} s, {tokens / seconds:.1f} tokens/s"
-        )
+        rate = f"{tokens / seconds:.1f} tokens/s"
+        tell(f"({self.usage['prompt_tokens']} in, {tokens} out; first after {wait:.3f} s, {rate})")
 
 
-def tell(*words: Any) -> None:
-    """A word of the program's own: on standard error, dimmed on a terminal."""
-    text = " ".join(map(str, words))
+def tell(text: str) -> None:
+    """Print a word of the program's own: on standard error, dimmed on a terminal."""
     print(f"{DIM}{text}{RESET}" if is_styled(sys.stderr) else text, file=sys.stderr)
 
 
-def columns(rows: Iterable[tuple[str, str]]) -> str:
-    """Pairs in two columns."""
-    pairs = list(rows)
-    width = max((len(left) for left, _ in pairs), default=0)
-    return "\n".join(f"  {left:<{width}}  {right}" for left, right in pairs)
+def columns(rows: Mapping[str, Any]) -> list[str]:
+    """Lines of names and values, in two columns."""
+    width = max(map(len, rows), default=0)
+    return [f"  {name:<{width}}  {value}" for name, value in rows.items()]
