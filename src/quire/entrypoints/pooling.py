@@ -14,7 +14,7 @@ from quire.engine.llm_engine import LLMEngine
 from quire.engine.pooling_processor import join_pieces
 from quire.engine.tokenization import Tokenization
 from quire.entrypoints.conversations import as_prompts, check_count
-from quire.entrypoints.scoring import check_scores, cosine, join_pairs, pair_texts, render_pairs
+from quire.entrypoints.scoring import check_scores, cosine, pair_prompts, pair_texts
 from quire.errors import EngineError, RequestError
 from quire.inputs import PromptType
 from quire.outputs import (
@@ -131,20 +131,12 @@ class PoolingMethods:
             return self._score_embeddings(firsts, seconds, pooling_params, truncate_prompt_tokens, use_tqdm)
         check_scores(config)
         (params,) = _params_per_prompt(pooling_params, 1, "classify", truncate_prompt_tokens)
-        prompts = self._pair_prompts(firsts, seconds, params, chat_template)
+        tokenizer, pairs = self.llm_engine.get_tokenizer(), list(zip(firsts, seconds, strict=True))
+        template = None if chat_template is None else ChatTemplate.choose(tokenizer.template, chat_template)
+        prompts = pair_prompts(self.llm_engine.pooling_processor, pairs, params, tokenizer, template)
         return [
             ScoringRequestOutput.from_base(output) for output in self._pool(prompts, [params] * len(prompts), use_tqdm)
         ]
-
-    def _pair_prompts(
-        self, firsts: list[str], seconds: list[str], params: PoolingParams, chat_template: str | None
-    ) -> list[TokenizedPrompt]:
-        processor = self.llm_engine.pooling_processor
-        pairs = list(zip(firsts, seconds, strict=True))
-        if chat_template is None:
-            return join_pairs(processor, pairs, params)
-        tokenizer = self.llm_engine.get_tokenizer()
-        return render_pairs(processor, tokenizer, ChatTemplate.choose(tokenizer.template, chat_template), pairs)
 
     def _score_embeddings(
         self,

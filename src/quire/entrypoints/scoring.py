@@ -48,21 +48,18 @@ def check_scores(config: PoolingConfig) -> None:
         )
 
 
-def join_pairs(
-    processor: PoolingProcessor, pairs: Sequence[tuple[str, str]], params: PoolingParams
-) -> list[TokenizedPrompt]:
-    """Each pair as one prompt, as the tokenizer joins pairs."""
-    return [processor.tokenize_pair(first, second, params) for first, second in pairs]
-
-
-def render_pairs(
+def pair_prompts(
     processor: PoolingProcessor,
-    tokenizer: Tokenizer,
-    template: ChatTemplate,
     pairs: Sequence[tuple[str, str]],
+    params: PoolingParams,
+    tokenizer: Tokenizer,
+    template: ChatTemplate | None,
     variables: dict[str, Any] | None = None,
 ) -> list[TokenizedPrompt]:
-    """Each pair as one prompt, written by a template that knows the roles `query` and `document`, and these variables."""
+    """Each pair as one prompt: written by a template that knows the roles `query` and `document`, and these variables; without a
+    template, as the tokenizer joins pairs."""
+    if template is None:
+        return [processor.tokenize_pair(first, second, params) for first, second in pairs]
     texts = [
         template.render(
             [{"role": "query", "content": first}, {"role": "document", "content": second}],

@@ -1,7 +1,7 @@
 """The routes of work, in one table: each reads its body, calls one function, and encodes what it gives.
 
 Knows paths; those of operators are in `operations.py`. What the answers mean is in `chat.py`, `completions.py`,
-`pooled.py` and `prompts.py`.
+`pooling_api/` and `prompts.py`.
 """
 
 from collections.abc import Awaitable, Callable, Set
@@ -51,15 +51,10 @@ from quire.entrypoints.openai.protocol import (
 from quire.entrypoints.openai.token_generation import TokenStream, answer_tokens, prepare_tokens
 from quire.entrypoints.openai.token_protocol import GenerateRequest, GenerateResponse
 from quire.entrypoints.pooling_api import pooling_protocol
+from quire.entrypoints.pooling_api.cohere import answer_cohere_embed
 from quire.entrypoints.pooling_api.generative_scoring import answer_generative_scoring
-from quire.entrypoints.pooling_api.pooled import (
-    answer_classification,
-    answer_cohere_embed,
-    answer_embeddings,
-    answer_pooling,
-    answer_rerank,
-    answer_score,
-)
+from quire.entrypoints.pooling_api.inputs import answer_classification, answer_embeddings, answer_pooling
+from quire.entrypoints.pooling_api.pairs import answer_rerank, answer_score
 from quire.entrypoints.responses import handlers as responses_api
 
 BodyT = TypeVar("BodyT", bound=RequestWithId)
