@@ -1,5 +1,5 @@
-"""Builds the CPU kernels beside the package: one plain shared library, no torch headers. Optional: without a compiler
-the install still works, and the plain PyTorch references serve."""
+"""Builds the CPU kernels with the package: one plain shared library, without torch headers. A compiler is optional: without one,
+Quire uses the plain PyTorch references."""
 
 import importlib.util
 import pathlib
@@ -13,7 +13,7 @@ KERNELS = pathlib.Path("src/quire/kernels/cpu")
 
 
 def load_builder():
-    """`quire.kernels.cpu.build` by path: the package itself cannot be imported before its dependencies are there."""
+    """Load `quire.kernels.cpu.build` by its path: the package cannot be imported before its dependencies are installed."""
     spec = importlib.util.spec_from_file_location(
         "quire_cpu_build", pathlib.Path(__file__).parent / KERNELS / "build.py"
     )
@@ -23,7 +23,7 @@ def load_builder():
 
 
 class BuildWithKernels(build_py):
-    """The usual build, and the shared library: in the source tree for an editable install, else in the build folder."""
+    """Adds the shared library to the usual build: in the source tree for an editable install, otherwise in the build folder."""
 
     def run(self) -> None:
         super().run()
@@ -31,7 +31,7 @@ class BuildWithKernels(build_py):
         if not self.editable_mode:
             folder = pathlib.Path(self.build_lib).resolve() / "quire" / "kernels" / "cpu"
         builder = load_builder()
-        # A stale library (another machine's, an older version's) must not slip in where the build fails.
+        # If the build fails, a stale library (of another machine, of an older version) must not be packaged.
         (folder / builder.LIBRARY).unlink(missing_ok=True)
         try:
             _, built, failed = builder.build(folder)
@@ -42,7 +42,7 @@ class BuildWithKernels(build_py):
 
 
 class PlatformWheel(bdist_wheel):
-    """The library depends on the machine, but on no Python version."""
+    """Tags the wheel: the library depends on the machine, not on the version of Python."""
 
     def get_tag(self) -> tuple[str, str, str]:
         _, _, machine = super().get_tag()
@@ -50,7 +50,7 @@ class PlatformWheel(bdist_wheel):
 
 
 class NativeDistribution(Distribution):
-    """Says that the wheel is not pure Python."""
+    """Marks the wheel as not pure Python."""
 
     def has_ext_modules(self) -> bool:
         return True

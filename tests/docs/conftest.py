@@ -1,5 +1,5 @@
-"""The installation that README.md describes, in two ways: this environment with the developers' packages hidden, at once; and a
-virtual environment that `make install` fills in a copy of the tree, which takes minutes and the network."""
+"""The installation that README.md describes, in two ways: this environment with the developers' packages hidden, which is fast;
+and a virtual environment that `make install` fills in a copy of the tree, which takes minutes and needs the network."""
 
 import dataclasses
 import functools
@@ -47,16 +47,15 @@ def core_packages() -> frozenset[str]:
 
 @functools.cache
 def core_modules() -> frozenset[str]:
-    """The top-level modules of those distributions, and ours."""
+    """The top-level modules of those distributions, and `quire`."""
     owners = importlib.metadata.packages_distributions()
-    return frozenset((
-        "quire", *(module for module, names in owners.items() if any(plain(name) in core_packages() for name in names))
-    ))  # fmt: skip
+    found = {module for module, names in owners.items() if any(plain(name) in core_packages() for name in names)}
+    return frozenset(found | {"quire"})
 
 
 @dataclasses.dataclass
 class Installation:
-    """Where commands run as for somebody who did what the README says.
+    """Where commands run as after the installation of the README.
 
     Attributes:
         folder: where files of commands go; the folder of the first command is not the project's.
@@ -67,14 +66,14 @@ class Installation:
     folder: Path
 
     def run(self, *words: str, timeout: float = 300) -> "subprocess.CompletedProcess[str]":
-        """A command, with `quire` and `python` at hand."""
+        """Run a command with `quire` and `python` on the path."""
         return subprocess.run(
             words, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=timeout, check=False
         )
 
 
 def _installation(python: Path, folder: Path, **environment: str) -> Installation:
-    """With a folder of commands in front of the path that start this interpreter."""
+    """Make an installation whose path begins with commands that start this interpreter."""
     commands = folder / "bin"
     commands.mkdir()
     for name, module in (("quire", " -m quire.entrypoints.cli.main"), ("python", ""), ("pip", " -m pip")):
@@ -91,7 +90,7 @@ def _installation(python: Path, folder: Path, **environment: str) -> Installatio
 
 @pytest.fixture(scope="session")
 def hidden(tmp_path_factory: pytest.TempPathFactory) -> Installation:
-    """This environment; only the core's packages can be found."""
+    """This environment, in which only the core's packages can be imported."""
     sources = [str(Path(__file__).parent / "core_only"), str(ROOT / "src")]
     return _installation(
         Path(sys.executable),
@@ -104,7 +103,7 @@ def hidden(tmp_path_factory: pytest.TempPathFactory) -> Installation:
 
 @pytest.fixture(scope="session")
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> Installation:
-    """What `make install` makes of a copy of the tree; README_INSTALLATION names one that is there already."""
+    """The result of `make install` in a copy of the tree; README_INSTALLATION names an existing one."""
     folder = tmp_path_factory.mktemp("fresh")
     tree = Path(os.environ.get("README_INSTALLATION") or folder / "quire")
     if not tree.exists():
@@ -125,7 +124,7 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Installation:
     ],
 )
 def installation(request: pytest.FixtureRequest) -> Installation:
-    """Either of them."""
+    """Each of the two installations."""
     return request.getfixturevalue(request.param)
 
 
@@ -143,13 +142,13 @@ class DemoServer:
     said: str
 
     def at_hand(self, text: str) -> str:
-        """A page's text with this server's address in place of the documented one."""
+        """Return a page's text with this server's address instead of the documented one."""
         return DEMO_SERVER.sub(self.url, text)
 
 
 @pytest.fixture(scope="session")
 def server(installation: Installation) -> Iterator[DemoServer]:
-    """The demo model's."""
+    """A server of the demo model."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     log = installation.folder / "server.log"

@@ -1,4 +1,4 @@
-"""What README.md and docs/*.md show: blocks of code, and the commands in them.
+"""The pages of the project: their blocks of code, and the commands in them.
 
 Knows Markdown's fences and a little of the shell's grammar. Runs nothing.
 """
@@ -28,7 +28,7 @@ class Block:
 
     Attributes:
         place: page and line, for messages.
-        language: the word behind the fence; "" where there is none.
+        language: the word after the fence; "" if there is none.
     """
 
     page: str
@@ -38,7 +38,7 @@ class Block:
 
     @property
     def is_shell(self) -> bool:
-        """Whether it has commands; the prompt of a console is no part of them."""
+        """Whether it has commands; the prompt of a console is not part of them."""
         if self.language not in ("", "sh", "bash", "console"):
             return False
         words = re.sub(r"^(\$ |[A-Z_0-9]+=\S+ )*", "", self.text.lstrip()).split()
@@ -51,7 +51,7 @@ class Block:
 
 
 def read_blocks(page: Path) -> list[Block]:
-    """The blocks of a page, in their order."""
+    """Return the blocks of a page, in their order."""
     text, name = page.read_text(encoding="utf-8"), page.name
     return [
         Block(name, f"{name}:{text.count(chr(10), 0, match.start()) + 1}", match[1], match[2])
@@ -65,8 +65,8 @@ PYTHON = [block for block in BLOCKS if block.language == "python"]
 
 
 def split_commands(script: str) -> list[list[str]]:
-    """The simple commands of a shell's text, as words; variables that are set before one, redirections and what stands
-    between `<<'END'` and `END` left out."""
+    """Return the simple commands of a shell's text, as words, without variables, redirections and the text
+    between `<<'END'` and `END`."""
     commands: list[list[str]] = []
     for line in statements(script):
         line = _DOCUMENT.sub("", line).replace("\\\n", " ")
@@ -85,7 +85,7 @@ def split_commands(script: str) -> list[list[str]]:
 
 
 def statements(script: str) -> list[str]:
-    """The lines of a shell's text; one that ends within quotes, with a backslash or before a document goes on."""
+    """Return the statements of a shell's text. A line that ends in quotes, with a backslash or before a document continues."""
     found: list[str] = []
     kept = ""
     for line in script.splitlines():
@@ -104,12 +104,12 @@ def statements(script: str) -> list[str]:
 
 
 def commands_named(name: str) -> list[tuple[Block, list[str]]]:
-    """Every use of a command in blocks of shell."""
+    """Return every use of a command in blocks of shell."""
     return [(block, words) for block in SHELL for words in split_commands(block.script) if words[0] == name]
 
 
 def inline_commands() -> list[tuple[str, list[str]]]:
-    """Every `quire …` within a line of text: where it stands, and its words."""
+    """Return every `quire …` within a line of text: its place and its words."""
     found: list[tuple[str, list[str]]] = []
     for page in PAGES:
         text = _FENCE.sub(lambda match: "\n" * match[0].count("\n"), page.read_text(encoding="utf-8"))

@@ -1,5 +1,5 @@
-"""What README.md and docs/*.md show is true: commands parse, request bodies fit, names import; and what a CPU without a model hub
-can run, runs on exactly the installation that the README describes. docs/clients.md has tests of its own (tests/clients)."""
+"""The pages of the project are true: commands parse, request bodies fit, names import. Commands that a CPU without a model hub
+can run do run, on exactly the installation that the README describes. docs/clients.md has its own tests (tests/clients)."""
 
 import ast
 import importlib
