@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "migrating-from-vllm.md"
 MARKER = "<!-- Everything below is written by `python -m tools.migration_table`. -->"
 SAME, DIFFERENT, ABSENT = "same", "different", "absent"
-REFUSED, AT_DEFAULT = "refused", "taken at their defaults, else refused"
+REFUSED, AT_DEFAULT = "refused", "accepted at their defaults, otherwise refused"
 IGNORED = "ignored and logged once; `--strict` refuses them"
 BY_NAME, NO_ROUTE, NOT_YET = "refused by name", "no such route", "always refused"
 SHARED_NOTES = (REFUSED, AT_DEFAULT, IGNORED, BY_NAME, NO_ROUTE, NOT_YET)
@@ -90,7 +90,7 @@ def compare_default(ours: Any, theirs: Any) -> Verdict:
 def accepted(values: Iterable[Any], default: Any) -> Verdict:
     values = list(values)
     if any(value is True for value in values) and any(value is False for value in values):
-        return Verdict(DIFFERENT, "taken, no effect")
+        return Verdict(DIFFERENT, "accepted, no effect")
     taken = any(is_same_default(value, default) and value == default for value in values) or default in (None, False)
     return Verdict(ABSENT, AT_DEFAULT if taken else REFUSED)
 
@@ -105,7 +105,7 @@ def compare_foreign(name: str, default: Any) -> Verdict:
     """Of a setting that Quire does not have, or that has no effect."""
     settings = vllm_settings()
     if name in settings.NO_EFFECT:
-        return Verdict(DIFFERENT, f"taken, no effect: {settings.NO_EFFECT[name]}")
+        return Verdict(DIFFERENT, f"accepted, no effect: {settings.NO_EFFECT[name]}")
     return accepted(settings.accepted_values(name), default)
 
 
