@@ -1,9 +1,9 @@
-"""How far a piece of JSON has come, without what cannot matter for what may follow it.
+"""The state of a piece of JSON: how far it has come, without what cannot matter for its continuation.
 
-Two texts that begin differently may go on alike: what a finished number was, how much space there is between two parts, and what
-stands in a string that a schema leaves free, are forgotten here. What is left is a `JsonState`, equal for texts that may go on
-alike, and it changes with every token. Of which schemas that is true, `read_rules` says. Knows bytes and JSON; knows no
-tokens, and does not check that a text is right.
+Different texts may have the same continuations: the digits of a number that has ended, the amount of space between two parts, and
+the content of a string that the schema leaves free do not matter. A `JsonState` leaves them out, so that it is equal for texts
+with the same continuations; each token changes it. `read_rules` tells for which schemas this holds. Knows bytes and JSON; knows
+no tokens, and does not check that a text is valid.
 """
 
 import json
@@ -14,7 +14,7 @@ from quire.guards import is_dict, is_sequence
 
 ARRAY, OBJECT = "[", "{"
 FREE = b"\"'"
-"""How a lexeme begins that is a string, and how one does of which what cannot matter was taken away."""
+"""The first byte of a lexeme that is a string, and of one whose content was left out because it cannot matter."""
 _SPACE = re.compile(rb"[ \t\n\r]+")
 _SCALAR = re.compile(rb"[-+.0-9A-Za-z]+")
 _STRING = re.compile(rb'(?:[^"\\]|\\.)*\\?', re.DOTALL)
@@ -161,7 +161,7 @@ def _count(count: int, rules: Rules) -> int:
 
 
 def round_counts(frames: tuple[Frame, ...], rules: Rules, most: int) -> tuple[Frame, ...]:
-    """Frames in which counts are as good as equal from which the next `most` bytes reach no number that is asked for."""
+    """Frames with rounded counts: counts are equal from which the next `most` bytes reach no number that the schema asks for."""
     return tuple(frame._replace(number=_round(frame.number, rules.counts, most)) for frame in frames)
 
 
