@@ -56,7 +56,7 @@ def test_the_field_may_stand_in_the_text_part():
     ("architecture", "edit", "message"),
     [
         ("Qwen3MoeForCausalLM", {"num_experts_per_tok": 0}, "num_experts_per_tok of config.json is 0"),
-        ("FalconH1ForCausalLM", {"ssm_in_multiplier": 0}, r"division by zero \(0 stands in .*ssm_in_multiplier"),
+        ("FalconH1ForCausalLM", {"ssm_in_multiplier": 0}, r"division by zero \(0 is the value of .*ssm_in_multiplier"),
     ],
 )
 def test_an_engine_is_refused_before_it_computes(architecture, edit, message, tmp_path):

@@ -127,7 +127,7 @@ class _Uploader:
         return tensor.name, UploadedTensor(tensor.stretches)
 
     def close(self) -> None:
-        """End the threads, leave unread what nobody took, and wait for every copy: staging memory must outlive them."""
+        """End the threads, leave unread what was not asked for, and wait for every copy: staging memory must outlive them."""
         self._threads.shutdown(cancel_futures=True)
         for _ in range(NUM_BUFFERS):
             _, event = self._free.get()

@@ -1,7 +1,7 @@
 """Reads a GGUF file's tensors under the names that the hub's checkpoints have, as the hub's checkpoints have them.
 
 What the conversion to GGUF changed is changed back: the order of rows of q and k, ones that were added to norms, biases of
-gates and ups that stood in turn. Matrices in block types come as bytes, row by row. Files are mapped; a tensor is read when it
+gates and ups that were separate. Matrices in block types come as bytes, row by row. Files are mapped; a tensor is read when it
 is sliced.
 """
 
@@ -26,7 +26,7 @@ class _Entry:
 
     Attributes:
         expert: of a tensor with all experts', this one's part.
-        other: what stands in turn with its values.
+        other: the entry whose values alternate with this one's.
     """
 
     file: GGUFFile
@@ -100,7 +100,7 @@ def _in_turn(entries: dict[str, _Entry]) -> dict[str, _Entry]:
 
 
 def _whole_info(entry: _Entry) -> TensorInfo:
-    """Of an entry and what stands in turn with it."""
+    """What a header would say of an entry, together with the one that alternates with it."""
     info = _info(entry)
     if entry.other is None:
         return info
@@ -132,7 +132,7 @@ def _view(data: torch.Tensor, entry: _Entry) -> torch.Tensor:
 
 
 class _Reordered:
-    """A tensor whose rows stand in another order; only what is sliced is read."""
+    """A tensor with its rows in another order; only what is sliced is read."""
 
     def __init__(self, tensor: torch.Tensor, order: torch.Tensor) -> None:
         self._tensor, self._order = tensor, order

@@ -74,7 +74,7 @@ def resolve_entry(config: EngineConfig) -> Entry:
     """Who runs the configured checkpoint: its architecture's entry, or Transformers.
 
     Raises:
-        ConfigError: nobody can.
+        ConfigError: neither can run it.
     """
     architecture, wanted = config.model.architecture, config.model.model_impl
     if wanted == "transformers":
@@ -107,7 +107,7 @@ def build_spec(config: EngineConfig, entry: Entry) -> DecoderSpec:
         raise
     except (AttributeError, TypeError, ValueError, LookupError, ZeroDivisionError) as error:
         zeros = [name for name, value in config.model.hf_config.to_dict().items() if value == 0 and value is not False]
-        hint = f" (0 stands in {', '.join(zeros)})" if isinstance(error, ZeroDivisionError) and zeros else ""
+        hint = f" (0 is the value of {', '.join(zeros)})" if isinstance(error, ZeroDivisionError) and zeros else ""
         raise ConfigError(f"config.json does not fit {entry.architecture}: {error}{hint}", setting="model") from error
     check_spec(spec, config.model.hf_config)
     if config.model.pooling is not None:

@@ -1,6 +1,6 @@
 """How many tokens a page has where layers keep states: as many as make pages of attention and states cost alike.
 
-Knows specs and what attention backends say. The number goes into the model, whose KV specs tell it to everybody else.
+Knows specs and what attention backends say. The number goes into the model, whose KV specs pass it on.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ def choose_block_size(
     Args:
         context: with the size that the configuration has; on whichever device, nothing is allocated there.
         select: the attention backend for a size.
-        is_given: the user named the size: it stands, even where that wastes memory.
+        is_given: the user named the size; it is kept, even where that wastes memory.
     """
     mixers = (mixer for layer in range(spec.layers) for mixer in spec.mixers_of(layer))
     if not any(issubclass(kind_of(mixer), StateLayer) for mixer in mixers):

@@ -104,7 +104,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} stands in its header twice")
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is in its header twice")
     return values
 
 

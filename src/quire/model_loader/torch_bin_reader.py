@@ -24,7 +24,7 @@ _KINDS = ("Float8Tensor", "Int4Tensor", "Int8Tensor", "IntxUnpackedToInt8Tensor"
 
 
 class _Parts(torch.Tensor):
-    """Stands for a tensor of the library: what it is made of are its attributes."""
+    """Replaces a tensor of the library; its attributes are the tensors that it is made of."""
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -32,7 +32,7 @@ class _Parts(torch.Tensor):
 
 
 class _Fact:
-    """Stands for any other of the library's objects: how it would compute, which config.json says, too."""
+    """Replaces any other object of the library: these say how it would compute, and config.json says the same."""
 
     def __init__(self, *args: object) -> None: ...
 

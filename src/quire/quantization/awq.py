@@ -10,7 +10,7 @@ from quire.quantization.integers import INT32, words
 from quire.quantization.scheme import Form, Scheme, SchemeOf, Tensors, all_but, refused
 
 ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-"""In which of a word's eight places each of its eight outputs stands."""
+"""The place of each of eight outputs in their word."""
 GEMM = ("gemm", "exllama", "ipex")
 """The last two are kernels, which take what is stored for the first."""
 
@@ -47,7 +47,7 @@ def gemm(
     Args:
         has_zeros: the checkpoint must have them.
         suffixes: of codes, scales and zeros.
-        is_ordered: eight outputs stand in `ORDER` in their word, rather than one after another.
+        is_ordered: a word has its eight outputs in `ORDER`, rather than one after another.
     """
     return words(
         f"int4 (AWQ), groups of {group}",

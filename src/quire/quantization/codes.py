@@ -61,7 +61,7 @@ def weight_of_words(
     group: int,
     group_K: torch.Tensor | None = None,
 ) -> Decoded:
-    """A weight whose codes stand in int32 words along the inputs, the lowest bits first.
+    """A weight whose codes are packed into int32 words along the inputs, the lowest bits first.
 
     Args:
         zero_NG: the code of 0, by group; None: the middle one.

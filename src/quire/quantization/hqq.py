@@ -1,6 +1,6 @@
 """HQQ checkpoints as Transformers writes them: codes in rows of a group each, a half or a quarter of all rows in the same bits.
 
-So no matrix is read in parts. Metadata stand beside the codes, and in config.json for all matrices or by their place in a
+So no matrix is read in parts. Metadata are stored beside the codes, and in config.json for all matrices or by their place in a
 layer (`self_attn.q_proj`). Scales and zeros are floats whatever that says of them: the library has stopped rounding them, and
 never wrote rounded ones into safetensors.
 """

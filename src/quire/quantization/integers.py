@@ -52,8 +52,8 @@ def words(
     Args:
         suffixes: of codes, scales and zeros.
         columns, rows: that share a scale.
-        along: the dimension along which codes stand in words; zeros stand so along rows.
-        order: where each of a word's codes stands; None: one after another.
+        along: the dimension along which codes are packed into words; zeros are packed along rows.
+        order: the place of each code in its word; None: one after another.
         zeros: `numbers` are signed and one for each scale.
         zero_offset: what is added to stored zeros.
         group_index: the suffix of the group that each column belongs to, if the checkpoint may have it.

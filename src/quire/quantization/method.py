@@ -68,7 +68,7 @@ class QuantizedLinear(LinearMethod):
 
     def on_device(self, capabilities: Capabilities) -> None:
         self._has_fp8, self._lacks_fp8 = capabilities.fp8.value, capabilities.fp8.why
-        # A device that runs ahead of the host, or takes a mixture in one operation, asks nobody what its router chose.
+        # A device that runs ahead of the host, or takes a mixture in one operation, does not report what its router chose.
         is_asked = not capabilities.async_output.value and not ops.is_native("norm_moe")
         if ops.is_native("pack_expert_codes"):
             self._experts = "stacked"
@@ -86,7 +86,7 @@ class QuantizedLinear(LinearMethod):
         self._names = frozenset(names)
 
     def scheme(self, source: str) -> Scheme | None:
-        """How the checkpoint stores a matrix; None: in a plain type, be it that only the names of its tensors tell."""
+        """How the checkpoint stores a matrix; None: in a plain type, even where only the names of its tensors show it."""
         if source in self._names:  # all experts in one plain tensor
             return None
         scheme = self._scheme_of(source)

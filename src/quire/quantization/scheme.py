@@ -52,7 +52,7 @@ class Form:
         return rows * (columns * self.bits // 8 + groups * scale_bytes * (1 + self.has_zeros))
 
     def joined(self, other: "Form") -> "Form":
-        """Of two matrices that stand under one another."""
+        """Of two matrices that are joined row by row."""
         if self.kind != other.kind:
             return Form("dense")
         group, is_alike = min(self.group, other.group), self.table == other.table
@@ -118,7 +118,7 @@ def matches(pattern: str, source: str) -> bool:
 
 
 def is_within(names: Iterable[str], source: str) -> bool:
-    """Whether a matrix stands in one of these modules: a name in full, or any of its parts."""
+    """Whether a matrix is in one of these modules: a name in full, or any of its parts."""
     return any(
         f".{name.strip('.')}." in f".{spelling}."
         for name in names

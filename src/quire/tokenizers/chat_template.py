@@ -15,7 +15,7 @@ from quire.errors import ConfigError, RequestError
 from quire.tokenizers.content_format import ContentFormat, as_it_is, as_parts, as_text, wants_parts
 
 _CONTINUE_MARK = "\u2063QUIRE-CONTINUE-HERE\u2063 "
-"""Stands at the end of a message that shall stay open; invisible separators keep it apart from any real text. Where its last
+"""Marks the end of a message that stays open; invisible separators keep it apart from any real text. Where its last
 space is gone, the template trims what a message says."""
 
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")

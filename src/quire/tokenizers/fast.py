@@ -199,7 +199,7 @@ class FastTokenizer(Tokenizer):
         return self._decode_without_spaces_between_added(token_ids)
 
     def _decode_without_spaces_between_added(self, ids: list[int]) -> str:
-        """No space stands between added tokens that follow one another."""
+        """Added tokens that follow one another have no space between them."""
         text, after_added = "", False
         plain: list[int] = []
         for token_id in [*ids, None]:

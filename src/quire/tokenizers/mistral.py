@@ -1,6 +1,6 @@
 """Mistral's own tokenizers (tekken.json, tokenizer.model.v3 …), through mistral-common, an optional package.
 
-It makes prompts of conversations itself, as token ids: no text that a client sends can stand for a control token. There is no
+It makes prompts of conversations itself, as token ids: no text that a client sends becomes a control token. There is no
 chat template.
 """
 

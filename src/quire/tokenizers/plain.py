@@ -20,7 +20,7 @@ class PlainTokenizer(Tokenizer):
 
     Args:
         tokens: the vocabulary's strings, by id; special tokens are not among them.
-        special: strings and ids of tokens that stand for themselves.
+        special: strings and ids of tokens that are written as themselves.
         token_bytes: the bytes of both.
         config: tokenizer_config.json.
         hidden: ids that `skip_special_tokens` leaves out; None: those of all of `special`.
@@ -54,7 +54,7 @@ class PlainTokenizer(Tokenizer):
 
     @abc.abstractmethod
     def encode_text(self, text: str, is_first: bool) -> list[int]:
-        """Token ids of a text without special tokens; `is_first`: nothing stands before it."""
+        """Token ids of a text without special tokens; `is_first`: nothing comes before it."""
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text."""

@@ -1,7 +1,7 @@
 """Tokenizers of byte strings and their ranks, as tiktoken writes them: `*.tiktoken`, `tiktoken.model`, and files called
 tokenizer.model that hold such lines. The library is tiktoken, an optional package.
 
-How text is cut into words before it is encoded stands in no file; it is known here by the tokenizer's class.
+No file says how text is cut into words before it is encoded; the table here has it by the tokenizer's class.
 """
 
 import base64
@@ -33,7 +33,7 @@ _PATTERNS = {
 """How words are cut, by `tokenizer_class`: Qwen 1, GLM-4, Kimi."""
 _QWEN_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{index}|>" for index in range(205)))
 _BEGIN = {"ChatGLM4Tokenizer": ("[gMASK]", "<sop>")}
-"""Tokens that stand before every text."""
+"""Tokens that begin every text."""
 
 
 def find_rank_file(folder: Path) -> Path | None:

@@ -13,7 +13,7 @@ MARK = "▁"
 
 
 class SentencePieceTokenizer(PlainTokenizer):
-    """A SentencePiece file as it stands: control pieces are special tokens, a text begins with the one that begins sequences.
+    """A SentencePiece file alone: control pieces are special tokens, a text begins with the one that begins sequences.
 
     Raises:
         ConfigError: sentencepiece is not installed, or the file is broken.

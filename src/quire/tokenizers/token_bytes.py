@@ -1,4 +1,4 @@
-"""What bytes a token stands for, read from the decoder of a tokenizer.json.
+"""The bytes of each token, read from the decoder of a tokenizer.json.
 
 With this table the text of a sequence is the UTF-8 decoding of its tokens' bytes, one after the other. So text can be
 streamed exactly, token by token, with no window to decode again. Two families are known: byte-level BPE (GPT-2, Llama 3,
@@ -29,7 +29,7 @@ _CHARACTERS = {byte: character for character, byte in _ALPHABET.items()}
 
 
 class _Table(dict[int, ValueT]):
-    """What a token stands for, by its id; filled on first use: a large vocabulary costs nothing at start-up."""
+    """A token's bytes or text, by its id; filled on first use: a large vocabulary costs nothing at start-up."""
 
     def __init__(self, compute: Callable[[int], ValueT]) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class TokenBytes:
 
     Args:
         piece: the bytes of an ordinary or added token's string.
-        id_to_token: the token's string, None for an id without one (a padded vocabulary): it stands for no bytes.
+        id_to_token: the token's string, None for an id without one (a padded vocabulary), which has no bytes.
         added: id → content of added tokens.
         special: ids that `skip_special_tokens` leaves out.
         strip_first: what the decoder drops at the start of a text: `""`, `"space"` (one space) or `"spaces"` (every
@@ -96,7 +96,7 @@ class TokenBytes:
         return data
 
     def join(self, token_ids: Iterable[int], skip_special_tokens: bool, at_start: bool) -> bytes:
-        """The bytes of a sequence; `at_start` when nothing visible stands before it."""
+        """The bytes of a sequence; `at_start` when nothing visible comes before it."""
         pieces = map(self.table(skip_special_tokens).__getitem__, token_ids)
         if not (at_start and self.strip_first):
             return b"".join(pieces)
@@ -147,7 +147,7 @@ def bytes_as_string(token: bytes) -> str:
 def string_bytes_table(
     id_to_token: Callable[[int], str | None], added: Mapping[str, int], hidden: frozenset[int]
 ) -> TokenBytes:
-    """The table of a byte-level vocabulary; added tokens stand for their own strings."""
+    """The table of a byte-level vocabulary; an added token's bytes are its own string."""
     contents = {token_id: token for token, token_id in added.items()}
     return TokenBytes(_byte_level_piece(_ALPHABET), id_to_token, contents, hidden, "")
 
@@ -183,7 +183,7 @@ def _sentencepiece_family(steps: list[Mapping[str, Any]]) -> tuple[Callable[[str
 def sentencepiece_table(
     id_to_token: Callable[[int], str | None], special: Mapping[str, int], strip_first: str
 ) -> TokenBytes:
-    """The table of a SentencePiece vocabulary; special tokens stand for their own strings."""
+    """The table of a SentencePiece vocabulary; a special token's bytes are its own string."""
     contents = {token_id: token for token, token_id in special.items()}
     piece = _sentencepiece_piece([("▁", " ")], True)
     return TokenBytes(piece, id_to_token, contents, frozenset(contents), strip_first)

@@ -20,7 +20,7 @@ _REPLACEMENT = "\ufffd"
 def texts_at(
     tokenizer: Tokenizer, before: Sequence[int], token_ids: Sequence[int], *, keeps_broken: bool = True
 ) -> list[str]:
-    """The texts of the tokens that could stand behind `before`; the first of them is the one that does.
+    """The texts of tokens that could follow `before`; the first of them is the one that does.
 
     Args:
         before: at least the last `CONTEXT_TOKENS` tokens of the sequence, as far as it has them.
@@ -44,7 +44,7 @@ def texts_at(
 
 
 def bytes_of(tokenizer: Tokenizer | None, token_id: int, text: str) -> bytes:
-    """A token's own bytes, also where it is only a part of a character; `text` stands in where the tokenizer has no table."""
+    """A token's own bytes, also where it is only a part of a character; those of `text` where the tokenizer has no table."""
     table = None if tokenizer is None else tokenizer.token_bytes
     return text.encode("utf-8", "replace") if table is None else table.of(token_id)
 

@@ -1,4 +1,4 @@
-"""The GGUF container: what stands in a file's header, checked against the file's size before anything of it is believed.
+"""The GGUF container: a file's header, checked against the file's size before it is used.
 
 Knows the container (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3) and the sizes of number
 types. Knows nothing of what the values mean.

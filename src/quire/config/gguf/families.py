@@ -74,7 +74,7 @@ class Family:
         architecture, model_type: what config.json calls it.
         names: of a layer's modules.
         mixture: the same where the file has experts.
-        permutes_heads: rows of q and k stand in pairs of neighbours, for interleaved rotation.
+        permutes_heads: rows of q and k are in pairs of neighbours, for interleaved rotation.
         adds_one: norms' weights were increased by one.
         windowed: the same where the file has a sliding window.
         bare: of a layer's tensors that are not a module's weight or bias.
