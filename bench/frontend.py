@@ -217,7 +217,7 @@ def measure_parts(num_streams: int) -> dict[str, float]:
     from quire.engine.messages import Outputs, decoder_at_frontend
     from quire.engine.output_processor import OutputProcessor
     from quire.engine.tokenizer_source import TokenizerSource
-    from quire.entrypoints.http.streaming import completion_chunk_writer
+    from quire.entrypoints.openai.chunks import COMPLETION_TEXT, ChunkWriter
     from quire.metrics.engine_metrics import EngineMetrics
     from quire.request import EngineCoreOutputs
     from quire.sampling_params import RequestOutputKind, SamplingParams
@@ -235,7 +235,8 @@ def measure_parts(num_streams: int) -> dict[str, float]:
         processor.add(record)
     ids = [record.engine_requests[0].request_id for record in records]
     sequences = [record.sequences[0] for record in records]
-    writers = [completion_chunk_writer(record.request_id, 1, "steady", False) for record in records]
+    fields = {"object": "text_completion", "created": 1, "model": "steady"}
+    writers = [ChunkWriter({"id": record.request_id, **fields}, COMPLETION_TEXT, False) for record in records]
     decode, clock = decoder_at_frontend(), time.process_time
     seconds = dict.fromkeys(PARTS, 0.0)
 

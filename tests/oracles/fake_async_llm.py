@@ -157,6 +157,9 @@ class FakeAsyncLLM:
         if self.failure is not None:
             raise self.failure
 
+    def shutdown(self) -> None:
+        """There is no core to end."""
+
     def get_num_unfinished_requests(self) -> int:
         return self.num_unfinished
 

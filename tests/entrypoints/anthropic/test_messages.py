@@ -7,7 +7,7 @@ from tests.entrypoints.openai.conftest import serve
 from tests.oracles.fake_async_llm import FakeAsyncLLM
 
 from quire.entrypoints.anthropic.conversion import to_chat_request
-from quire.entrypoints.anthropic.messages import BlockWriter, whole_blocks
+from quire.entrypoints.anthropic.messages import BlockWriter
 from quire.entrypoints.anthropic.protocol import MessagesRequest, TextBlock, ThinkingBlock, ToolUseBlock
 from quire.entrypoints.http.errors import HTTPError
 from quire.errors import CapacityError, EngineError
@@ -121,6 +121,14 @@ PIECES = [
     Piece("call", "g", 1),
     Piece("content", "and \n\u20ac"),
 ]
+
+
+def whole_blocks(pieces, call_id):
+    writer = BlockWriter(call_id)
+    for piece in pieces:
+        writer.write(piece)
+    writer.close()
+    return writer.blocks
 
 
 def test_a_block_ends_where_another_kind_begins():

@@ -25,7 +25,7 @@ def demo():
     state = ServerState(ServerSettings(metrics_names="both"))
     engine_args = AsyncEngineArgs(max_num_seqs=2, max_model_len=512, num_gpu_blocks_override=128)
     engine = connect_engine(begin_engine(engine_args).result(), state)
-    state.set_engine(engine)
+    state.engine_or_none = engine
     yield engine, state
     engine.shutdown()
 

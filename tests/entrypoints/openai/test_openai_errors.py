@@ -12,7 +12,6 @@ from quire.config import SchedulerConfig, limits
 from quire.entrypoints.http import middleware
 from quire.entrypoints.http.errors import error_of_finished
 from quire.entrypoints.http.state import ServerSettings
-from quire.entrypoints.server import app
 from quire.errors import CapacityError, EngineDeadError, EngineError, RequestError
 
 pytestmark = pytest.mark.anyio
@@ -142,6 +141,10 @@ async def test_a_wrong_completion_body_is_a_400_that_names_the_field(server, bod
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
         ({"continue_final_message": True}, "continue_final_message"),
         ({"use_beam_search": True, "stream": True}, "stream"),
+        (
+            {"use_beam_search": True, "tool_choice": "required", "tools": [{"function": {"name": "f"}}]},
+            "tool_choice",
+        ),
         ({"max_completion_tokens": 600}, "max_completion_tokens"),
     ],
     ids=str,
@@ -435,8 +438,7 @@ async def test_the_cause_of_a_failure_of_ours_is_in_the_log_with_the_request_id(
     def note(message, *args, exc_info=None):
         told.append(f"{message % args} {exc_info}")
 
-    for module in (app, middleware):
-        monkeypatch.setattr(module.logger, "error", note)
+    monkeypatch.setattr(middleware.logger, "error", note)
     async with server() as s:
         s.engine.failure = failure
         response = await s.complete(prompt=["a", "b"])

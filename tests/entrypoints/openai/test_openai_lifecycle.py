@@ -133,7 +133,7 @@ async def test_while_starting_health_and_work_answer_503_and_the_version_is_ther
             assert response.status_code == 503 and response.headers["retry-after"]
             assert response.json()["error"]["code"] == "unavailable"
         assert (await s.client.get("/version")).status_code == 200
-        s.state.set_engine(s.engine)
+        s.state.engine_or_none = s.engine
         assert (await s.client.get("/health")).status_code == 200
         assert (await s.client.get("/ready")).status_code == 200
         assert (await s.complete()).status_code == 200

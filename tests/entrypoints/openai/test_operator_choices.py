@@ -17,12 +17,12 @@ from tests.entrypoints.openai.test_demo_server import DemoServer
 
 from quire.entrypoints.cli.main import build_parser, main
 from quire.entrypoints.cli.serve import server_settings
+from quire.entrypoints.fingerprint import build_fingerprint, check_fingerprint
 from quire.entrypoints.http.http_protocol import bounded_to
 from quire.entrypoints.http.listen import ListenOptions
 from quire.entrypoints.http.middleware import named_middleware
 from quire.entrypoints.http.state import ServerSettings
 from quire.entrypoints.server import process as server_process
-from quire.entrypoints.server.fingerprint import build_fingerprint, check_fingerprint
 from quire.errors import ConfigError
 
 pytestmark = pytest.mark.anyio

@@ -13,12 +13,12 @@ from quire.engine.input_processor import InputProcessor
 from quire.engine.output_processor import OutputProcessor
 from quire.engine.request_stream import RequestStream
 from quire.engine.tokenizer_source import TokenizerSource
-from quire.entrypoints.http import streaming
 from quire.entrypoints.http.admission import AT_ONCE, INLINE_CHARACTERS, AdmissionGate, encode_text
 from quire.entrypoints.http.http_protocol import DirectBody, WriteBatch
 from quire.entrypoints.http.push import stream_answer
 from quire.entrypoints.http.state import ServerSettings, ServerState
 from quire.entrypoints.http.streaming import ClientGone
+from quire.entrypoints.openai import chunks
 from quire.entrypoints.openai.completions import CompletionStream, prepare_completion
 from quire.entrypoints.openai.protocol import CompletionRequest, StreamOptions
 from quire.errors import EngineDeadError
@@ -115,7 +115,7 @@ async def open_response(state):
     state.engine.outputs, connection = OutputProcessor(), Connection()
     body = CompletionRequest(prompt=[5, 6], max_tokens=200, ignore_eos=True, stream=True, stream_options=INCLUDE_USAGE)
     starting = asyncio.create_task(
-        stream_answer(connection, CompletionStream(state, await prepare_completion(state, body, "id")))
+        stream_answer(connection, CompletionStream(await prepare_completion(state, body, "id")))
     )
     while not len(state.engine.outputs):
         assert not starting.done(), starting.result()
@@ -217,7 +217,7 @@ def test_a_failure_of_the_parser_or_of_the_writer_ends_the_stream_with_an_error(
     def fail(*args):
         raise ValueError("broken")
 
-    asyncio.run(main(lambda patch, connection: patch.setattr(streaming, "_encode", fail)))
+    asyncio.run(main(lambda patch, connection: patch.setattr(chunks, "_encode", fail)))
     asyncio.run(main(lambda patch, connection: patch.setattr(connection.body, "write", fail)))
 
 

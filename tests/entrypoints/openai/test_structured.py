@@ -11,8 +11,9 @@ from tests.parsers.test_thinking import Tokenizer as Channels
 
 from quire.entrypoints.http.errors import HTTPError
 from quire.entrypoints.openai.answers import answer_reader
+from quire.entrypoints.openai.chat_generation import constrain_answer, find_thinking, limit_thinking
 from quire.entrypoints.openai.protocol import ChatCompletionRequest
-from quire.entrypoints.openai.sampling import constrain_answer, find_thinking, limit_thinking, read_constraint
+from quire.entrypoints.openai.sampling import read_constraint
 from quire.errors import RequestError
 from quire.parsers.choice import AnswerFormats, choose_formats
 from quire.parsers.thinking import harmony_thinking
@@ -114,7 +115,7 @@ def test_thinking_is_found_where_answers_are_read_so(
 ) -> None:
     tokenizer = Words()
     reader = answer_reader(formats, request_of(chat_template_kwargs=variables), tokenizer, prompt)
-    assert reader is not None and find_thinking(reader, tokenizer) == thinking
+    assert find_thinking(reader) == thinking
 
 
 @pytest.mark.parametrize(
@@ -133,11 +134,11 @@ def test_a_budget_knows_the_channels_of_gpt_oss(fields: dict[str, Any], may_call
     reader = answer_reader(GPT_OSS, request, tokenizer, prompt)  # pyright: ignore[reportArgumentType]
     params.structured_outputs = read_constraint(request)
     if not may_call:
-        constrain_answer(params, reader, tokenizer)
-    limit_thinking(params, GPT_OSS, reader, tokenizer, prompt)
+        constrain_answer(params, reader)
+    limit_thinking(params, GPT_OSS, reader, prompt)
     assert params.thinking == harmony_thinking(tokenizer, may_call=may_call) and params.thinking_token_budget == 5
     answered = tokenizer.encode("<|start|>assistant<|channel|>final<|message|>")
-    limit_thinking(params, GPT_OSS, reader, tokenizer, answered)
+    limit_thinking(params, GPT_OSS, reader, answered)
     assert params.thinking_token_budget is None, "the answer has begun"
 
 
@@ -146,7 +147,7 @@ def test_a_budget_and_a_form_that_covers_thoughts_exclude_one_another() -> None:
     reader = answer_reader(GPT_OSS, request_of(tools=[WEATHER_TOOL]), tokenizer, [])  # pyright: ignore[reportArgumentType]
     params = SamplingParams(thinking_token_budget=5, structured_outputs=StructuredOutputsParams(grammar="start: 'a'"))
     with pytest.raises(RequestError, match="thinking_token_budget cannot be kept") as caught:
-        limit_thinking(params, GPT_OSS, reader, tokenizer, [])
+        limit_thinking(params, GPT_OSS, reader, [])
     assert caught.value.param == "thinking_token_budget"
 
 

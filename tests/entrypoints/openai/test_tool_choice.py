@@ -12,12 +12,14 @@ from tests.entrypoints.openai.test_demo_server import DemoServer
 from tests.parsers.writing import SPECIAL_IDS, accepts, write
 
 from quire.entrypoints.http.errors import HTTPError
-from quire.entrypoints.openai.answers import answer_reader
+from quire.entrypoints.openai.answers import AnswerReader, PieceReader, answer_reader
+from quire.entrypoints.openai.chat_generation import constrain_answer
 from quire.entrypoints.openai.protocol import ChatCompletionRequest
-from quire.entrypoints.openai.sampling import constrain_answer
 from quire.entrypoints.openai.tool_choice import enforced, read_tool_choice
+from quire.outputs import CompletionOutput
 from quire.parsers.choice import choose_formats
-from quire.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams, Thinking
+from quire.parsers.pieces import Answer
+from quire.sampling_params import SamplingParams, StructuredOutputsParams, Thinking
 
 WEATHER = {
     "type": "object",
@@ -122,8 +124,12 @@ def constrained(tools_format: str, reasoning: str = "none", **fields: Any) -> tu
     params = SamplingParams(max_tokens=9, structured_outputs=fields.pop("form", None))
     formats, tokenizer = choose_formats(reasoning, tools_format, None), Tokenizer()
     reader = answer_reader(formats, request_of(**fields), tokenizer, [])
-    constrain_answer(params, reader, tokenizer)
+    constrain_answer(params, reader)
     return reader, params
+
+
+def whole(reader: AnswerReader, text: str) -> Answer:
+    return PieceReader(reader).read_whole(CompletionOutput(0, text, [], finish_reason="stop"))
 
 
 def grammar(params: SamplingParams) -> str:
@@ -163,14 +169,14 @@ def test_without_words_of_the_model_s_own_calls_are_a_json_list(tools_format: st
     reader, params = constrained(tools_format, tools=[tool(name)], tool_choice="required")
     text = f'[{{"name": "{name}", "parameters": {{}}}}]'
     assert accepts(grammar(params), text)
-    assert [(call.name, call.arguments) for call in reader.whole(text).calls] == [(name, "{}")]
+    assert [(call.name, call.arguments) for call in whole(reader, text).calls] == [(name, "{}")]
 
 
 def test_gpt_oss_calls_after_thoughts_of_its_own() -> None:
     reader, params = constrained("openai", tools=TOOLS, tool_choice=NAMED)
     text = '<|channel|>commentary to=functions.switch <|constrain|>json<|message|>{"on": false, "level": 1}'
     assert accepts(grammar(params), text, SPECIAL_IDS) and params.thinking is None
-    assert reader.whole(text).calls[0].name == "switch"
+    assert whole(reader, text).calls[0].name == "switch"
     with pytest.raises(HTTPError, match="whose names are"):
         constrained("openai", tools=[tool("a b")], tool_choice="required")
 
@@ -218,12 +224,6 @@ def test_other_forms_give_way_or_are_refused() -> None:
     assert params.structured_outputs == form
     with pytest.raises(HTTPError, match="leave the other out"):
         constrained("hermes", tools=TOOLS, tool_choice="required", guided_json={}, form=form)
-    tokenizer = Tokenizer()
-    reader = answer_reader(
-        choose_formats("none", "hermes", None), request_of(tools=TOOLS, tool_choice=NAMED), tokenizer, []
-    )
-    with pytest.raises(HTTPError, match="beam search"):
-        constrain_answer(BeamSearchParams(beam_width=2, max_tokens=4), reader, tokenizer)
 
 
 @pytest.mark.parametrize("tools_format", ["hermes", "qwen3_coder", "llama3_json", "openai"])
@@ -243,8 +243,8 @@ def test_beside_tools_a_response_format_is_that_of_answers(tools_format: str) ->
     )
     for text in ("Well.", '{"n": "x"}', written.replace("switch", "other")):
         assert not accepts(grammar(params), opening + text, SPECIAL_IDS)
-    assert [each.name for each in reader.whole(written).calls] == ["switch"]
-    answer = reader.whole(opening + '{"n": 3}')
+    assert [each.name for each in whole(reader, written).calls] == ["switch"]
+    answer = whole(reader, opening + '{"n": 3}')
     assert (answer.content, answer.calls) == ('{"n": 3}', [])
 
 

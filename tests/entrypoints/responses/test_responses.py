@@ -13,7 +13,7 @@ from tests.oracles.fake_async_llm import FakeAsyncLLM
 from quire.entrypoints.http.state import ServerSettings
 from quire.entrypoints.responses.prepare import prepare_response
 from quire.entrypoints.responses.protocol import InputTokensRequest, ResponsesRequest
-from quire.entrypoints.responses.run import BackgroundRun, ResponseStream
+from quire.entrypoints.responses.run import BackgroundRun
 from quire.errors import CapacityError, EngineError
 
 BODY = {"input": "hi", "max_output_tokens": 4}
@@ -99,8 +99,8 @@ async def test_a_response_has_the_protocols_shape():
 async def test_usage_tells_times_where_they_are_asked_for():
     async with serve() as s:
         asked = await prepare_response(s.state, ResponsesRequest(input="hi", return_timing=True))
-        assert asked.count.times == []
-        assert (await prepare_response(s.state, ResponsesRequest(input="hi"))).count.times is None
+        assert asked.chat.count.times == []
+        assert (await prepare_response(s.state, ResponsesRequest(input="hi"))).chat.count.times is None
 
 
 @pytest.mark.anyio
@@ -154,7 +154,7 @@ async def test_a_client_that_goes_away_ends_its_stream_but_not_its_background():
     engine.gate = asyncio.Semaphore(2)
     async with serve(engine) as s:
         job = await prepare_response(s.state, ResponsesRequest(input="hi", stream=True))
-        stream = await ResponseStream(s.state, job).open()
+        stream = await job.open()
         await stream.next()
         engine.news.clear()
         stream.close()
@@ -162,7 +162,7 @@ async def test_a_client_that_goes_away_ends_its_stream_but_not_its_background():
         assert engine.aborted == [engine.started[0][0]]
         engine.gate = asyncio.Semaphore(1)
         request = ResponsesRequest(input="hi", max_output_tokens=4, stream=True, background=True)
-        run = BackgroundRun(s.state, await prepare_response(s.state, request))
+        run = BackgroundRun(await prepare_response(s.state, request))
         await run.start()
         follower = run.follow()
         await anext(follower)
@@ -179,7 +179,7 @@ async def test_every_follower_gets_every_event():
     engine.gate = asyncio.Semaphore(0)
     async with serve(engine) as s:
         request = ResponsesRequest(input="hi", max_output_tokens=30, stream=True, background=True)
-        run = BackgroundRun(s.state, await prepare_response(s.state, request))
+        run = BackgroundRun(await prepare_response(s.state, request))
         await run.start()
 
         async def follow(after):
@@ -220,7 +220,7 @@ async def test_what_is_cancelled_keeps_what_it_had():
     engine.gate = asyncio.Semaphore(2)
     async with serve(engine) as s:
         text_of = BACKGROUND | {"stream": True, "top_logprobs": 1}
-        run = BackgroundRun(s.state, await prepare_response(s.state, ResponsesRequest(**text_of)))
+        run = BackgroundRun(await prepare_response(s.state, ResponsesRequest(**text_of)))
         await run.start()
         while engine.yielded < 2:
             await asyncio.sleep(0)

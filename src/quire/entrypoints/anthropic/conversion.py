@@ -18,8 +18,8 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def to_chat_request(request: CountTokensRequest) -> ChatCompletionRequest:
-    """The same request in the form of chat completions; without `max_tokens`, which is limited by the prompt's length.
-    Raises HTTPError: 400; `param` is the path of what is wrong."""
+    """The same request as a chat completion request; without `max_tokens`, which is limited by the prompt's length.
+    Raises HTTPError, a 400 whose `param` is the path of what is wrong."""
     _check_thread(request.thread)
     system = [] if request.system is None else [{"role": "system", "content": _system(request.system)}]
     messages = _messages(request.messages)
@@ -237,7 +237,7 @@ def _set_output(chat: ChatCompletionRequest, output: Fields) -> None:
     if output.get("effort") is not None:
         chat.reasoning_effort = string_field(output, "effort", "output_config")
     if output.get("format") is not None:
-        form = object_at(output["format"], "output_config.format")
-        kind = string_field(form, "type", "output_config.format")
-        schema = {"name": "output", "schema": form.get("schema")}
+        wanted = object_at(output["format"], "output_config.format")
+        kind = string_field(wanted, "type", "output_config.format")
+        schema = {"name": "output", "schema": wanted.get("schema")}
         chat.response_format = ResponseFormat(type=kind, json_schema=schema)

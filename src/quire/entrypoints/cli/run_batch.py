@@ -158,7 +158,7 @@ async def _answer_lines(args: argparse.Namespace, requests: str, sink: IO[bytes]
     state = ServerState(server_settings(args))
     loading = begin_engine(AsyncEngineArgs.from_cli_args(args))
     engine = connect_engine(await asyncio.wrap_future(loading), state)
-    state.set_engine(engine)
+    state.engine_or_none = engine
     counts: collections.Counter[bool] = collections.Counter()
     app = build_app(state, docs=False)
     answerer = LineAnswerer(app, state)

@@ -166,7 +166,7 @@ def check_server_flags(args: argparse.Namespace) -> None:
     """Refuse flags that cannot work, before a port is opened or a model is read.
     Raises ConfigError: a parser is unknown, a template cannot be read, a middleware cannot be imported."""
     from quire.config.reasoning import read_reasoning_config
-    from quire.entrypoints.server.fingerprint import check_fingerprint
+    from quire.entrypoints.fingerprint import check_fingerprint
     from quire.parsers.choice import AUTO, choose_formats
     from quire.parsers.plugin import load_parser_file
     from quire.plugins import load_general_plugins

@@ -79,7 +79,7 @@ _queues: "weakref.WeakKeyDictionary[Any, _Queue]" = weakref.WeakKeyDictionary()
 
 async def encode_text(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
     """A text's token ids; of a long one in a thread, together with others that come at the same time.
-    Raises RequestError: it cannot be tokenized."""
+    Raises RequestError if it cannot be tokenized."""
     if len(text) <= INLINE_CHARACTERS:
         return list(tokenizer.encode(text, add_special_tokens=add_special_tokens))
     if len(text) >= ALONE_CHARACTERS:

@@ -94,7 +94,7 @@ class BodyDecoder:
 
     def decode(self, body: bytes, kind: type[BodyT], warnings: list[str] | None = None) -> BodyT:
         """The body as `kind`. Fields that it does not have are ignored, and told in `warnings`.
-        Raises HTTPError: 400; `param` is the path of the field at fault."""
+        Raises HTTPError, a 400 whose `param` is the path of the field at fault, if the body is wrong."""
         _check_encoding(body)
         _check_depth(body)
         fields: dict[str, msgspec.Raw] = _decode(body, dict[str, msgspec.Raw])
@@ -123,7 +123,7 @@ class BodyDecoder:
         return _decode(body, dict[str, msgspec.Raw]).keys()
 
     def _check_unknown(self, unknown: list[Unknown]) -> list[str]:
-        """What to tell of unknown fields; each is logged once. Raises HTTPError: they are refused."""
+        """The warnings about unknown fields; each is logged once. Raises HTTPError, a 400, if they are refused."""
         shown = {path: f"{path!r}" + (f" (did you mean {meant!r}?)" if meant else "") for path, meant in unknown}
         if self._strict:
             raise bad_request(f"Unknown field(s): {', '.join(shown.values())}.", unknown[0][0], "unknown_field")
@@ -274,7 +274,7 @@ def find_unknown(value: Any, names: Names, path: str) -> list[Unknown]:
 
 
 def _others(value: Any, names: Names, path: str) -> Iterator[tuple[str, str, dict[str, Any], Names]]:
-    """Each name that is not known: where it stands, itself, the object that has it, and the names that are."""
+    """Each unknown name: its path, the name, the object that has it, and the names that are known there."""
     if is_dict(value):
         for name in sorted(value.keys() - names.known):
             yield path, name, value, names

@@ -1,4 +1,4 @@
-"""Errors as the OpenAI protocol shows them: `{"error": {"message", "type", "param", "code"}}`; vLLM has other words in them.
+"""Errors as JSON: `{"error": {"message", "type", "param", "code"}}`, with OpenAI's words or vLLM's.
 
 Knows statuses and headers. Knows nothing of routes or of the engine.
 """
@@ -48,10 +48,10 @@ _VLLM_TYPES = {
     501: "NotImplementedError",
     503: "ServiceUnavailableError",
 }
-_BEFORE_VLLMS_ROUTES = frozenset((
+_BEFORE_VLLMS_ROUTES = (
     *("invalid_json", "invalid_utf8", "invalid_type", "missing_field", "json_too_deep", "unknown_field"),
     *("unsupported_media_type", "route_not_found"),
-))  # fmt: skip
+)
 """Codes of refusals that in vLLM come from its web framework, which gives them the name of the HTTP status."""
 
 

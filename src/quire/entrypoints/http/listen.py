@@ -45,7 +45,7 @@ def open_socket(
     options: ListenOptions, shared: bool = False, listen: bool = True
 ) -> tuple[socket.socket, ListenOptions]:
     """Bind and listen at once; gives the options back with the port that was chosen for `port=0`.
-    Raises ConfigError: the address cannot be had.
+    Raises ConfigError if the address cannot be had.
 
     Args:
         shared: other processes of this user may listen on the port too; the kernel spreads connections over those that do.

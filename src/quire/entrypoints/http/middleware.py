@@ -1,4 +1,4 @@
-"""What stands before every route, as plain ASGI: request ids, keys, counting what runs, and the last net for errors.
+"""The middleware before every route, as plain ASGI: request ids, keys, counting what runs, answering errors.
 
 Knows paths and headers. Knows nothing of bodies.
 """
@@ -11,7 +11,7 @@ import inspect
 import re
 import time
 import uuid
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Any, cast
 
 import msgspec
@@ -19,7 +19,6 @@ from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.entrypoints.anthropic.protocol import error_body
 from quire.entrypoints.http.errors import HTTPError, from_exception, not_ready
 from quire.entrypoints.http.http_protocol import BODY_EXTENSION
 from quire.entrypoints.http.state import ServerSettings, ServerState
@@ -60,7 +59,8 @@ def route_path(scope: Scope) -> str:
 
 
 async def send_error(error: HTTPError, scope: Scope, send: Send) -> None:
-    body = error_body(error, route_path(scope), scope["state"]["error_format"])
+    """Answer with an error, as the clients of the route expect it."""
+    body = scope["state"]["error_body"](error, route_path(scope))
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     headers += [(name.encode(), value.encode()) for name, value in error.headers.items()]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
@@ -68,7 +68,7 @@ async def send_error(error: HTTPError, scope: Scope, send: Send) -> None:
 
 
 def logged_error(error: Exception, request_id: str, settings: ServerSettings) -> HTTPError:
-    """What an exception is answered with; a failure of ours leaves its cause in the log, a refusal where the operator asks."""
+    """The answer to an exception. The log gets the cause of an internal error, and that of a refusal if the operator asks."""
     answer = from_exception(error, request_id)
     if isinstance(error, EngineDeadError):  # its cause is in the log already, once
         logger.error("Request %s was not answered: the engine has died.", request_id)
@@ -80,13 +80,25 @@ def logged_error(error: Exception, request_id: str, settings: ServerSettings) ->
 
 
 class RequestContext:
-    """Outermost: gives each request an id (the client's `X-Request-Id`, or a new one), returns it, and turns whatever
-    escapes a route into an answer."""
+    """Outermost: gives each request an id (the client's `X-Request-Id`, or a new one), returns it, counts the request, and
+    answers what other middleware raises.
 
-    def __init__(self, app: ASGIApp, state: ServerState, work_paths: Container[str]) -> None:
+    Args:
+        work_paths: the routes whose requests a draining server waits for.
+        error_body: an error as JSON for the clients of a path.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        state: ServerState,
+        work_paths: Container[str],
+        error_body: Callable[[HTTPError, str], bytes],
+    ) -> None:
         self._app = app
         self._state = state
         self._work_paths = work_paths
+        self._error_body = error_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -94,7 +106,7 @@ class RequestContext:
             return
         request_id = self._request_id(scope)
         kept = scope.setdefault("state", {})
-        kept["request_id"], kept["error_format"] = request_id, self._state.settings.error_format
+        kept["request_id"], kept["error_body"] = request_id, self._error_body
         started = complete = False
         status, began = 0, time.perf_counter()
 
@@ -102,11 +114,7 @@ class RequestContext:
             nonlocal started, complete, status
             if message["type"] == "http.response.start":
                 started, status = True, message["status"]
-                message.setdefault("headers", [])
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
-                message["headers"] += self._load_report(scope)
-                if warnings := kept.get("warnings"):
-                    message["headers"].append((b"quire-warnings", _header_text("; ".join(warnings))))
+                message["headers"] = [*message.get("headers", ()), *self._headers(scope)]
             elif not message.get("more_body", False):
                 complete = True
             await send(message)
@@ -132,6 +140,14 @@ class RequestContext:
             if token is not None:
                 TRACE_HEADERS.reset(token)
             self._state.http.record(route_path(scope), scope["method"], status, time.perf_counter() - began)
+
+    def _headers(self, scope: Scope) -> list[tuple[bytes, bytes]]:
+        """What every answer has: the request's id; and, if there are any, warnings and a report of the load."""
+        kept = scope["state"]
+        headers = [(b"x-request-id", kept["request_id"].encode()), *self._load_report(scope)]
+        if warnings := kept.get("warnings"):
+            headers.append((b"quire-warnings", _header_text("; ".join(warnings))))
+        return headers
 
     def _load_report(self, scope: Scope) -> list[tuple[bytes, bytes]]:
         """The header that tells a load balancer how busy the engine is, as ORCA has it, where the request asks for it."""
@@ -202,15 +218,21 @@ class Authentication:
         return any(matches)
 
 
-class BehindOthers:
-    """Stands behind the operator's middleware: answers and refusals go through it, and not straight to the connection."""
+class ErrorAnswers:
+    """Innermost: answers what a route raises, so that the answer passes through all other middleware.
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+    Args:
+        allows_direct: a stream may be written straight to the connection, past the other middleware.
+    """
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings, allows_direct: bool) -> None:
         self._app = app
         self._settings = settings
+        self._allows_direct = allows_direct
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope.get("extensions", {}).pop(BODY_EXTENSION, None)
+        if not self._allows_direct:
+            scope.get("extensions", {}).pop(BODY_EXTENSION, None)
         started = False
 
         async def send_noted(message: Message) -> None:
@@ -228,7 +250,7 @@ class BehindOthers:
 
 def named_middleware(path: str) -> Middleware:
     """The operator's own: an ASGI class, or a coroutine function of (request, call_next).
-    Raises ConfigError: nothing of that kind has this name."""
+    Raises ConfigError if nothing of that kind has this name."""
     module, _, name = path.rpartition(".")
     try:
         found: Any = getattr(importlib.import_module(module), name)

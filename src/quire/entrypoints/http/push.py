@@ -1,4 +1,4 @@
-"""A streamed answer that is written where the engine's news arrive: all streams of a step in one pass, no task wakes.
+"""A streamed answer that is written where the engine's outputs arrive: all streams of a step in one pass, no task wakes.
 
 The head and the end of the answer go through ASGI; what lies between is written into the connection's body
 (`http_protocol.DirectBody`) by a callback. A client that reads slowly is not written to until it has caught up: the engine
@@ -72,7 +72,7 @@ async def _next_events(answer: AnswerStream, source: OutputStream, interval: flo
 
 
 async def _rest(answer: AnswerStream, source: OutputStream, interval: float) -> AsyncGenerator[bytes, None]:
-    """What follows the first events, for a server that is not ours."""
+    """What follows the first events, for a connection without a direct body."""
     failure: Exception | None = None
     try:
         while not source.is_over:
@@ -127,7 +127,7 @@ class PushedStream(Response):
             self._source.close()
 
     async def _push_until_end(self) -> None:
-        """Returns when the answer has ended. Raises ClientGone: nobody reads it any more."""
+        """Returns when the answer has ended. Raises ClientGone if the client has gone."""
         body = self._body
         timer: asyncio.TimerHandle | None = None
 
@@ -156,7 +156,7 @@ class PushedStream(Response):
             body.on_gone = None
 
     def _push(self) -> None:
-        """There are news, or there is room: write what has come, if the client has room for it."""
+        """Called when outputs have come or the client has caught up: write what has come, if the client can take it."""
         body = self._body
         if not body.is_writable or self._is_ended:
             return
@@ -171,7 +171,7 @@ class PushedStream(Response):
             self._end()
 
     def _end(self) -> None:
-        """There will be nothing more to push: all is there, or nobody reads."""
+        """There will be nothing more to push: the answer is complete, or the client has gone."""
         if not self._is_ended:
             self._is_ended = True
             if not self._ended.done():  # its task was cancelled in the meantime

@@ -2,31 +2,25 @@
 
 import dataclasses
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from quire.entrypoints.anthropic.protocol import CountTokensRequest
 from quire.entrypoints.http.decoding import read_body
 from quire.entrypoints.http.errors import HTTPError, bad_field
 from quire.entrypoints.http.state import ServerState
-from quire.entrypoints.openai.protocol import GenerationFields, GenerativeScoringRequest
-from quire.entrypoints.openai.token_protocol import GenerateRequest
-from quire.entrypoints.pooling_api.pooling_protocol import CohereEmbedRequest, PoolingFields
 
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
-RequestWithId = (
-    GenerationFields
-    | PoolingFields
-    | CountTokensRequest
-    | GenerativeScoringRequest
-    | CohereEmbedRequest
-    | GenerateRequest
-)
 Handler = Callable[[Request], Awaitable[Response]]
+
+
+class RequestWithId(Protocol):
+    """A body in which the client may name its request."""
+
+    request_id: str | None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,17 +6,17 @@ Three phases: starting (the port is open, the engine is not there yet), serving,
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import itertools
 import time
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
+from quire.entrypoints.fingerprint import build_fingerprint
 from quire.entrypoints.http.admission import AdmissionGate
 from quire.entrypoints.http.decoding import MAX_BODY_BYTES, BodyDecoder
 from quire.entrypoints.http.errors import HTTPError, bad_field, not_ready
 from quire.entrypoints.http.siblings import Siblings
-from quire.entrypoints.responses.store import ResponseStore
-from quire.entrypoints.server.fingerprint import build_fingerprint
 from quire.errors import CapacityError
 from quire.metrics.prometheus import HttpMetrics
 from quire.parsers.choice import AUTO, AnswerFormats, apply_response_template, apply_strings, choose_formats
@@ -24,6 +24,7 @@ from quire.parsers.choice import AUTO, AnswerFormats, apply_response_template, a
 if TYPE_CHECKING:
     from quire.config.reasoning import ReasoningConfig
     from quire.engine.async_llm import AsyncLLM
+    from quire.entrypoints.responses.store import ResponseStore
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +61,7 @@ def answer_formats(
     settings: ServerSettings, config: "ReasoningConfig", template: str | None, folder: str
 ) -> AnswerFormats:
     """How a model's answers are read, whose tokenizer is in a folder.
-    Raises ConfigError: no such format, strings that make none, or no response template where one is wanted."""
+    Raises ConfigError if there is no such format, the strings make none, or a response template is wanted and missing."""
     reasoning = settings.reasoning_parser
     if reasoning == AUTO and config.reasoning_parser:
         reasoning = config.reasoning_parser
@@ -70,10 +71,18 @@ def answer_formats(
 
 
 class ServerState:
-    """One server's mutable state; lives in `app.state.server`."""
+    """One server's mutable state; lives in `app.state.server`.
+
+    Attributes:
+        engine_or_none: the engine; None while it is starting.
+        responses: the responses that `/v1/responses` keeps; the application sets it.
+    """
+
+    responses: "ResponseStore"
 
     def __init__(self, settings: ServerSettings, engine: "AsyncLLM | None" = None) -> None:
         self.settings = settings
+        self.engine_or_none = engine
         self.decoder = BodyDecoder(strict=settings.strict)
         self.gate = AdmissionGate()
         self.draining = False
@@ -86,28 +95,16 @@ class ServerState:
         self.metrics: Any = None
         self.http = HttpMetrics()
         self.siblings: Siblings | None = None
-        self.responses = ResponseStore(settings.responses_store)
         self.background: dict[str, Any] = {}
-        """Responses in the making that nobody waits for, by id."""
-        self._engine = engine
+        """Responses that run in the background, by id."""
         self._sequence = itertools.count()
-        self._formats: AnswerFormats | None = None
-        self._fingerprint: str | None = None
-
-    def set_engine(self, engine: "AsyncLLM") -> None:
-        self._engine = engine
-
-    @property
-    def engine_or_none(self) -> "AsyncLLM | None":
-        """The engine, or None while it is starting."""
-        return self._engine
 
     @property
     def engine(self) -> "AsyncLLM":
-        """The engine; a 503 while it is starting."""
-        if self._engine is None:
+        """The engine. Raises HTTPError, a 503, while it is starting."""
+        if self.engine_or_none is None:
             raise not_ready("The server is starting; the model is being loaded.", 1)
-        return self._engine
+        return self.engine_or_none
 
     def accept_work(self) -> None:
         """Raise a 503 unless new work may begin."""
@@ -143,22 +140,18 @@ class ServerState:
         if not self.in_flight:
             self.idle.set()
 
-    @property
+    @functools.cached_property
     def formats(self) -> AnswerFormats:
         """How the model's answers are read."""
-        if self._formats is None:
-            tokenizer = self.engine.get_tokenizer()
-            template, folder = getattr(tokenizer, "chat_template", None), getattr(tokenizer, "name_or_path", "")
-            self._formats = answer_formats(self.settings, self.engine.config.reasoning, template, folder)
-        return self._formats
+        tokenizer = self.engine.get_tokenizer()
+        template, folder = getattr(tokenizer, "chat_template", None), getattr(tokenizer, "name_or_path", "")
+        return answer_formats(self.settings, self.engine.config.reasoning, template, folder)
 
-    @property
+    @functools.cached_property
     def fingerprint(self) -> str | None:
         """What answers tell of the configuration that made them."""
-        if self._fingerprint is None:
-            asked = self.settings
-            self._fingerprint = build_fingerprint(asked.fingerprint_mode, asked.fingerprint_value, self.engine.config)
-        return self._fingerprint or None
+        settings = self.settings
+        return build_fingerprint(settings.fingerprint_mode, settings.fingerprint_value, self.engine.config) or None
 
     @property
     def model_names(self) -> tuple[str, ...]:

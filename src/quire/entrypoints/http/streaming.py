@@ -1,8 +1,7 @@
 """Answers that live as long as their client does: the event stream, and a wait that ends when the client goes.
 
 Nothing here polls: a disconnect is the ASGI message that the server hands over when it happens. Ending the generator is
-what aborts the request in the engine. Chunks are written from parts that were encoded once: the common one (one choice, some
-text, nothing else) is three byte strings joined, of which only the text is encoded.
+what aborts the request in the engine.
 """
 
 import asyncio
@@ -10,14 +9,12 @@ import contextlib
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, TypeVar
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from quire.entrypoints.http.errors import HTTPError, from_exception
 from quire.entrypoints.http.http_protocol import DirectBody, direct_body
-from quire.entrypoints.openai.protocol import Timing, Usage
 from quire.errors import EngineDeadError
 from quire.logger import init_logger
 
@@ -43,7 +40,7 @@ async def wait_for_disconnect(receive: Receive) -> None:
 
 async def run_while_connected(request: Request, work: Coroutine[Any, Any, ResultT]) -> ResultT:
     """The result of `work`, which is cancelled when the client goes away.
-    Raises ClientGone: the client went away first."""
+    Raises ClientGone if the client goes away first."""
     body = direct_body(request.scope)
     if body is not None:
         return await _run_in_this_task(body, work)
@@ -135,83 +132,3 @@ def failure_of(error: Exception, request_id: str) -> HTTPError:
     elif answer.status >= 500:
         logger.error("Request %s failed while streaming.", request_id, exc_info=error)
     return answer
-
-
-DONE = b"data: [DONE]\n\n"
-_encode = msgspec.json.Encoder().encode
-
-
-class ChunkWriter:
-    """Writes one stream's chunks.
-
-    Args:
-        kind: the protocol's `object`: `chat.completion.chunk` or `text_completion`.
-        text_field: what stands around the text in a choice, after its index.
-        include_usage: whether chunks carry `usage` (null until the last one, unless they are given one).
-        fingerprint: what chunks tell of the configuration; None for nothing.
-    """
-
-    def __init__(
-        self,
-        request_id: str,
-        created: int,
-        model: str,
-        kind: str,
-        text_field: tuple[str, str],
-        include_usage: bool,
-        fingerprint: str | None = None,
-    ) -> None:
-        fields: dict[str, Any] = {"id": request_id, "object": kind, "created": created, "model": model}
-        if fingerprint is not None:
-            fields["system_fingerprint"] = fingerprint
-        self._head = b"data: " + _encode(fields)[:-1] + b',"choices":['
-        self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
-        self._text_field = text_field
-        self._heads: dict[str | tuple[int, str], bytes] = {}
-        self._text_tail = text_field[1].encode() + self._tail
-
-    def text(self, index: int, text: str, field: str = "content") -> bytes:
-        """A chunk that carries nothing but text, of the message's content or its reasoning (`field`)."""
-        key = (index, field) if index else field  # a tuple costs as much as all the rest
-        head = self._heads.get(key)
-        if head is None:
-            before = self._text_field[0].replace("content", field)
-            head = self._heads[key] = self._head + b'{"index":%d,%s' % (index, before.encode())
-        return b"".join((head, _encode(text), self._text_tail))
-
-    def choice(self, choice: dict[str, Any], usage: Usage | None = None, beside: dict[str, Any] | None = None) -> bytes:
-        """A chunk with one choice of any content, and with other fields beside the choices."""
-        tail = self._tail if usage is None else b'],"usage":' + _encode(usage) + b"}\n\n"
-        if beside:
-            tail = b"]," + _encode(beside)[1:-1] + tail[1:]
-        return self._head + _encode(choice) + tail
-
-    def usage(self, usage: Usage, timing: Timing | None = None) -> bytes:
-        """The last chunk before the end: no choice, the whole stream's usage, and its times where they are wanted."""
-        metrics = b""
-        if timing is not None:
-            known = {name: value for name, value in msgspec.structs.asdict(timing).items() if value is not None}
-            metrics = b',"metrics":' + _encode(known)
-        return self._head + b'],"usage":' + _encode(usage) + metrics + b"}\n\n"
-
-
-def chat_chunk_writer(
-    request_id: str, created: int, model: str, include_usage: bool, fingerprint: str | None = None
-) -> ChunkWriter:
-    around = ('"delta":{"content":', '},"logprobs":null,"finish_reason":null}')
-    return ChunkWriter(request_id, created, model, "chat.completion.chunk", around, include_usage, fingerprint)
-
-
-def completion_chunk_writer(
-    request_id: str, created: int, model: str, include_usage: bool, fingerprint: str | None = None
-) -> ChunkWriter:
-    around = (
-        '"text":',
-        ',"logprobs":null,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":null}',
-    )
-    return ChunkWriter(request_id, created, model, "text_completion", around, include_usage, fingerprint)
-
-
-def error_event(error: HTTPError, error_format: str) -> bytes:
-    """An error in a stream whose status has already been sent."""
-    return b"data: " + error.body(error_format) + b"\n\n"

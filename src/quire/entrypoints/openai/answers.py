@@ -5,9 +5,10 @@ Knows the protocol; formats belong to `quire.parsers`.
 
 import dataclasses
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from quire.entrypoints.openai.prompts import template_variables
+from quire.entrypoints.http.state import ServerSettings
+from quire.entrypoints.openai.prompts import DEFAULT_SETTINGS, template_variables
 from quire.entrypoints.openai.protocol import ChatCompletionRequest, FunctionCall, ToolCall
 from quire.entrypoints.openai.tool_choice import ToolChoice, enforced, read_tool_choice
 from quire.outputs import CompletionOutput
@@ -19,9 +20,6 @@ from quire.parsers.reasoning import Reasoning
 from quire.parsers.stream import AnswerParser
 from quire.parsers.thinking import PROMPT_END, marker_ids
 from quire.tokenizers.interface import Tokenizer
-
-if TYPE_CHECKING:
-    from quire.entrypoints.http.state import ServerSettings
 
 
 class ReasoningCount:
@@ -107,8 +105,9 @@ class AnswerReader:
         has_tools: calls are looked for.
         keeps_special_tokens: some marker is a special token of the tokenizer, so these must not be left out of the text.
         choice: what the request says of calls.
-        prompt: its text, which a response template reads.
         call_grammar: what the answer may be, so that it calls as the request wants it; None: anything.
+        is_plain: the whole answer is content; there is nothing to parse.
+        prompt: its text, which a response template reads.
     """
 
     formats: AnswerFormats
@@ -119,6 +118,7 @@ class AnswerReader:
     tokenizer: Tokenizer
     choice: ToolChoice
     call_grammar: str | None
+    is_plain: bool = False
     prompt: str = ""
 
     @property
@@ -155,21 +155,12 @@ class AnswerReader:
             return self.request.include_reasoning is not False
         return piece.kind == "content" or piece.index == 0 or self.request.parallel_tool_calls is not False
 
-    def whole(self, text: str) -> Answer:
-        parser, answer = self.parser(), Answer()
-        for piece in (*parser.push(text), *parser.finish()):
-            if self.wants(piece):
-                answer.add(piece)
-        if parser.has_filled:
-            answer.reasoning = ""
-        return answer
-
     def finish_reason(self, reason: str | None, num_calls: int) -> str | None:
-        """Why an answer with so many calls ended. That a named function was called is no news: OpenAI says `stop`."""
+        """Why an answer with so many calls ended. For a call of a function that the request names, OpenAI says `stop`."""
         return "tool_calls" if num_calls and reason == "stop" and self.choice.kind != "named" else reason
 
     def call_id(self, name: str, index: int, written: str = "") -> str:
-        """The id of a call; some templates want them in a form of their own. `written`: what the model wrote, if anything."""
+        """The id of a call; some templates want ids of their own kind. `written`: what the model wrote, if anything."""
         return new_call_id(self.formats.tools, name, count_calls(self.request.messages) + index, written)
 
     def tool_calls(self, answer: Answer) -> list[ToolCall]:
@@ -189,16 +180,12 @@ class AnswerReader:
 
 
 class PieceReader:
-    """One answer's steps as pieces, for protocols whose answers are made of parts; without a format it is content.
+    """Reads one answer, whole or step by step, as pieces: reasoning, content, calls."""
 
-    Args:
-        reader: how the answer is read; None: as it stands.
-    """
-
-    def __init__(self, reader: AnswerReader | None) -> None:
+    def __init__(self, reader: AnswerReader) -> None:
         self._reader = reader
-        self._parser = None if reader is None else reader.parser()
-        self._wants_reasoning = reader is not None and reader.request.include_reasoning is not False
+        self._parser = None if reader.is_plain else reader.parser()
+        self._wants_reasoning = reader.request.include_reasoning is not False
 
     @property
     def num_calls(self) -> int:
@@ -213,22 +200,25 @@ class PieceReader:
 
     def read_text(self, text: str) -> list[Piece]:
         """What more text adds to the answer."""
-        if self._reader is None or self._parser is None:
+        if self._parser is None:
             return [Piece("content", text)] if text else []
         return [piece for piece in self._parser.push(text) if self._reader.wants(piece)]
 
     def read(self, choice: CompletionOutput) -> list[Piece]:
         """What a step's text adds to the answer."""
         pieces = self.read_text(choice.text)
-        if choice.finish_reason is not None and self._reader is not None and self._parser is not None:
+        if choice.finish_reason is not None and self._parser is not None:
             pieces += filter(self._reader.wants, self._parser.finish())
         return pieces
 
-    def delta(self, piece: Piece) -> dict[str, Any]:
-        return {piece.kind: piece.text} if self._reader is None else self._reader.delta(piece)
-
-    def call_id(self, name: str, index: int, written: str = "") -> str:
-        return f"call_{index}" if self._reader is None else self._reader.call_id(name, index, written)
+    def read_whole(self, choice: CompletionOutput) -> Answer:
+        """An answer that is complete."""
+        answer = Answer()
+        for piece in self.read(choice):
+            answer.add(piece)
+        if self._parser is not None and self._parser.has_filled:
+            answer.reasoning = ""
+        return answer
 
 
 def answer_reader(
@@ -236,9 +226,9 @@ def answer_reader(
     request: ChatCompletionRequest,
     tokenizer: Tokenizer,
     prompt_ids: list[int],
-    settings: "ServerSettings | None" = None,
-) -> AnswerReader | None:
-    """How a request's answers are read; None where they are content as they stand."""
+    settings: ServerSettings = DEFAULT_SETTINGS,
+) -> AnswerReader:
+    """How a request's answers are read."""
     choice = read_tool_choice(request)
     variables = template_variables(request, settings)
     if formats.tools is not None:
@@ -248,7 +238,7 @@ def answer_reader(
     is_own = formats.response_template is not None and formats.tools is None
     hides = formats.tools is not None and formats.tools.hides
     if not (has_tools or hides or formats.reasoning is not None or formats.is_harmony or is_own):
-        return None
+        return AnswerReader(formats, request, None, False, False, tokenizer, choice, grammar, is_plain=True)
     inside = None
     if formats.reasoning is not None:
         continues = bool(request.continue_final_message)
@@ -258,4 +248,4 @@ def answer_reader(
     hides_markers = any(tokenizer.token_to_id(marker) in tokenizer.special_ids for marker in formats.markers)
     keeps_special = is_own or hides_markers
     prompt = tokenizer.decode(prompt_ids, skip_special_tokens=False) if is_own else ""
-    return AnswerReader(formats, request, inside, has_tools, keeps_special, tokenizer, choice, grammar, prompt)
+    return AnswerReader(formats, request, inside, has_tools, keeps_special, tokenizer, choice, grammar, prompt=prompt)

@@ -1,33 +1,18 @@
-"""`POST /v1/chat/completions`: from a typed request to an answer or a stream of chunks; `/batch`: several conversations."""
+"""`POST /v1/chat/completions`: from a checked generation to an answer or a stream of chunks; `/batch`: several conversations."""
 
-import dataclasses
-import time
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from quire.config import limits
-from quire.engine.input_processor import TokenizedPrompt
-from quire.engine.request_stream import OutputStream
 from quire.entrypoints.http.errors import HTTPError, bad_field
 from quire.entrypoints.http.state import ServerState
-from quire.entrypoints.http.streaming import DONE, ChunkWriter, chat_chunk_writer, error_event, failure_of
-from quire.entrypoints.openai import sampling
-from quire.entrypoints.openai.answers import AnswerReader, PieceReader, answer_reader
-from quire.entrypoints.openai.generation import (
-    TokenCount,
-    all_of,
-    check_output,
-    last_output,
-    open_generation,
-    page_size,
-    start_generation,
-    wants_timing,
-    wants_usage,
-)
+from quire.entrypoints.openai.answers import PieceReader
+from quire.entrypoints.openai.chat_generation import ChatGeneration, prepare_generation
+from quire.entrypoints.openai.chunks import CHAT_TEXT, ChunkStream, chunk_fields, stream_options
+from quire.entrypoints.openai.generation import all_of, total_usage
 from quire.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs_json
-from quire.entrypoints.openai.prompts import chat_prompt, normalize_messages
+from quire.entrypoints.openai.prompts import content_text
 from quire.entrypoints.openai.protocol import (
     BatchChatRequest,
     ChatChoice,
@@ -36,184 +21,114 @@ from quire.entrypoints.openai.protocol import (
     ChatLogprobs,
     ChatMessage,
     Usage,
-    build_usage,
 )
-from quire.entrypoints.openai.sampling import constrain_answer, limit_thinking
-from quire.entrypoints.openai.tool_choice import read_tool_choice
 from quire.outputs import CompletionOutput, RequestOutput
-from quire.sampling_params import BeamSearchParams, SamplingParams
-from quire.tokenizers.interface import Tokenizer
 
 
-@dataclasses.dataclass(slots=True)
-class ChatJob:
-    """A checked request, ready to run."""
-
-    request: ChatCompletionRequest
-    prompt: TokenizedPrompt
-    params: SamplingParams | BeamSearchParams
-    public_id: str
-    model: str
-    role: str
-    echoed: str
-    created: int
-    reader: AnswerReader | None = None
-    tokenizer: Tokenizer | None = None
+async def prepare_chat(state: ServerState, request: ChatCompletionRequest, public_id: str) -> ChatGeneration:
+    """Check a request and tokenize its prompt. Raises what the client must be told."""
+    return await prepare_generation(state, request, f"chatcmpl-{public_id}")
 
 
-async def prepare_chat(
-    state: ServerState, request: ChatCompletionRequest, public_id: str, prompt_field: str = "messages"
-) -> ChatJob:
-    """Check a request and tokenize its prompt. Raises what the client must be told, who wrote `prompt_field`."""
-    model = state.resolve_model(request.model)
-    sampling.apply_defaults(state.settings, request)
-    sampling.refuse_unsupported(request)
-    state.check_request_template(request.chat_template)
-    read_tool_choice(request)  # before a template reads the tools
-    sampling.check_stream_options(request)
-    logprobs = sampling.chat_logprobs_count(request)
-    config = state.engine.config.model
-    asked, asked_name = sampling.asked_chat_tokens(request)
-    prompt = await chat_prompt(request, state.engine.get_tokenizer(), asked, config.max_model_len, state.settings)
-    defaults = config.default_sampling
-    max_tokens = sampling.resolve_max_tokens(
-        asked, len(prompt.token_ids), config.max_model_len, defaults.get("max_tokens"), asked_name, prompt_field
-    )
-    params: SamplingParams | BeamSearchParams
-    if request.use_beam_search:
-        for field in ("logprobs", "logprob_token_ids"):
-            if getattr(request, field):
-                raise bad_field(field, "not available with use_beam_search.", "not_supported")
-        params = sampling.build_beam_search_params(request, max_tokens=max_tokens, defaults=defaults)
-    else:
-        params = sampling.build_sampling_params(request, max_tokens=max_tokens, logprobs=logprobs, defaults=defaults)
-    reader = None
-    if (tokenizer := state.engine.get_tokenizer()) is not None:
-        reader = answer_reader(state.formats, request, tokenizer, prompt.token_ids, state.settings)
-    if reader is not None and reader.keeps_special_tokens and isinstance(params, SamplingParams):
-        params.skip_special_tokens = False
-    constrain_answer(params, reader, tokenizer)
-    limit_thinking(params, state.formats, reader, tokenizer, prompt.token_ids)
-    last = normalize_messages(request.messages)[-1]
-    continues = not _adds_generation_prompt(request) and last["role"] == "assistant"
-    role = "assistant" if continues else state.settings.response_role
-    echoed = str(last.get("content") or "") if request.echo and last["role"] == role else ""
-    chat_id, created = f"chatcmpl-{public_id}", int(time.time())
-    return ChatJob(request, prompt, params, chat_id, model, role, echoed, created, reader, tokenizer)
-
-
-def _adds_generation_prompt(request: ChatCompletionRequest) -> bool:
-    if request.add_generation_prompt is None:
-        return not request.continue_final_message
-    return request.add_generation_prompt
-
-
-async def answer_chat(state: ServerState, job: ChatJob) -> ChatCompletionResponse:
+async def answer_chat(job: ChatGeneration) -> ChatCompletionResponse:
     """The whole answer of a request that is not streamed."""
-    outputs = start_generation(state, job.request, job.prompt, job.params, job.public_id)
-    output = await last_output(outputs, job.public_id)
-    count = token_count(state, job)
-    count.add_cached(output)
-    count.add_times(output)
+    output, request = await job.finish(), job.request
     for choice in output.outputs:
-        count.add_choice(choice)
-    request = job.request
+        job.count.add_choice(choice)
+    role, echoed = _speaker(job)
     response = ChatCompletionResponse(
         id=job.public_id,
         created=job.created,
         model=job.model,
-        choices=[_choice(job, choice) for choice in sorted(output.outputs, key=lambda choice: choice.index)],
-        usage=count.usage(),
-        metrics=count.timing(),
-        system_fingerprint=state.fingerprint,
+        choices=[
+            _choice(job, choice, role, echoed) for choice in sorted(output.outputs, key=lambda choice: choice.index)
+        ],
+        usage=job.count.usage(),
+        metrics=job.count.timing(),
+        system_fingerprint=job.state.fingerprint,
     )
     if request.prompt_logprobs is not None and output.prompt_logprobs is not None:
         response.prompt_logprobs = prompt_logprobs_json(output.prompt_logprobs)
-    if request.return_token_ids:
-        response.prompt_token_ids = job.prompt.token_ids
-    if request.return_prompt_text:
-        response.prompt_text = job.prompt.text
-    return response
+    return msgspec.structs.replace(response, **_prompt_fields(job))
 
 
-def token_count(state: ServerState, job: ChatJob) -> TokenCount:
-    """A count of a request's tokens, before there are any answers."""
-    thoughts = None if job.reader is None else job.reader.reasoning_count()
-    details = state.settings.enable_prompt_tokens_details
-    times = [] if wants_timing(state, job.request) else None
-    prompt = len(job.prompt.token_ids)
-    return TokenCount(prompt, details=details, thoughts=thoughts, times=times, page=page_size(state))
+def _speaker(job: ChatGeneration) -> tuple[str, str]:
+    """Who speaks, and the text that `echo` puts before the answer."""
+    request, last = job.request, job.request.messages[-1]
+    adds_prompt = request.add_generation_prompt
+    if adds_prompt is None:
+        adds_prompt = not request.continue_final_message
+    continues = not adds_prompt and last["role"] == "assistant"
+    role = "assistant" if continues else job.state.settings.response_role
+    return role, content_text(last) if request.echo and last["role"] == role else ""
 
 
-async def open_chat(state: ServerState, job: ChatJob, public_id: str) -> OutputStream:
-    """Queue a request whose answer is streamed."""
-    assert isinstance(job.params, SamplingParams)
-    request_id = state.engine_request_id(public_id)
-    return await open_generation(state, job.request, job.prompt, job.params, request_id)
+def _prompt_fields(job: ChatGeneration) -> dict[str, Any]:
+    """What the request wants to see of its prompt."""
+    fields: dict[str, Any] = {}
+    if job.request.return_token_ids:
+        fields["prompt_token_ids"] = job.prompt.token_ids
+    if job.request.return_prompt_text:
+        fields["prompt_text"] = job.prompt.text
+    return fields
 
 
-def _choice(job: ChatJob, choice: CompletionOutput) -> ChatChoice:
-    message, finish_reason = ChatMessage(role=job.role, content=job.echoed + choice.text), choice.finish_reason
-    if job.reader is not None:
-        answer = job.reader.whole(choice.text)
-        message.content = job.echoed + answer.content or None
-        if answer.reasoning:
-            message.reasoning = answer.reasoning
-        if answer.calls:
-            message.tool_calls = job.reader.tool_calls(answer)
-            finish_reason = job.reader.finish_reason(finish_reason, len(answer.calls))
+def _choice(job: ChatGeneration, choice: CompletionOutput, role: str, echoed: str) -> ChatChoice:
+    reader = job.reader
+    answer = PieceReader(reader).read_whole(choice)
+    message = ChatMessage(role, echoed + answer.content)
+    if not reader.is_plain:
+        message.content = message.content or None
+    if answer.reasoning:
+        message.reasoning = answer.reasoning
+    if answer.calls:
+        message.tool_calls = reader.tool_calls(answer)
     return ChatChoice(
         index=choice.index,
         message=message,
         logprobs=_logprobs(job, choice),
-        finish_reason=finish_reason,
+        finish_reason=reader.finish_reason(choice.finish_reason, len(answer.calls)),
         stop_reason=choice.stop_reason,
         token_ids=list(choice.token_ids) if job.request.return_token_ids else None,
     )
 
 
-def _logprobs(job: ChatJob, choice: CompletionOutput) -> ChatLogprobs | None:
-    request = job.request
+def _logprobs(job: ChatGeneration, choice: CompletionOutput) -> ChatLogprobs | None:
     if choice.logprobs is None:
         return None
-    as_ids, named = bool(request.return_tokens_as_token_ids), request.logprob_token_ids
-    return chat_logprobs(
-        choice.token_ids, choice.logprobs, None if named else request.top_logprobs or 0, as_ids, job.tokenizer
-    )
+    request, as_ids = job.request, job.request.return_tokens_as_token_ids
+    if as_ids is None:
+        as_ids = job.state.settings.return_tokens_as_token_ids
+    top = None if request.logprob_token_ids else request.top_logprobs or 0
+    return chat_logprobs(choice.token_ids, choice.logprobs, top, as_ids, job.reader.tokenizer)
 
 
-class ChatStream:
+class ChatStream(ChunkStream):
     """Writes the chunks of a streamed answer. See `push.AnswerStream`."""
 
-    def __init__(self, state: ServerState, job: ChatJob) -> None:
-        self._state = state
+    def __init__(self, job: ChatGeneration) -> None:
+        request = job.request
+        options = stream_options(job.state.settings, request)
+        super().__init__([job], chunk_fields(job, "chat.completion.chunk"), CHAT_TEXT, options, request.return_timing)
         self._job = job
-        self._include_usage, self._continuous = wants_usage(job.request)
-        self._writer = chat_chunk_writer(job.public_id, job.created, job.model, self._include_usage, state.fingerprint)
-        self._count = token_count(state, job)
-        self._readers = [PieceReader(job.reader) for _ in range(_num_choices(job))]
+        self._readers = [PieceReader(job.reader) for _ in range(job.num_choices)]
         self._opened = False
-        self.takes_text = not (self._continuous or _tells_tokens(job.request))
-
-    async def open(self) -> OutputStream:
-        return await open_chat(self._state, self._job, self._job.public_id)
+        self._tells_tokens = bool(request.logprobs or request.logprob_token_ids or request.return_token_ids)
+        self.takes_text = not (self._continuous or self._tells_tokens)
 
     def write(self, output: RequestOutput) -> bytes:
         """An output as chunks; before the first, who speaks."""
-        check_output(output, self._job.public_id)
+        self._job.note(output)
         pieces: list[bytes] = []
         if not self._opened:
             self._opened = True
-            self._count.add_cached(output)
-            pieces.extend(_opening(self._job, self._writer, self._count, self._continuous))
-        self._count.add_times(output)
+            pieces += self._opening()
         for choice in output.outputs:
-            self._count.add_choice(choice)
+            self._job.count.add_choice(choice)
             if self.takes_text and choice.finish_reason is None:
                 pieces.append(self._text(choice.index, choice.text))
             else:
-                usage = self._count.usage() if self._continuous else None
-                pieces.extend(_rich_chunks(self._job, self._writer, choice, self._readers[choice.index], usage))
+                pieces += self._rich_chunks(choice)
         return b"".join(pieces)
 
     def write_text(self, text: str) -> bytes:
@@ -229,71 +144,47 @@ class ChatStream:
             if piece.kind == "content" or piece.kind == "reasoning":
                 chunks += self._writer.text(index, piece.text, piece.kind)
             else:
-                delta: dict[str, Any] = {"index": index, "delta": reader.delta(piece)}
-                chunks += self._writer.choice({**delta, "logprobs": None, "finish_reason": None})
+                chunks += self._writer.choice(_delta(index, self._job.reader.delta(piece)))
         return chunks
 
-    async def end(self, error: Exception | None) -> bytes:
-        if error is not None:
-            return error_event(failure_of(error, self._job.public_id), self._state.settings.error_format) + DONE
-        usage = self._writer.usage(self._count.usage(), self._count.timing()) if self._include_usage else b""
-        return usage + DONE
+    def _usage(self) -> Usage | None:
+        return self._job.count.usage() if self._continuous else None
+
+    def _opening(self) -> list[bytes]:
+        """The first chunk of every choice: who speaks; and the text that `echo` asks for."""
+        job, chunks = self._job, list[bytes]()
+        role, echoed = _speaker(job)
+        for index in range(job.num_choices):
+            opening = _delta(index, {"role": role, "content": ""})
+            chunks.append(self._writer.choice(opening, self._usage(), _prompt_fields(job)))
+            if echoed:
+                chunks.append(self._writer.text(index, echoed))
+        return chunks
+
+    def _rich_chunks(self, choice: CompletionOutput) -> list[bytes]:
+        """The message's parts, the first with logprobs and token ids; then the finish reason in a chunk of its own."""
+        job, reader, usage = self._job, self._readers[choice.index], self._usage()
+        deltas = [job.reader.delta(piece) for piece in reader.read(choice)]
+        if not deltas and choice.token_ids and self._tells_tokens:
+            deltas = [{"content": ""}]
+        chunks: list[bytes] = []
+        for number, delta in enumerate(deltas):
+            chunk = _delta(choice.index, delta)
+            if not number:
+                chunk["logprobs"] = _logprobs(job, choice)
+                if job.request.return_token_ids:
+                    chunk["token_ids"] = list(choice.token_ids)
+            chunks.append(self._writer.choice(chunk, usage))
+        if choice.finish_reason is not None:
+            reason = job.reader.finish_reason(choice.finish_reason, reader.num_calls)
+            finish = _delta(choice.index, {}) | {"finish_reason": reason, "stop_reason": choice.stop_reason}
+            chunks.append(self._writer.choice(finish, usage))
+        return chunks
 
 
-def _opening(job: ChatJob, writer: ChunkWriter, count: TokenCount, continuous: bool) -> list[bytes]:
-    """The first chunk of every choice: who speaks; and the text that `echo` asks for."""
-    chunks: list[bytes] = []
-    prompt: dict[str, Any] = {}
-    if job.request.return_token_ids:
-        prompt["prompt_token_ids"] = job.prompt.token_ids
-    if job.request.return_prompt_text:
-        prompt["prompt_text"] = job.prompt.text
-    for index in range(_num_choices(job)):
-        delta = {"role": job.role, "content": ""}
-        choice: dict[str, Any] = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-        chunks.append(writer.choice(choice, count.usage() if continuous else None, prompt))
-        if job.echoed:
-            chunks.append(writer.text(index, job.echoed))
-    return chunks
-
-
-def _num_choices(job: ChatJob) -> int:
-    return job.params.n if isinstance(job.params, SamplingParams) else job.params.beam_width
-
-
-def _deltas(job: ChatJob, choice: CompletionOutput, reader: PieceReader) -> list[dict[str, Any]]:
-    """What a step's text adds to the message. A step whose tokens are wanted too has at least one delta."""
-    deltas = [reader.delta(piece) for piece in reader.read(choice)]
-    return deltas or ([{"content": ""}] if choice.token_ids and _tells_tokens(job.request) else [])
-
-
-def _tells_tokens(request: ChatCompletionRequest) -> bool:
-    """Whether chunks tell of their tokens."""
-    return bool(request.logprobs or request.logprob_token_ids or request.return_token_ids)
-
-
-def _rich_chunks(
-    job: ChatJob, writer: ChunkWriter, choice: CompletionOutput, reader: PieceReader, usage: Usage | None
-) -> list[bytes]:
-    """The message's parts, the first with logprobs and token ids; then the finish reason in a chunk of its own."""
-    chunks: list[bytes] = []
-    for number, delta in enumerate(_deltas(job, choice, reader)):
-        logprobs = None if number else _logprobs(job, choice)
-        chunk: dict[str, Any] = {"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
-        if job.request.return_token_ids and not number:
-            chunk["token_ids"] = list(choice.token_ids)
-        chunks.append(writer.choice(chunk, usage))
-    if choice.finish_reason is not None:
-        reason = choice.finish_reason
-        finish: dict[str, Any] = {
-            "index": choice.index,
-            "delta": {},
-            "logprobs": None,
-            "finish_reason": reason if job.reader is None else job.reader.finish_reason(reason, reader.num_calls),
-            "stop_reason": choice.stop_reason,
-        }
-        chunks.append(writer.choice(finish, usage))
-    return chunks
+def _delta(index: int, delta: dict[str, Any]) -> dict[str, Any]:
+    """A choice of a chunk that goes on."""
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
 
 _OF_ONE = ("stream", "prompt_logprobs", "return_prompt_text", "return_timing")
@@ -302,18 +193,18 @@ _OF_ONE = ("stream", "prompt_logprobs", "return_prompt_text", "return_timing")
 
 async def answer_chat_batch(state: ServerState, request: BatchChatRequest, public_id: str) -> ChatCompletionResponse:
     """Answer every conversation. One that cannot be answered is the request's error, and cancels the others."""
-    jobs = await _prepare(state, request, public_id)
-    answers = await all_of([answer_chat(state, job) for job in jobs])
+    jobs = await _prepare_batch(state, request, public_id)
+    answers = await all_of([answer_chat(job) for job in jobs])
     choices = [choice for answer in answers for choice in answer.choices]
     for index, choice in enumerate(choices):
         choice.index = index
-    merged, usage = answers[0], _total([answer.usage for answer in answers])
+    merged, usage = answers[0], total_usage([answer.usage for answer in answers])
     return msgspec.structs.replace(
         merged, choices=choices, usage=usage, prompt_token_ids=None, prompt_text=None, metrics=None
     )
 
 
-async def _prepare(state: ServerState, request: BatchChatRequest, public_id: str) -> list[ChatJob]:
+async def _prepare_batch(state: ServerState, request: BatchChatRequest, public_id: str) -> list[ChatGeneration]:
     for field in _OF_ONE:
         if (value := getattr(request, field)) is not None and value is not False:
             raise bad_field(field, "not available for a batch of conversations.", "not_supported")
@@ -330,7 +221,7 @@ async def _prepare(state: ServerState, request: BatchChatRequest, public_id: str
     ]
 
 
-async def _prepare_one(state: ServerState, fields: dict[str, Any], public_id: str, path: str) -> ChatJob:
+async def _prepare_one(state: ServerState, fields: dict[str, Any], public_id: str, path: str) -> ChatGeneration:
     try:
         return await prepare_chat(state, ChatCompletionRequest(**fields), public_id)
     except HTTPError as error:
@@ -340,15 +231,3 @@ async def _prepare_one(state: ServerState, fields: dict[str, Any], public_id: st
         message = error.detail.message.replace("messages", path, 1)
         param = param.replace("messages", path, 1)
         raise HTTPError(error.status, message, param=param, code=error.code) from None
-
-
-def _total(usages: Sequence[Usage]) -> Usage:
-    details = [usage.prompt_tokens_details for usage in usages]
-    thoughts = [usage.completion_tokens_details for usage in usages]
-    return build_usage(
-        sum(usage.prompt_tokens for usage in usages),
-        sum(usage.completion_tokens for usage in usages),
-        None if details[0] is None else sum(one.cached_tokens for one in details if one is not None),
-        None if not thoughts[0] else sum(one.reasoning_tokens for one in thoughts if one),
-        None if details[0] is None else sum(one.created_cache_tokens or 0 for one in details if one is not None),
-    )

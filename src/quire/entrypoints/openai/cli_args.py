@@ -6,8 +6,8 @@ import ssl
 from typing import Any
 
 from quire.engine.arg_parser import human_int, json_object, switch
+from quire.entrypoints.fingerprint import MODES
 from quire.entrypoints.http.errors import ERROR_FORMATS
-from quire.entrypoints.server.fingerprint import MODES
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000

@@ -1,83 +1,21 @@
-"""What completions and chat share: running a request in the engine, counting its tokens and its time, noticing its failure."""
+"""What every protocol's request becomes: a checked generation, which runs in the engine and counts its tokens and its time."""
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from typing import Any, Protocol, TypeVar
+import time
+from collections.abc import Coroutine, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
 from quire.engine.input_processor import TokenizedPrompt
 from quire.engine.request_stream import OutputStream
 from quire.entrypoints.http.errors import error_of_finished
 from quire.entrypoints.http.state import ServerState
 from quire.entrypoints.openai.answers import ReasoningCount
-from quire.entrypoints.openai.protocol import GenerationFields, Timing, Usage, build_usage
+from quire.entrypoints.openai.protocol import Timing, Usage, build_usage
 from quire.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from quire.sampling_params import BeamSearchParams, SamplingParams
 
 ResultT = TypeVar("ResultT")
-
-
-class QueuedFields(Protocol):
-    """What every request that is queued has."""
-
-    cache_salt: str | None
-    priority: int | None
-
-
-def salted(prompt: TokenizedPrompt, cache_salt: str | None) -> TokenizedPrompt:
-    return prompt if cache_salt is None else dataclasses.replace(prompt, cache_salt=cache_salt)
-
-
-def start_generation(
-    state: ServerState,
-    request: QueuedFields,
-    prompt: TokenizedPrompt,
-    params: SamplingParams | BeamSearchParams,
-    public_id: str,
-) -> AsyncIterator[RequestOutput]:
-    """The engine's outputs for one prompt."""
-    request_id = state.engine_request_id(public_id)
-    prompt = salted(prompt, request.cache_salt)
-    if isinstance(params, BeamSearchParams):
-        return state.engine.beam_search(prompt, params, request_id)
-    return state.engine.generate(prompt, params, request_id, priority=request.priority or 0)
-
-
-async def open_generation(
-    state: ServerState, request: QueuedFields, prompt: TokenizedPrompt, params: SamplingParams, request_id: str
-) -> OutputStream:
-    """The running request, by the engine's id of it, for a reader that wants to be called."""
-    prompt = salted(prompt, request.cache_salt)
-    return await state.engine.open_stream(prompt, params, request_id, priority=request.priority or 0)
-
-
-async def all_of(runs: Sequence[Coroutine[Any, Any, ResultT]]) -> list[ResultT]:
-    """The results of what runs together. One that fails cancels the others, and its error is raised."""
-    if len(runs) == 1:
-        return [await runs[0]]
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(run) for run in runs]
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-    return [task.result() for task in tasks]
-
-
-async def last_output(outputs: AsyncIterator[RequestOutput], public_id: str) -> RequestOutput:
-    """The final output of a request that is not streamed."""
-    final: RequestOutput | None = None
-    async for output in outputs:
-        check_output(output, public_id)
-        final = output
-    if final is None:
-        raise error_of_finished(None, public_id)
-    return final
-
-
-def check_output(output: RequestOutput, public_id: str) -> None:
-    """Raise when the engine ended the request with an error."""
-    if output.error is not None or any(choice.finish_reason == "error" for choice in output.outputs):
-        raise error_of_finished(output.error, public_id)
 
 
 @dataclasses.dataclass(slots=True)
@@ -97,6 +35,13 @@ class TokenCount:
     page: int = 0
     times: list[RequestMetrics] | None = None
 
+    def add_output(self, output: RequestOutput) -> None:
+        """Note the prefix cache's share, once it is known, and the times of a part that has ended."""
+        if output.num_cached_tokens is not None and output.num_cached_tokens >= 0:
+            self.cached = max(self.cached or 0, output.num_cached_tokens)
+        if self.times is not None and output.finished and output.metrics is not None:
+            self.times.append(output.metrics)
+
     def add_choice(self, choice: CompletionOutput) -> int:
         """Count an answer's new tokens; returns how many of them, which come first, are thoughts or their markers."""
         self.completion += len(choice.token_ids)
@@ -104,7 +49,7 @@ class TokenCount:
 
     @property
     def num_thoughts(self) -> int:
-        """Tokens of reasoning; 0 where nobody can tell."""
+        """Tokens of reasoning; 0 where they cannot be told apart."""
         return 0 if self.thoughts is None else self.thoughts.total
 
     @property
@@ -119,39 +64,121 @@ class TokenCount:
         return build_usage(self.prompt, self.completion, cached, reasoning, self.created if self.page else None)
 
     def timing(self) -> Timing | None:
-        """Where the time went; None where nobody asked."""
-        return build_timing(self.times) if self.times else None
+        """Where the time went; None where the request does not ask for it."""
+        return total_timing([self])
 
-    def add_cached(self, output: RequestOutput) -> None:
-        """Note the prefix cache's share, once it is known."""
-        if output.num_cached_tokens is not None and output.num_cached_tokens >= 0:
-            self.cached = max(self.cached or 0, output.num_cached_tokens)
 
-    def add_times(self, output: RequestOutput) -> None:
-        """Note when things happened to a part that has ended, if anybody asked."""
-        if self.times is not None and output.finished and output.metrics is not None:
-            self.times.append(output.metrics)
+class QueuedFields(Protocol):
+    """What every request that is queued has."""
+
+    cache_salt: str | None
+    priority: int | None
+
+
+RequestT = TypeVar("RequestT", bound=QueuedFields)
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
+class Generation(Generic[RequestT]):
+    """A checked request, ready to run; of a request with several prompts, one of them.
+
+    Attributes:
+        public_id: the id in the answer. The engine has one of its own, `request_id`.
+    """
+
+    state: ServerState
+    request: RequestT
+    prompt: TokenizedPrompt
+    params: SamplingParams | BeamSearchParams
+    public_id: str
+    model: str
+    count: TokenCount
+    created: int = dataclasses.field(default_factory=lambda: int(time.time()))
+    request_id: str = ""
+
+    def __post_init__(self) -> None:
+        self.request_id = self.state.engine_request_id(self.public_id)
+        self.count.prompt = len(self.prompt.token_ids)
+        if self.request.cache_salt is not None:
+            self.prompt = dataclasses.replace(self.prompt, cache_salt=self.request.cache_salt)
+
+    @property
+    def num_choices(self) -> int:
+        """Answers that the engine gives."""
+        return self.params.n if isinstance(self.params, SamplingParams) else self.params.beam_width
+
+    async def open(self) -> OutputStream:
+        """Queue a request whose answer is streamed."""
+        assert isinstance(self.params, SamplingParams)
+        engine, priority = self.state.engine, self.request.priority or 0
+        return await engine.open_stream(self.prompt, self.params, self.request_id, priority=priority)
+
+    async def finish(self) -> RequestOutput:
+        """The final output of a request that is not streamed. Raises HTTPError if the engine ends it with an error."""
+        engine, final = self.state.engine, None
+        if isinstance(self.params, BeamSearchParams):
+            outputs = engine.beam_search(self.prompt, self.params, self.request_id)
+        else:
+            priority = self.request.priority or 0
+            outputs = engine.generate(self.prompt, self.params, self.request_id, priority=priority)
+        async for output in outputs:
+            self.note(output)
+            final = output
+        if final is None:
+            raise error_of_finished(None, self.public_id)
+        return final
+
+    def note(self, output: RequestOutput) -> None:
+        """Take from an output what all protocols count. Raises HTTPError if the engine ended the request with an error."""
+        if output.error is not None or any(choice.finish_reason == "error" for choice in output.outputs):
+            raise error_of_finished(output.error, self.public_id)
+        self.count.add_output(output)
+
+
+async def all_of(runs: Sequence[Coroutine[Any, Any, ResultT]]) -> list[ResultT]:
+    """The results of what runs together. If one fails, the others are cancelled and its error is raised."""
+    if len(runs) == 1:
+        return [await runs[0]]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(run) for run in runs]
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+def new_count(state: ServerState, return_timing: bool | None) -> TokenCount:
+    """A count before there are any tokens. The operator chooses what it tells, and whether times are told unless the
+    request says so (`return_timing`)."""
+    settings = state.settings
+    timed = settings.enable_per_request_metrics if return_timing is None else return_timing
+    return TokenCount(details=settings.enable_prompt_tokens_details, times=[] if timed else None)
+
+
+def total_timing(counts: Sequence[TokenCount]) -> Timing | None:
+    """The times of a request of several parts; None where the request does not ask for them."""
+    times = [part for count in counts for part in count.times or ()]
+    return build_timing(times) if times else None
+
+
+def total_usage(usages: Sequence[Usage]) -> Usage:
+    """The usage of a request of several parts."""
+    details = [usage.prompt_tokens_details for usage in usages if usage.prompt_tokens_details]
+    thoughts = [usage.completion_tokens_details for usage in usages if usage.completion_tokens_details]
+    tells_created = bool(details) and details[0].created_cache_tokens is not None
+    return build_usage(
+        sum(usage.prompt_tokens for usage in usages),
+        sum(usage.completion_tokens for usage in usages),
+        sum(each.cached_tokens for each in details) if details else None,
+        sum(each.reasoning_tokens for each in thoughts) if thoughts else None,
+        sum(each.created_cache_tokens or 0 for each in details) if tells_created else None,
+    )
 
 
 def page_size(state: ServerState) -> int:
     """Tokens of a page of the prefix cache; 0 where there is none."""
     cache = state.engine.config.cache
     return cache.block_size if cache.enable_prefix_caching else 0
-
-
-def wants_timing(state: ServerState, request: GenerationFields) -> bool:
-    """Whether the answer tells times: because the client asks, or the operator does."""
-    asked = request.return_timing
-    return state.settings.enable_per_request_metrics if asked is None else asked
-
-
-def wants_usage(request: GenerationFields) -> tuple[bool, bool]:
-    """Whether a stream ends with a usage chunk, and whether every chunk carries usage, which needs the former."""
-    options = request.stream_options
-    if options is None:
-        return bool(request.return_timing), False
-    include = bool(options.include_usage)
-    return include or bool(request.return_timing), include and bool(options.continuous_usage_stats)
 
 
 def build_timing(parts: Sequence[RequestMetrics]) -> Timing:

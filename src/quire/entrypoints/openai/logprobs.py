@@ -1,4 +1,4 @@
-"""Logprobs in the two forms of the protocol: chat's objects and completions' four parallel lists.
+"""Logprobs in the protocol's two layouts: chat's objects and completions' four parallel lists.
 
 Knows the engine's `{token id: Logprob}` positions, whose first entry is the token itself; the tokens' texts are in them. Asks
 the tokenizer for a token's bytes, and which tokens are special.
@@ -132,7 +132,7 @@ class CompletionTokens:
 
 def _offsets(texts: Sequence[str], whole: str) -> list[int]:
     """Where each token of an echoed prompt begins in its text. A token that the text does not show (one that begins every
-    sequence) takes no room, and the first shown one may have lost its leading space."""
+    sequence) takes no space, and the first shown one may have lost its leading space."""
     offsets: list[int] = []
     place = 0
     for text in texts:

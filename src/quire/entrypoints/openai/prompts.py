@@ -6,27 +6,27 @@ Knows the tokenizer's three verbs (encode, decode, apply a chat template). Knows
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from quire.config import limits
 from quire.engine.input_processor import TokenizedPrompt, check_in_vocabulary
 from quire.entrypoints import conversations
 from quire.entrypoints.http.admission import encode_text
 from quire.entrypoints.http.errors import bad_field, bad_request, from_exception
+from quire.entrypoints.http.state import ServerSettings, ServerState
 from quire.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest, PromptItem, TokenizeRequest
 from quire.errors import ConfigError, RequestError
 from quire.request import TokenIds, token_array
 from quire.tokenizers.interface import Tokenizer, check_template_variables
 
-if TYPE_CHECKING:
-    from quire.entrypoints.http.state import ServerSettings
+DEFAULT_SETTINGS = ServerSettings()
 
 
 def normalize_messages(
     messages: list[dict[str, Any]], field: str = "messages", keep_parts: bool = False
 ) -> list[dict[str, Any]]:
     """Messages ready for a template, as `conversations.normalize_messages` gives them.
-    Raises HTTPError: 400; `param` is the path of what is wrong."""
+    Raises HTTPError, a 400 whose `param` is the path of what is wrong."""
     if not messages:
         raise bad_field(field, "at least one message is needed.")
     if len(messages) > limits.MAX_CHAT_MESSAGES:
@@ -35,6 +35,12 @@ def normalize_messages(
         return conversations.normalize_messages(messages, field, keep_parts=keep_parts)
     except RequestError as error:
         raise from_exception(error, "") from None
+
+
+def content_text(message: dict[str, Any]) -> str:
+    """The text of a message that has been checked."""
+    (normal,) = normalize_messages([message])
+    return str(normal["content"] or "")
 
 
 INLINE_CHARACTERS = 16_384
@@ -100,7 +106,7 @@ async def _completion_prompt(
 
 
 def check_token_ids(token_ids: list[int], vocab_size: int, field: str) -> TokenIds:
-    """Token ids of the model's vocabulary, at least one, as an array. Raises HTTPError: 400."""
+    """Token ids of the model's vocabulary, at least one, as an array. Raises HTTPError, a 400, if they are not."""
     if not token_ids:
         raise bad_field(field, "the list of token ids is empty.")
     try:
@@ -133,15 +139,15 @@ async def chat_prompt(
     tokenizer: Tokenizer | None,
     reserve: int | None,
     max_model_len: int,
-    settings: "ServerSettings | None" = None,
+    settings: ServerSettings = DEFAULT_SETTINGS,
 ) -> TokenizedPrompt:
     """The prompt that the chat template makes of a request's messages.
 
     Args:
-        reserve: tokens asked for, which `truncate_prompt_tokens=-1` leaves room for.
+        reserve: tokens asked for, which `truncate_prompt_tokens=-1` keeps free.
         settings: what the operator has chosen for templates.
     """
-    leaves_tools_out = settings is None or settings.exclude_tools_when_tool_choice_none
+    leaves_tools_out = settings.exclude_tools_when_tool_choice_none
     prompt = await render_chat(
         request,
         request.messages,
@@ -157,12 +163,18 @@ async def chat_prompt(
     return _truncated(prompt, keep, request.truncation_side, tokenizer, need_text=False)
 
 
-def template_variables(request: ChatCompletionRequest, settings: "ServerSettings | None") -> dict[str, Any]:
+async def count_prompt_tokens(state: ServerState, request: ChatCompletionRequest) -> int:
+    """How many tokens the prompt of a request has."""
+    limit = state.engine.config.model.max_model_len
+    return len((await chat_prompt(request, state.engine.get_tokenizer(), None, limit, state.settings)).token_ids)
+
+
+def template_variables(request: ChatCompletionRequest, settings: ServerSettings) -> dict[str, Any]:
     """The template's variables: the request's, else the operator's. A `reasoning_effort` turns thinking on, or off (`none`)."""
     asked, effort = request.chat_template_kwargs or {}, request.reasoning_effort
-    kwargs = {} if settings is None else dict(settings.default_chat_template_kwargs)
+    kwargs = dict(settings.default_chat_template_kwargs)
     if effort is not None:
-        kwargs["reasoning_effort"] = effort if settings is None else settings.reasoning_effort_map.get(effort, effort)
+        kwargs["reasoning_effort"] = settings.reasoning_effort_map.get(effort, effort)
         kwargs["enable_thinking"] = kwargs["reasoning_effort"] != "none"
     return kwargs | asked
 

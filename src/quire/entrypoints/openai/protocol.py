@@ -23,7 +23,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True):
-    """The form of the answer."""
+    """The format of the answer."""
 
     type: str
     json_schema: Any = None
@@ -32,14 +32,13 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
     format: Any = None
 
 
-class GenerationFields(msgspec.Struct, kw_only=True):
-    """The fields that completions and chat completions share."""
+class RequestFields(msgspec.Struct, kw_only=True):
+    """The fields of requests that generate text, whichever of OpenAI's protocols they come in."""
 
     model: str | None = None
-    stream: bool | None = False
-    stream_options: StreamOptions | None = None
-    stream_interval: int | None = None
-    n: int | None = None
+    request_id: RequestId | None = None
+    priority: Priority | None = None
+    cache_salt: CacheSalt | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -51,32 +50,41 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     logit_bias: dict[str, float] | None = None
-    max_tokens: int | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
+    thinking_token_budget: int | None = None
+    repetition_detection: dict[str, Any] | None = None
+    stream_interval: int | None = None
+    structured_outputs: Any = None
+    return_timing: bool | None = None
+    user: str | None = None
+    vllm_xargs: dict[str, Any] | None = None
+    # Read so that they can be refused by name: see sampling.py.
+    kv_transfer_params: Any = None
+    mm_processor_kwargs: Any = None
+
+
+class GenerationFields(RequestFields, kw_only=True):
+    """The fields that completions and chat completions share."""
+
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    max_tokens: int | None = None
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] | None = None
     prompt_logprobs: int | None = None
     logprob_token_ids: list[int] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
-    thinking_token_budget: int | None = None
-    repetition_detection: dict[str, Any] | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
-    priority: Priority | None = None
-    request_id: RequestId | None = None
-    cache_salt: CacheSalt | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-    return_timing: bool | None = None
-    vllm_xargs: dict[str, Any] | None = None
     response_format: ResponseFormat | None = None
-    user: str | None = None
-    structured_outputs: Any = None
     guided_json: Any = None
     guided_regex: Any = None
     guided_choice: Any = None
@@ -85,8 +93,6 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     guided_whitespace_pattern: Any = None
     # Read so that they can be refused by name: see sampling.py.
     logits_processors: Any = None
-    kv_transfer_params: Any = None
-    mm_processor_kwargs: Any = None
 
 
 class CompletionRequest(GenerationFields, kw_only=True):

@@ -1,4 +1,4 @@
-"""From a request's fields to `SamplingParams` (or `BeamSearchParams`), with the wanted form of the answer.
+"""From a request's fields to `SamplingParams` (or `BeamSearchParams`), with the grammar that the answer has to follow.
 
 A field that the request does not mention comes from the model's generation config, then from `SamplingParams`' default.
 Ranges are checked by `SamplingParams` itself; its `RequestError` becomes a 400. A field that the protocol has and this
@@ -9,32 +9,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.config import limits
-from quire.entrypoints.http.errors import TOO_LONG, HTTPError, bad_field, bad_request
-from quire.entrypoints.http.state import ServerSettings
-from quire.entrypoints.openai.answers import AnswerReader
-from quire.entrypoints.openai.protocol import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    GenerationFields,
-    ResponseFormat,
-    StreamOptions,
-)
-from quire.entrypoints.openai.tool_choice import calls_or_answer
+from quire.entrypoints.http.errors import TOO_LONG, bad_field, bad_request
+from quire.entrypoints.openai.protocol import GenerationFields, ResponseFormat
 from quire.errors import RequestError
 from quire.guards import is_dict
-from quire.parsers.choice import AnswerFormats
-from quire.parsers.thinking import build_thinking, check_budget, find_harmony_thinking
-from quire.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams, StructuredOutputsParams, Thinking
-from quire.tokenizers.interface import Tokenizer
+from quire.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
 
-_HARMONY_ANSWER = "<|channel|>final<|message|>"
 _GUIDED = ("json", "regex", "choice", "grammar")
 _FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 
 
 def read_constraint(request: GenerationFields) -> StructuredOutputsParams | None:
     """The one constraint of a request, None where it has none.
-    Raises HTTPError: 400, it has several that differ, or one that makes no sense."""
+    Raises HTTPError, a 400, if it has several that differ, or one that makes no sense."""
     found: dict[str, dict[str, Any]] = {}
     if request.response_format is not None and (fields := _of_format(request.response_format)) is not None:
         found["response_format"] = fields
@@ -45,86 +32,15 @@ def read_constraint(request: GenerationFields) -> StructuredOutputsParams | None
         if value is not None and value != "" and value != []:
             pattern = {"whitespace_pattern": request.guided_whitespace_pattern}
             found[f"guided_{name}"] = {name: value} | (pattern if request.guided_whitespace_pattern else {})
-    forms = list(found.values())
-    if any(form != forms[0] for form in forms):  # some clients say the same in new fields and in old ones
-        raise bad_request(f"{' and '.join(found)} cannot be used together: give one of them.", next(iter(found)))
-    if not forms:
+    if not found:
         return None
+    field, constraint = next(iter(found.items()))
+    if any(other != constraint for other in found.values()):  # some clients say the same in new fields and in old ones
+        raise bad_request(f"{' and '.join(found)} cannot be used together: give one of them.", field)
     try:
-        return StructuredOutputsParams(**forms[0])
+        return StructuredOutputsParams(**constraint)
     except RequestError as error:
-        field = next(iter(found))
         raise bad_field(field, str(error)) from None
-
-
-def constrain_answer(
-    params: SamplingParams | BeamSearchParams, reader: AnswerReader | None, tokenizer: Tokenizer | None
-) -> None:
-    """Set the form of a chat answer that is read so, and where it is asked for.
-    Raises HTTPError: 400, a call has to be made and the request wants another form, or a beam search."""
-    if reader is None or tokenizer is None:
-        return
-    must_call = reader.choice.must_call
-    if isinstance(params, BeamSearchParams):
-        if must_call:
-            raise bad_field("tool_choice", "beam search follows no grammar, so no call can be forced.")
-        return
-    if must_call and params.structured_outputs is not None and reader.request.response_format is None:
-        raise bad_field("tool_choice", "a call that has to be made has a form of its own; leave the other out.")
-    grammar = reader.call_grammar if must_call or params.structured_outputs is None else _calls_too(params, reader)
-    if grammar is not None:
-        params.structured_outputs = StructuredOutputsParams(grammar=grammar)
-        params.thinking = None if reader.formats.is_harmony else find_thinking(reader, tokenizer)
-    elif params.structured_outputs is not None:
-        params.thinking = find_thinking(reader, tokenizer)
-
-
-def _calls_too(params: SamplingParams, reader: AnswerReader) -> str | None:
-    """The grammar of an answer that has the wanted format if it is no call; None where it can be no call."""
-    form = params.structured_outputs
-    if form is None or reader.request.response_format is None or reader.choice.kind != "auto":
-        return None
-    schema = {"type": "object"} if form.json_object else form.json
-    one = reader.request.parallel_tool_calls is False
-    if not is_dict(schema):
-        return None
-    return calls_or_answer(reader.formats, reader.choice, reader.tokenizer, one, schema)
-
-
-def find_thinking(reader: AnswerReader, tokenizer: Tokenizer) -> Thinking | None:
-    """Where an answer that is read so is still thinking, which no form is asked of."""
-    if reader.formats.is_harmony:
-        return Thinking(tokenizer.encode(_HARMONY_ANSWER, add_special_tokens=False))
-    reasoning = reader.formats.reasoning
-    return None if reasoning is None else build_thinking(reasoning, reader.in_reasoning, tokenizer)
-
-
-def limit_thinking(
-    params: SamplingParams | BeamSearchParams,
-    formats: AnswerFormats,
-    reader: AnswerReader | None,
-    tokenizer: Any,
-    prompt_ids: Sequence[int],
-) -> None:
-    """Tell a chat answer with a budget for its thoughts where it thinks. One that does not think needs no budget.
-    Raises RequestError: the model's reasoning cannot be limited."""
-    if isinstance(params, BeamSearchParams) or params.thinking_token_budget is None:
-        return
-    check_budget(formats, tokenizer)
-    if formats.is_harmony and reader is not None:
-        if params.structured_outputs is not None and params.thinking is None:
-            why = "the form of this request's calls covers the thoughts before them"
-            raise RequestError(f"thinking_token_budget cannot be kept: {why}", param="thinking_token_budget")
-        may_call = reader.choice.kind != "none" and params.structured_outputs is None
-        thinking = find_harmony_thinking(prompt_ids, tokenizer, may_call)
-        if thinking is None:
-            params.thinking_token_budget = None
-        else:
-            params.thinking = thinking
-    elif params.thinking is None and reader is not None and tokenizer is not None:
-        params.thinking = find_thinking(reader, tokenizer)
-    if params.thinking is None:
-        params.thinking_token_budget = None
 
 
 def _of_format(given: ResponseFormat) -> dict[str, Any] | None:
@@ -146,32 +62,26 @@ def _of_format(given: ResponseFormat) -> dict[str, Any] | None:
 def _schema_of(given: Any) -> Any:
     schema = given.get("schema") if is_dict(given) else None
     if schema is None:
-        raise _wrong("response_format.json_schema", "an object with a `schema`")
+        raise bad_field("response_format.json_schema", "must be an object with a `schema`.")
     return schema
 
 
 def _of_structured_outputs(given: Any) -> dict[str, Any]:
     if not is_dict(given):
-        raise _wrong("structured_outputs", "an object")
+        raise bad_field("structured_outputs", "must be an object.")
     if unknown := sorted(set(given) - set(StructuredOutputsParams.__struct_fields__)):
         allowed = ", ".join(StructuredOutputsParams.__struct_fields__)
         raise bad_field("structured_outputs", f"{', '.join(unknown)[:200]} is unknown; allowed: {allowed}.")
     return given
 
 
-def _wrong(field: str, wanted: str) -> HTTPError:
-    return bad_field(field, f"must be {wanted}.")
-
-
-DEFAULT_COMPLETION_TOKENS = 16
-"""OpenAI's default for `/v1/completions`; chat completions may run to the end of the context."""
-
-_SAME_NAME = (
-    "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
-    "seed", "stop", "stop_token_ids", "min_tokens", "ignore_eos", "skip_special_tokens",
-    "spaces_between_special_tokens", "include_stop_str_in_output", "prompt_logprobs", "allowed_token_ids",
-    "bad_words", "logprob_token_ids", "thinking_token_budget", "repetition_detection", "stream_interval",
-)  # fmt: skip
+_CONVERTED = ("max_tokens", "logit_bias", "structured_outputs", "logits_processors", "truncate_prompt_tokens")
+_SAME_NAME = tuple(
+    name
+    for name in GenerationFields.__struct_fields__
+    if name in SamplingParams.__struct_fields__ and name not in _CONVERTED
+)
+"""Fields that are passed on as they are: they have the names of `SamplingParams`."""
 _FROM_MODEL = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -179,7 +89,7 @@ def resolve_max_tokens(
     asked: int | None, num_prompt_tokens: int, max_model_len: int, model_default: Any, field: str, prompt_field: str
 ) -> int:
     """How many tokens a request may generate.
-    Raises HTTPError: 400 when the prompt leaves no room, or the prompt and `asked` together do not fit."""
+    Raises HTTPError, a 400, if the prompt fills the context, or the prompt and `asked` together do not fit."""
     room = max_model_len - num_prompt_tokens
     limit = f"The model's maximum context length is {max_model_len} tokens"
     if room < 1:
@@ -197,18 +107,11 @@ def resolve_max_tokens(
 
 
 def build_sampling_params(
-    request: GenerationFields,
-    *,
-    max_tokens: int,
-    logprobs: int | None,
-    defaults: dict[str, Any],
-    n: int | None = None,
-    prompt_logprobs: int | None = None,
+    request: GenerationFields, *, max_tokens: int, logprobs: int | None, defaults: dict[str, Any], **instead: int | None
 ) -> SamplingParams:
-    """The parameters of a sampled (or greedy) request; `n` and `prompt_logprobs` replace the request's own."""
-    values: dict[str, Any] = {name: defaults[name] for name in _FROM_MODEL if defaults.get(name) is not None}
+    """The parameters of a sampled (or greedy) request; `instead` replaces fields of the request."""
+    values: dict[str, Any] = {name: defaults.get(name) for name in _FROM_MODEL}
     values |= {name: value for name in _SAME_NAME if (value := getattr(request, name)) is not None}
-    instead = {"n": n, "prompt_logprobs": prompt_logprobs}
     values |= {name: value for name, value in instead.items() if value is not None}
     values["max_tokens"] = max_tokens
     values["logprobs"] = logprobs
@@ -216,7 +119,7 @@ def build_sampling_params(
     values["structured_outputs"] = read_constraint(request)
     values["extra_args"] = request.vllm_xargs
     values["output_kind"] = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
-    return SamplingParams(**values)
+    return SamplingParams(**{name: value for name, value in values.items() if value is not None})
 
 
 def _logit_bias(bias: dict[str, float] | None) -> dict[int, float] | None:
@@ -232,9 +135,12 @@ def _logit_bias(bias: dict[str, float] | None) -> dict[int, float] | None:
 
 
 def build_beam_search_params(
-    request: GenerationFields, *, max_tokens: int, defaults: dict[str, Any]
+    request: GenerationFields, without: Sequence[str], max_tokens: int, defaults: dict[str, Any]
 ) -> BeamSearchParams:
-    """The parameters of a beam search; `n` is the beam width, as in vLLM."""
+    """The parameters of a beam search; `n` is the beam width, as in vLLM. It cannot tell what the fields in `without` ask for."""
+    for field in (*without, "logprob_token_ids"):
+        if getattr(request, field):
+            raise bad_field(field, "not available with use_beam_search.", "not_supported")
     if request.stream:
         raise bad_field("stream", "beam search has no tokens to stream before it ends.")
     if read_constraint(request) is not None:
@@ -254,62 +160,20 @@ def build_beam_search_params(
     )
 
 
-def asked_completion_tokens(request: CompletionRequest) -> int:
-    return DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
-
-
-def asked_chat_tokens(request: ChatCompletionRequest) -> tuple[int | None, str]:
-    """`max_completion_tokens`, or its older name; and the name that was used."""
-    if request.max_completion_tokens is not None:
-        return request.max_completion_tokens, "max_completion_tokens"
-    return request.max_tokens, "max_tokens"
-
-
-def chat_logprobs_count(request: ChatCompletionRequest) -> int | None:
-    """How many alternatives a token the sampler must report; None for none at all."""
-    if request.top_logprobs is not None and not request.logprobs and request.top_logprobs != 0:
-        raise bad_field("top_logprobs", "needs logprobs to be true.")
-    if request.top_logprobs is not None and not -1 <= request.top_logprobs < 1 << 31:
-        raise bad_field("top_logprobs", f"{request.top_logprobs} is out of range; at least 0, below 2 ** 31.")
-    return (request.top_logprobs or 0) if request.logprobs else None
-
-
-def check_stream_options(request: GenerationFields) -> None:
-    """`stream_options` only make sense on a stream."""
-    if request.stream_options is not None and not request.stream:
-        raise bad_field("stream_options", "only allowed when stream is true.")
-
-
-_NOT_YET = (
+_NOT_SUPPORTED = (
     *("logits_processors", "kv_transfer_params", "mm_processor_kwargs", "suffix", "prompt_embeds"),
     *("audio", "prediction", "functions", "function_call", "web_search_options"),
 )
 
 
-def _is_set(value: Any) -> bool:
-    """Whether a value asks for something; `{}` does: as a schema it means any JSON."""
-    return value is not None and value is not False and value != "" and value != []
-
-
-def _refuse(field: str, value: Any = None) -> HTTPError:
-    shown = f" ({value!r})" if value is not None else ""
-    return bad_request(f"{field}{shown} is not supported yet.", param=field, code="not_supported")
-
-
-def refuse_unsupported(request: GenerationFields) -> None:
-    """Raise a 400 that names the first field which cannot be served."""
-    for field in _NOT_YET:
-        if _is_set(getattr(request, field, None)):
-            raise _refuse(field)
+def check_supported(request: GenerationFields) -> None:
+    """Raise a 400 that names the first field which cannot be served. `{}` asks for something: as a schema it means any JSON."""
+    for field in _NOT_SUPPORTED:
+        value = getattr(request, field, None)
+        if value is not None and value is not False and value != "" and value != []:
+            raise bad_request(f"{field} is not supported yet.", field, "not_supported")
     modalities = getattr(request, "modalities", None)
     if modalities and modalities != ["text"]:
-        raise _refuse("modalities", modalities)
-
-
-def apply_defaults(settings: ServerSettings, request: GenerationFields) -> None:
-    """Write the operator's choices into a request; what it says itself stays."""
-    if request.return_tokens_as_token_ids is None:
-        request.return_tokens_as_token_ids = settings.return_tokens_as_token_ids
-    if request.stream and settings.enable_force_include_usage:
-        request.stream_options = request.stream_options or StreamOptions()
-        request.stream_options.include_usage = request.stream_options.continuous_usage_stats = True
+        raise bad_request(f"modalities ({modalities!r}) is not supported yet.", "modalities", "not_supported")
+    if request.stream_options is not None and not request.stream:
+        raise bad_field("stream_options", "only allowed when stream is true.")

@@ -10,7 +10,7 @@ import importlib.util
 import json
 from typing import Any, Literal
 
-from quire.entrypoints.http.errors import HTTPError, bad_field
+from quire.entrypoints.http.errors import bad_field
 from quire.entrypoints.openai.protocol import ChatCompletionRequest
 from quire.guards import is_dict, is_sequence
 from quire.parsers.call_grammar import calls_only, calls_or_json, harmony_calls, text_and_calls
@@ -48,7 +48,7 @@ class ToolChoice:
 
 
 def read_tool_choice(request: ChatCompletionRequest) -> ToolChoice:
-    """What a request says of calls. Raises HTTPError: 400; `param` is the path of what is wrong."""
+    """What a request says of calls. Raises HTTPError, a 400 whose `param` is the path of what is wrong."""
     for index, tool in enumerate(request.tools or ()):
         _check_tool(tool, f"tools[{index}]")
     functions = tuple(offered_functions(request.tools))
@@ -120,12 +120,8 @@ def _name(value: Any, path: str) -> str:
     function = value.get("function", value) if is_dict(value) else None
     name = function.get("name") if is_dict(function) else None
     if not isinstance(name, str) or not name:
-        raise _no_name(path)
+        raise bad_field(f"{path}.function.name", "expected the name of a function.")
     return name
-
-
-def _no_name(path: str) -> HTTPError:
-    return bad_field(f"{path}.function.name", "expected the name of a function.")
 
 
 _MOST_KEPT, _LONGEST_KEPT = 64, 1 << 18
@@ -136,7 +132,7 @@ def enforced(
     formats: AnswerFormats, choice: ToolChoice, tokenizer: Any, only_one: bool
 ) -> tuple[AnswerFormats, str | None]:
     """The formats that an answer is read in, and its grammar; None where it is free. `only_one`: at most one call.
-    Raises HTTPError: 400, the format has no words for a function."""
+    Raises HTTPError, a 400, if the format cannot express a function."""
     if formats.strict_level == "parameter":
         functions = tuple(dataclasses.replace(function, is_strict=True) for function in choice.functions)
         choice = dataclasses.replace(choice, functions=functions)
@@ -202,6 +198,6 @@ def _has_grammars(tokenizer: Any) -> bool:
 
 @functools.lru_cache(4)
 def special_tokens(tokenizer: Any) -> dict[str, int]:
-    """The tokens that never stand for text: their strings and ids."""
+    """The special tokens, which are never text: their strings and ids."""
     ids = sorted(getattr(tokenizer, "special_ids", ()))
     return {token: token_id for token_id in ids if (token := tokenizer.id_to_token(token_id))}

@@ -44,18 +44,18 @@ async def answer_generative_scoring(
         priority=request.priority,
     )
     job = await prepare_completion(state, completion, public_id)
-    outputs = await run_completion(state, job)
+    outputs = await run_completion(job)
     softmax = request.apply_softmax is not False
     data: list[LabelScore] = []
     for index, output in enumerate(outputs):
         told = output.outputs[0].logprobs
         assert told is not None
         data.append(LabelScore(index, _score(told[0], labels, softmax)))
-    tokens = sum(len(prompt.token_ids) for prompt in job.prompts)
+    tokens = sum(part.count.prompt for part in job.parts)
     return GenerativeScoringResponse(
         id=f"generative-scoring-{public_id}",
         created=int(time.time()),
-        model=job.model,
+        model=job.parts[0].model,
         data=data,
         usage=build_usage(tokens, sum(len(output.outputs[0].token_ids) for output in outputs)),
     )

@@ -17,7 +17,7 @@ from quire.entrypoints.responses.protocol import (
     ResponseObject,
     ResponsesRequest,
 )
-from quire.entrypoints.responses.run import BackgroundRun, ResponseStream, answer_response, find, not_found
+from quire.entrypoints.responses.run import BackgroundRun, answer_response, find, not_found
 from quire.entrypoints.responses.store import Missing
 
 MAX_LISTED = 100
@@ -31,14 +31,14 @@ async def create_response(request: Request) -> Response:
     async def work() -> Response:
         job = await prepare_response(state, body)
         if body.background:
-            run = BackgroundRun(state, job)
+            run = BackgroundRun(job)
             await run.start()
             if body.stream:
                 return EventStream(b"", run.follow())
             return json_response(job.response)
         if body.stream:
-            return await stream_answer(request, ResponseStream(state, job), state.settings.sse_keep_alive_interval)
-        return json_response(await answer_response(state, job))
+            return await stream_answer(request, job, state.settings.sse_keep_alive_interval)
+        return json_response(await answer_response(job))
 
     return await run_while_connected(request, work())
 
@@ -58,7 +58,7 @@ async def retrieve_response(request: Request) -> Response:
         if run is not None:
             return json_response(run.job.response)
         return _json((await find(state, response_id)).body)
-    if run is not None and run.has_stream:
+    if run is not None and run.job.has_stream:
         return EventStream(b"", run.follow(after))
     events = None if run is not None else (await find(state, response_id)).events
     if events is None:
@@ -89,10 +89,7 @@ async def cancel_response(request: Request) -> Response:
         return json_response(run.job.response)
     body = (await find(state, response_id)).body
     if not msgspec.json.decode(body)["background"]:
-        raise bad_request(
-            "Cannot cancel a synchronous response: it was made without background.",
-            "response_id",
-        )
+        raise bad_request("Cannot cancel a synchronous response: it was made without background.", "response_id")
     return _json(body)
 
 

@@ -3,21 +3,17 @@
 The request, with the conversation before it, becomes a chat completion request, which everything behind it understands.
 """
 
-import dataclasses
-import time
 from collections.abc import Sequence
 from typing import Any
 
 from quire.entrypoints.http.errors import HTTPError, bad_field, object_at, string_field
 from quire.entrypoints.http.state import ServerState
-from quire.entrypoints.openai.answers import PieceReader
-from quire.entrypoints.openai.chat import ChatJob, prepare_chat, token_count
-from quire.entrypoints.openai.generation import TokenCount
-from quire.entrypoints.openai.prompts import chat_prompt
-from quire.entrypoints.openai.protocol import ChatCompletionRequest, ResponseFormat, TokenLogprob
+from quire.entrypoints.openai.chat_generation import ChatGeneration, prepare_generation
+from quire.entrypoints.openai.prompts import count_prompt_tokens
+from quire.entrypoints.openai.protocol import ChatCompletionRequest, RequestFields, ResponseFormat
 from quire.entrypoints.responses import protocol
-from quire.entrypoints.responses.events import EventWriter
 from quire.entrypoints.responses.protocol import InputTokensRequest, ReasoningConfig, ResponsesRequest, new_id
+from quire.entrypoints.responses.run import ResponseJob
 from quire.entrypoints.responses.store import Missing, StillRunning
 from quire.json_text import parse_json
 from quire.sampling_params import SamplingParams
@@ -30,17 +26,11 @@ _TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text",
 _FORMATS = ("text", "json_object", "json_schema")
 _LOGPROBS = "message.output_text.logprobs"
 _INCLUDABLE = (
-    _LOGPROBS, "reasoning.encrypted_content", "file_search_call.results", "web_search_call.results",
-    "web_search_call.action.sources", "message.input_image.image_url", "computer_call_output.output.image_url",
+    _LOGPROBS,
+    *("reasoning.encrypted_content", "file_search_call.results", "web_search_call.results"),
+    *("web_search_call.action.sources", "message.input_image.image_url", "computer_call_output.output.image_url"),
     "code_interpreter_call.outputs",
-)  # fmt: skip
-_SAME_NAME = (
-    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "stop",
-    "stop_token_ids", "logit_bias", "min_tokens", "ignore_eos", "skip_special_tokens", "spaces_between_special_tokens",
-    "include_stop_str_in_output", "structured_outputs", "include_reasoning", "priority", "cache_salt", "kv_transfer_params",
-    "mm_processor_kwargs", "return_timing", "user", "safety_identifier", "vllm_xargs",
-    "thinking_token_budget", "repetition_detection", "stream_interval",
-)  # fmt: skip
+)
 
 
 # --- items ---
@@ -48,7 +38,7 @@ _SAME_NAME = (
 
 def normalize_input(given: str | list[Fields]) -> list[Fields]:
     """The input as items that have a type and an id, as they are kept and listed.
-    Raises HTTPError: 400; `param` is the path of what is wrong."""
+    Raises HTTPError, a 400 whose `param` is the path of what is wrong."""
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     if not given:
@@ -170,9 +160,11 @@ class _Conversation:
 # --- the request ---
 
 
-def to_chat_request(request: InputTokensRequest, history: list[Fields], items: list[Fields]) -> ChatCompletionRequest:
-    """The same request in the form of chat completions; without a limit of tokens.
-    Raises HTTPError: 400; `param` is the path of what is wrong.
+def to_chat_request(
+    request: InputTokensRequest | ResponsesRequest, history: list[Fields], items: list[Fields]
+) -> ChatCompletionRequest:
+    """The same request as a chat completion request; without a limit of tokens.
+    Raises HTTPError, a 400 whose `param` is the path of what is wrong.
 
     Args:
         history: the items of the conversation before, which were checked when they were new.
@@ -212,8 +204,9 @@ def _set_generation(chat: ChatCompletionRequest, request: ResponsesRequest) -> N
     for field in ("moderation", "previous_input_messages"):
         if getattr(request, field):
             raise bad_field(field, "this field is not supported here.", "not_supported")
-    for name in _SAME_NAME:
+    for name in RequestFields.__struct_fields__:
         setattr(chat, name, getattr(request, name))
+    chat.include_reasoning = request.include_reasoning
     for index, name in enumerate(request.include or ()):
         if name not in _INCLUDABLE:
             raise _unsupported(f"include[{index}]", name, _INCLUDABLE)
@@ -237,7 +230,7 @@ def _tool(tool: Fields, path: str) -> Fields:
 
 
 def _tool_choice(choice: str | Fields | None) -> str | Fields | None:
-    """In the form of chat completions, which knows `allowed_tools` in either form."""
+    """As chat completions have it, which read `allowed_tools` as either protocol writes it."""
     if choice is None or isinstance(choice, str):
         return choice
     kind = string_field(choice, "type", "tool_choice")
@@ -269,69 +262,28 @@ def _format(given: Fields | None) -> ResponseFormat | None:
     return ResponseFormat(type=kind, json_schema={"name": given.get("name"), "schema": schema})
 
 
-@dataclasses.dataclass(slots=True)
-class ResponseJob:
-    """A checked request, ready to run.
-
-    Attributes:
-        response: what it becomes.
-        items: the request's own input, normalized.
-        request_id: the name in the engine and in the log.
-        unwritten: logprobs of tokens whose text the parser still holds back.
-        ended_as: the response's last status, once that is known.
-    """
-
-    request: protocol.ResponsesRequest
-    chat: ChatJob
-    response: protocol.ResponseObject
-    items: list[Fields]
-    request_id: str
-    reader: PieceReader
-    writer: EventWriter
-    count: TokenCount
-    unwritten: list[TokenLogprob] = dataclasses.field(default_factory=list[TokenLogprob])
-    ended_as: protocol.Status = "failed"
-
-    @property
-    def is_over(self) -> bool:
-        return self.response.status not in protocol.RUNNING
-
-
 async def prepare_response(state: ServerState, request: protocol.ResponsesRequest) -> ResponseJob:
     """Check a request and tokenize its prompt. Raises what the client must be told."""
     if request.background and request.store is False:
         raise bad_field("background", "background can only be used when `store` is true.")
     chat_request, items = await _conversation(state, request)
-    chat = await prepare_chat(state, chat_request, "", prompt_field="input")
-    assert isinstance(chat.params, SamplingParams)
-    if request.max_output_tokens is not None:
-        room = state.engine.config.model.max_model_len - len(chat.prompt.token_ids)
-        chat.params.max_tokens = min(request.max_output_tokens, room)
-    response = _response(request, chat)
-    reader = PieceReader(chat.reader)
-    return ResponseJob(
-        request,
-        chat,
-        response,
-        items,
-        request_id=request.request_id or response.id,
-        reader=reader,
-        writer=EventWriter(response, reader.call_id),
-        count=token_count(state, chat),
+    response_id = protocol.new_id("resp")
+    public_id = request.request_id or response_id
+    chat = await prepare_generation(
+        state, chat_request, public_id, prompt_field="input", at_most=request.max_output_tokens
     )
+    return ResponseJob(request, chat, _response(request, chat, response_id), items)
 
 
 async def count_input_tokens(state: ServerState, request: protocol.InputTokensRequest) -> protocol.InputTokensResponse:
     """How many tokens a request's prompt has."""
     state.resolve_model(request.model)
     chat_request, _ = await _conversation(state, request)
-    limit = state.engine.config.model.max_model_len
-    prompt = await chat_prompt(chat_request, state.engine.get_tokenizer(), None, limit, state.settings)
-    return protocol.InputTokensResponse(len(prompt.token_ids))
+    return protocol.InputTokensResponse(await count_prompt_tokens(state, chat_request))
 
 
 async def _conversation(
-    state: ServerState, request: protocol.InputTokensRequest
+    state: ServerState, request: protocol.InputTokensRequest | protocol.ResponsesRequest
 ) -> tuple[ChatCompletionRequest, list[Fields]]:
     """The request as a chat, and its own items."""
     items = await _resolve_references(state, normalize_input(request.input))
@@ -371,13 +323,13 @@ async def _truncate(state: ServerState, chat: ChatCompletionRequest, asked: int 
     """
     limit = state.engine.config.model.max_model_len
     room = limit - min(asked or 1, limit // 2)
-    messages, tokenizer = chat.messages, state.engine.get_tokenizer()
+    messages = chat.messages
     num_fixed = 1 if messages[0]["role"] == "system" else 0
     starts = [index for index, message in enumerate(messages) if message["role"] == "user" and index > num_fixed]
 
     async def fits(num_dropped: int) -> bool:
         chat.messages = messages[:num_fixed] + messages[starts[num_dropped - 1] :] if num_dropped else messages
-        return len((await chat_prompt(chat, tokenizer, None, limit, state.settings)).token_ids) <= room
+        return await count_prompt_tokens(state, chat) <= room
 
     if await fits(0) or not starts:
         return
@@ -398,14 +350,14 @@ def _raw(
     return [protocol.RawMessage(text, tokens)] if request.enable_response_messages else protocol.UNSET
 
 
-def _response(request: protocol.ResponsesRequest, chat: ChatJob) -> protocol.ResponseObject:
+def _response(request: protocol.ResponsesRequest, chat: ChatGeneration, response_id: str) -> protocol.ResponseObject:
     """A response before there is any output; what the request left out is told as it was chosen."""
     given = request.reasoning or protocol.ReasoningConfig()
     text = request.text or protocol.TextConfig()
     assert isinstance(chat.params, SamplingParams)
     return protocol.ResponseObject(
-        id=protocol.new_id("resp"),
-        created_at=int(time.time()),
+        id=response_id,
+        created_at=chat.created,
         status="queued" if request.background else "in_progress",
         background=bool(request.background),
         instructions=request.instructions,

@@ -8,13 +8,13 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from quire.entrypoints.openai.protocol import UNSET, CacheSalt, Optional, Priority, RequestId, Timing, TokenLogprob
+from quire.entrypoints.openai.protocol import UNSET, Optional, RequestFields, Timing, TokenLogprob
 
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
 
 
 def new_id(kind: str) -> str:
-    """An id that nobody can guess: whoever knows it may read what it names."""
+    """An id that cannot be guessed: a client that knows it may read what it names."""
     return f"{_PREFIXES.get(kind, kind)}_{uuid.uuid4().hex}"
 
 
@@ -86,7 +86,7 @@ class ReasoningConfig(msgspec.Struct, kw_only=True):
 
 
 class TextConfig(msgspec.Struct, kw_only=True):
-    """The form of the text: `format` is of type `text`, `json_object` or `json_schema`."""
+    """The format of the text: `format` is of type `text`, `json_object` or `json_schema`."""
 
     format: dict[str, Any] | None = None
     verbosity: str | None = None
@@ -111,9 +111,20 @@ class InputTokensRequest(msgspec.Struct, kw_only=True):
     prompt: Any = None
 
 
-class ResponsesRequest(InputTokensRequest, kw_only=True):
+class ResponsesRequest(RequestFields, kw_only=True):
     """Body of `POST /v1/responses`: OpenAI's fields, and the extra ones that users of vLLM send."""
 
+    # Those of `InputTokensRequest`: a struct can have one base only.
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: ReasoningConfig | None = None
+    text: TextConfig | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
     store: bool | None = None
@@ -122,43 +133,17 @@ class ResponsesRequest(InputTokensRequest, kw_only=True):
     metadata: Metadata | None = None
     max_output_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
     max_tool_calls: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     top_logprobs: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    user: str | None = None
     safety_identifier: str | None = None
     service_tier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     # vLLM's extra fields.
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    logit_bias: dict[str, float] | None = None
-    min_tokens: int | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
-    include_stop_str_in_output: bool | None = None
-    structured_outputs: Any = None
     include_reasoning: bool | None = None
-    request_id: RequestId | None = None
-    priority: Priority | None = None
-    cache_salt: CacheSalt | None = None
-    vllm_xargs: dict[str, Any] | None = None
-    thinking_token_budget: int | None = None
-    repetition_detection: dict[str, Any] | None = None
-    stream_interval: int | None = None
-    return_timing: bool | None = None
     enable_response_messages: bool | None = None
     # Read so that they can be refused by name.
-    kv_transfer_params: Any = None
-    mm_processor_kwargs: Any = None
+    conversation: Any = None
+    prompt: Any = None
     moderation: Any = None
     previous_input_messages: Any = None
 

@@ -1,12 +1,13 @@
-"""A response in the making: from a prepared job to its events, its end, and what is kept of it; also while nobody waits for it.
+"""A response in the making: from a checked request to its events, its end, and what is kept of it; also in the background.
 
-Parsers are those of chat completions; the protocol's own forms are in `events.py`.
+Parsers are those of chat completions; the protocol's own shapes are in `events.py`.
 """
 
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from typing import Any
 
 import msgspec
 
@@ -14,18 +15,16 @@ from quire.engine.request_stream import OutputStream
 from quire.entrypoints.http.errors import HTTPError
 from quire.entrypoints.http.state import ServerState
 from quire.entrypoints.http.streaming import failure_of
-from quire.entrypoints.openai.chat import open_chat
-from quire.entrypoints.openai.generation import TokenCount, check_output
+from quire.entrypoints.openai.answers import PieceReader
+from quire.entrypoints.openai.chat_generation import ChatGeneration
 from quire.entrypoints.openai.logprobs import chat_logprobs
-from quire.entrypoints.openai.protocol import UNSET
+from quire.entrypoints.openai.protocol import UNSET, TokenLogprob
 from quire.entrypoints.responses import protocol
-from quire.entrypoints.responses.events import error_event
-from quire.entrypoints.responses.prepare import ResponseJob
+from quire.entrypoints.responses.events import EventWriter, error_event
 from quire.entrypoints.responses.store import Missing, Record
 from quire.logger import init_logger
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.parsers.pieces import Piece
-from quire.tokenizers.interface import Tokenizer
 
 logger = init_logger(__name__)
 
@@ -33,145 +32,163 @@ _encode = msgspec.json.Encoder().encode
 _ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 
 
-class ResponseStream:
-    """Writes a response's events; it is kept before its end is told. See `push.AnswerStream`."""
+class ResponseJob:
+    """A checked request, and the response that it becomes; it writes its events, too. See `push.AnswerStream`.
 
-    def __init__(self, state: ServerState, job: ResponseJob) -> None:
-        self._state = state
-        self._job = job
+    Attributes:
+        items: the request's own input, normalized.
+        has_stream: the client wants events.
+    """
+
+    def __init__(
+        self,
+        request: protocol.ResponsesRequest,
+        chat: ChatGeneration,
+        response: protocol.ResponseObject,
+        items: list[dict[str, Any]],
+    ) -> None:
+        self.chat = chat
+        self.response = response
+        self.items = items
+        self.has_stream = bool(request.stream)
+        self.takes_text = not chat.request.logprobs and response.output_messages is UNSET
+        self._reader = PieceReader(chat.reader)
+        self._writer = EventWriter(response, chat.reader.call_id)
         self._opened = False
-        self.takes_text = not job.chat.request.logprobs and job.response.output_messages is UNSET
+        self._unwritten: list[TokenLogprob] = []
+        self._ends_as: protocol.Status = "failed"
+
+    @property
+    def is_over(self) -> bool:
+        return self.response.status not in protocol.RUNNING
 
     async def open(self) -> OutputStream:
-        return await open_chat(self._state, self._job.chat, self._job.request_id)
+        return await self.chat.open()
 
     def events(self, output: RequestOutput) -> list[bytes]:
         """An output's events, but for the response's end."""
-        job, (choice,) = self._job, output.outputs
-        parts = [(part, job.count.add_choice(part)) for part in choice.by_token()]
-        check_output(output, job.request_id)
-        job.count.add_times(output)
-        for message in job.response.output_messages or ():
+        response, (choice,) = self.response, output.outputs
+        parts = [(part, self.chat.count.add_choice(part)) for part in choice.by_token()]
+        self.chat.note(output)
+        for message in response.output_messages or ():
             message.message += choice.text
             message.tokens += choice.token_ids
         events: list[bytes] = []
         if not self._opened:
             self._opened = True
-            job.count.add_cached(output)
-            if not job.response.background:
-                events.append(job.writer.lifecycle("created"))
-            job.response.status = "in_progress"
-            events.append(job.writer.lifecycle("in_progress"))
+            if not response.background:
+                events.append(self.tell("created"))
+            response.status = "in_progress"
+            events.append(self.tell("in_progress"))
         for part, num_thoughts in parts:
-            _add_logprobs(job, part, num_thoughts, self._state.engine.get_tokenizer())
-            for piece in job.reader.read(part):
-                events += job.writer.write(piece, job.unwritten if piece.kind == "content" else ())
-                job.unwritten = []
+            self._add_logprobs(part, num_thoughts)
+            for piece in self._reader.read(part):
+                events += self._writer.write(piece, self._unwritten if piece.kind == "content" else ())
+                self._unwritten = []
         if choice.finish_reason is not None:
-            events += _finish(job, choice.finish_reason)
+            events += self._finish(choice.finish_reason)
         return events
+
+    def tell(self, happened: str) -> bytes:
+        """The event that the response is created, queued, in progress or over."""
+        return self._writer.lifecycle(happened)
 
     def write(self, output: RequestOutput) -> bytes:
         return b"".join(self.events(output))
 
     def write_text(self, text: str) -> bytes:
-        reader, writer = self._job.reader, self._job.writer
+        reader, writer = self._reader, self._writer
         if (kind := reader.plain_kind(text)) is not None and kind == writer.kind:
             return writer.write_delta(text)
         pieces = reader.read_text(text) if kind is None else [Piece(kind, text)]
         return b"".join([event for piece in pieces for event in writer.write(piece)])
 
+    def _add_logprobs(self, choice: CompletionOutput, num_thoughts: int) -> None:
+        """Logprobs of tokens go with the next text that is written; those of thoughts come first and are left out."""
+        request = self.chat.request
+        if request.logprobs and choice.logprobs is not None:
+            tokenizer = self.chat.reader.tokenizer
+            told = chat_logprobs(choice.token_ids, choice.logprobs, request.top_logprobs or 0, False, tokenizer)
+            self._unwritten += (told.content or [])[num_thoughts:]
+
+    def _finish(self, reason: str) -> list[bytes]:
+        """The generation has ended."""
+        self._ends_as = "completed"
+        if reason == "length":
+            self._ends_as = "incomplete"
+            self.response.incomplete_details = protocol.IncompleteDetails("max_output_tokens")
+        elif reason == "abort":
+            self._ends_as = "cancelled"
+        if self._ends_as != "completed":
+            return self._writer.close("incomplete")
+        events = self._writer.close("completed")
+        return events if self.response.output else events + self._writer.write_nothing()
+
+    def complete(self) -> list[bytes]:
+        """The last event of a response whose generation has ended."""
+        response, count = self.response, self.chat.count
+        response.status = self._ends_as
+        response.completed_at = int(time.time()) if response.status == "completed" else None
+        response.usage = protocol.ResponseUsage(
+            count.prompt,
+            protocol.InputTokensDetails(count.cached or 0, count.created),
+            count.completion,
+            protocol.OutputTokensDetails(count.num_thoughts),
+            count.prompt + count.completion,
+        )
+        response.metrics = count.timing() or UNSET
+        return [self.tell(response.status)]
+
+    def fail(self, error: Exception) -> list[bytes]:
+        """The last events of a response that failed."""
+        answer = failure_of(error, self.chat.public_id)
+        code = _ERROR_CODES.get(answer.status, "server_error")
+        self.response.error = protocol.ResponseError(code, answer.detail.message)
+        return self._cut("failed")
+
+    def cancel(self) -> list[bytes]:
+        """The last events of a response whose generation has been stopped."""
+        return self._cut("cancelled")
+
+    def _cut(self, status: protocol.Status) -> list[bytes]:
+        self._ends_as = status
+        return [*self._writer.close("incomplete"), *self.complete()]
+
     async def end(self, error: Exception | None) -> bytes:
-        """The response is complete, or has failed, and is kept."""
-        events = end(self._job) if error is None else fail(self._job, error)
+        """The response is complete, or has failed; it is kept before its end is told."""
+        events = self.complete() if error is None else self.fail(error)
         try:
-            await keep(self._state, self._job)
+            await self.keep()
         except Exception as failure:
-            return error_event(failure_of(failure, self._job.request_id))
+            return error_event(failure_of(failure, self.chat.public_id))
         return b"".join(events)
 
+    async def outputs(self) -> AsyncGenerator[list[bytes], None]:
+        """Generates; gives each output's events."""
+        async with aclosing((await self.open()).outputs()) as outputs:
+            async for output in outputs:
+                assert isinstance(output, RequestOutput)
+                yield self.events(output)
 
-def _add_logprobs(job: ResponseJob, choice: CompletionOutput, num_thoughts: int, tokenizer: Tokenizer | None) -> None:
-    """Logprobs of tokens go with the next text that is written; those of thoughts come first and are left out."""
-    if job.chat.request.logprobs and choice.logprobs is not None:
-        top = job.chat.request.top_logprobs or 0
-        told = chat_logprobs(choice.token_ids, choice.logprobs, top, False, tokenizer).content or []
-        job.unwritten += told[num_thoughts:]
-
-
-def _finish(job: ResponseJob, reason: str) -> list[bytes]:
-    response, writer = job.response, job.writer
-    job.ended_as = "completed"
-    if reason == "length":
-        job.ended_as, response.incomplete_details = "incomplete", protocol.IncompleteDetails("max_output_tokens")
-    elif reason == "abort":
-        job.ended_as = "cancelled"
-    is_complete = job.ended_as == "completed"
-    events = writer.close("completed" if is_complete else "incomplete")
-    if is_complete and not response.output:
-        events += writer.write_nothing()
-    return events
+    async def keep(self, events: Sequence[bytes] | None = None) -> None:
+        """Keep the response as it is now, unless the client does not want that."""
+        response = self.response
+        if not response.store:
+            return
+        body, given = _encode(response), _encode(self.items)
+        stream = None if events is None else b"".join(events)
+        item_ids = [item.id for item in response.output]
+        record = Record(response.id, response.previous_response_id, not self.is_over, body, given, stream, item_ids)
+        await asyncio.shield(self.chat.state.responses.save(record))
 
 
-def end(job: ResponseJob) -> list[bytes]:
-    """The last event of a response whose generation has ended."""
-    response = job.response
-    response.status = job.ended_as
-    response.completed_at = int(time.time()) if response.status == "completed" else None
-    response.usage, response.metrics = _usage(job.count), job.count.timing() or UNSET
-    return [job.writer.lifecycle(response.status)]
-
-
-def _usage(count: TokenCount) -> protocol.ResponseUsage:
-    return protocol.ResponseUsage(
-        count.prompt,
-        protocol.InputTokensDetails(count.cached or 0, count.created),
-        count.completion,
-        protocol.OutputTokensDetails(count.num_thoughts),
-        count.prompt + count.completion,
-    )
-
-
-def fail(job: ResponseJob, error: Exception) -> list[bytes]:
-    """The last events of a response that failed."""
-    answer = failure_of(error, job.request_id)
-    job.ended_as = "failed"
-    code = _ERROR_CODES.get(answer.status, "server_error")
-    job.response.error = protocol.ResponseError(code, answer.detail.message)
-    return [*job.writer.close("incomplete"), *end(job)]
-
-
-def cancel(job: ResponseJob) -> list[bytes]:
-    """End a response whose generation has been stopped."""
-    job.ended_as = "cancelled"
-    return [*job.writer.close("incomplete"), *end(job)]
-
-
-async def answer_response(state: ServerState, job: ResponseJob) -> protocol.ResponseObject:
+async def answer_response(job: ResponseJob) -> protocol.ResponseObject:
     """The whole response of a request that is not streamed."""
-    stream = ResponseStream(state, job)
-    async with aclosing((await stream.open()).outputs()) as outputs:
-        async for output in outputs:
-            assert isinstance(output, RequestOutput)
-            stream.events(output)
-    end(job)
-    await keep(state, job)
+    async for _ in job.outputs():
+        pass
+    job.complete()
+    await job.keep()
     return job.response
-
-
-# --- keeping ---
-
-
-async def keep(state: ServerState, job: ResponseJob, events: Sequence[bytes] | None = None) -> None:
-    """Keep a response as it is now, unless the client does not want that."""
-    response = job.response
-    if not response.store:
-        return
-    body, given = _encode(response), _encode(job.items)
-    stream = None if events is None else b"".join(events)
-    item_ids = [item.id for item in response.output]
-    record = Record(response.id, response.previous_response_id, not job.is_over, body, given, stream, item_ids)
-    await asyncio.shield(state.responses.save(record))
 
 
 async def find(state: ServerState, response_id: str) -> Record:
@@ -196,22 +213,18 @@ def not_found(response_id: str) -> HTTPError:
 class BackgroundRun:
     """A response in the making, which a draining server waits for; in `state.background` until it is over and kept."""
 
-    def __init__(self, state: ServerState, job: ResponseJob) -> None:
+    def __init__(self, job: ResponseJob) -> None:
         self.job = job
-        self._state = state
+        self._state = job.chat.state
         self._events: list[bytes] = []
         self._news = asyncio.Event()
         self._is_over = False
         self._is_cancelled = False
         self._task: asyncio.Task[None] | None = None
 
-    @property
-    def has_stream(self) -> bool:
-        return bool(self.job.request.stream)
-
     async def start(self) -> None:
         """Keep the response as one that waits, and begin."""
-        await keep(self._state, self.job)
+        await self.job.keep()
         self._state.background[self.job.response.id] = self
         self._state.begin_request()
         self._task = asyncio.ensure_future(self._run())
@@ -240,10 +253,10 @@ class BackgroundRun:
 
     async def _run(self) -> None:
         try:
-            self._add([self.job.writer.lifecycle("created"), self.job.writer.lifecycle("queued")])
+            self._add([self.job.tell("created"), self.job.tell("queued")])
             await self._end(await self._generate())
         except Exception:
-            logger.exception("Response %s could not be kept.", self.job.request_id)
+            logger.exception("Response %s could not be kept.", self.job.chat.public_id)
         finally:
             self._is_over = True
             self._wake()
@@ -252,27 +265,25 @@ class BackgroundRun:
 
     async def _generate(self) -> list[bytes]:
         """Add events but the last, which are returned."""
-        stream = ResponseStream(self._state, self.job)
         try:
-            async with aclosing((await stream.open()).outputs()) as outputs:
-                async for output in outputs:
-                    assert isinstance(output, RequestOutput)
-                    self._add(stream.events(output))
-            return end(self.job)
+            async with aclosing(self.job.outputs()) as outputs:
+                async for events in outputs:
+                    self._add(events)
+            return self.job.complete()
         except asyncio.CancelledError:
             if not self._is_cancelled:
                 raise
-            return cancel(self.job)
+            return self.job.cancel()
         except Exception as error:
-            return fail(self.job, error)
+            return self.job.fail(error)
 
     async def _end(self, events: list[bytes]) -> None:
         """The last events are told when the response has been kept."""
-        await keep(self._state, self.job, [*self._events, *events] if self.has_stream else None)
+        await self.job.keep([*self._events, *events] if self.job.has_stream else None)
         self._add(events)
 
     def _add(self, events: list[bytes]) -> None:
-        if self.has_stream:
+        if self.job.has_stream:
             self._events += events
             self._wake()
 

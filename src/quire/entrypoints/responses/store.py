@@ -1,6 +1,6 @@
 """Responses that are kept: SQLite in a file or in memory, in a thread of its own, bounded in number, bytes and age.
 
-Knows ids and JSON; knows nothing of what a response means. Whoever knows an id may read what it names: ids cannot be guessed.
+Knows ids and JSON; knows nothing of what a response means. Ids cannot be guessed: a client may read what it can name.
 """
 
 import asyncio
@@ -125,15 +125,16 @@ class ResponseStore:
         await self._run(self._save, record)
 
     async def get(self, response_id: str) -> Record:
-        """A kept response. Raises Missing."""
+        """A kept response. Raises Missing if there is none."""
         return await self._run(self._get, response_id)
 
     async def delete(self, response_id: str) -> None:
-        """Forget a response. Raises Missing."""
+        """Forget a response. Raises Missing if there is none."""
         await self._run(self._delete, response_id)
 
     async def conversation(self, response_id: str) -> list[dict[str, Any]]:
-        """Every item up to the end of a response, oldest first. Raises Missing and StillRunning."""
+        """Every item up to the end of a response, oldest first.
+        Raises Missing if a response is not kept, StillRunning if one is not complete."""
         return await self._run(self._conversation_until, response_id)
 
     async def items(self, item_ids: Iterable[str]) -> dict[str, dict[str, Any]]:

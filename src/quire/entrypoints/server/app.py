@@ -1,12 +1,12 @@
-"""The ASGI application: routes, what stands before them, and errors in the protocol's shape."""
+"""The ASGI application: the routes and the middleware before them."""
 
+import functools
 from collections.abc import Sequence
 
 from starlette.datastructures import State
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
@@ -19,20 +19,17 @@ from quire.entrypoints.http.errors import HTTPError
 from quire.entrypoints.http.middleware import (
     PROBED_PATHS,
     Authentication,
-    BehindOthers,
+    ErrorAnswers,
     RequestContext,
-    logged_error,
     route_path,
 )
 from quire.entrypoints.http.openapi import build_openapi
 from quire.entrypoints.http.route_tools import Endpoint, Handler, build_routes, json_response
 from quire.entrypoints.http.state import ServerState
+from quire.entrypoints.responses.store import ResponseStore
 from quire.entrypoints.server.operations import DEV_ROUTES, OPERATIONS
 from quire.entrypoints.server.routes import WORK
-from quire.errors import QuireError, did_you_mean
-from quire.logger import init_logger
-
-logger = init_logger(__name__)
+from quire.errors import did_you_mean
 
 
 def build_app(
@@ -49,28 +46,23 @@ def build_app(
     console: bool = True,
 ) -> "Application":
     """An application around `state`; the engine may be set later."""
+    state.responses = ResponseStore(state.settings.responses_store)
     state.http.watch([endpoint.path for endpoint in (*WORK, *OPERATIONS)])
     pages = (*(build_console_routes() if console else ()), *(build_docs_routes() if docs else ()))
+    work_paths = {endpoint.path for endpoint in WORK}
+    write_error = functools.partial(error_body, error_format=state.settings.error_format)
     middleware = [
-        Middleware(RequestContext, state=state, work_paths={endpoint.path for endpoint in WORK}),
+        Middleware(RequestContext, state=state, work_paths=work_paths, error_body=write_error),
         *extra_middleware,
     ]
-    if extra_middleware:
-        middleware.append(Middleware(BehindOthers, settings=state.settings))
     if allowed_origins:
-        middleware.append(
-            Middleware(
-                CORSMiddleware,
-                allow_origins=list(allowed_origins),
-                allow_methods=list(allowed_methods),
-                allow_headers=list(allowed_headers),
-                allow_credentials=allow_credentials,
-            )
-        )
+        cors = {"allow_origins": allowed_origins, "allow_methods": allowed_methods, "allow_headers": allowed_headers}
+        middleware.append(Middleware(CORSMiddleware, **cors, allow_credentials=allow_credentials))
     if api_keys:
         paths = frozenset(route.path for route in pages)
         open_paths = paths if state.settings.api_key_for == "all" else paths | PROBED_PATHS
         middleware.append(Middleware(Authentication, keys=tuple(api_keys), open_paths=open_paths))
+    middleware.append(Middleware(ErrorAnswers, settings=state.settings, allows_direct=not extra_middleware))
     endpoints = [*WORK, *OPERATIONS, *(DEV_ROUTES if envs.QUIRE_SERVER_DEV_MODE else ())]
     routes = [*build_routes(endpoints), *pages]
     if docs:
@@ -82,7 +74,7 @@ class Application:
     """ASGI: the middleware, and behind it the routes.
 
     Requests for work are found by their path and go straight to their handlers: Starlette's own layers and routing would cost
-    each of them more than all that is ours. What these raise is answered by `RequestContext`.
+    each of them more than all that is ours.
 
     Attributes:
         routes: all of them.
@@ -94,8 +86,7 @@ class Application:
     ) -> None:
         self.routes = routes
         self.state = State({"server": state})
-        handlers = {HTTPException: _protocol_error, HTTPError: _raised_error, QuireError: _raised_error}
-        self._others = ExceptionMiddleware(Router(routes, redirect_slashes=False), handlers)
+        self._router = Router(routes, redirect_slashes=False)
         self._work = {endpoint.path: endpoint.handler for endpoint in WORK}
         self._root_path = root_path
         self._app: ASGIApp = self._route
@@ -112,8 +103,11 @@ class Application:
         if scope["type"] == "http" and scope["method"] == "POST" and (work := self._work.get(route_path(scope))):
             response = await work(Request(scope, receive, send))
             await response(scope, receive, send)
-        else:
-            await self._others(scope, receive, send)
+            return
+        try:
+            await self._router(scope, receive, send)
+        except HTTPException as error:
+            raise _refusal(Request(scope), error) from None
 
 
 def _document(endpoints: Sequence[Endpoint]) -> Handler:
@@ -126,35 +120,18 @@ def _document(endpoints: Sequence[Endpoint]) -> Handler:
     return handler
 
 
-def _answer(request: Request, error: HTTPError) -> Response:
-    body = error_body(error, route_path(request.scope), request.scope["state"]["error_format"])
-    return Response(body, status_code=error.status, headers=error.headers, media_type="application/json")
-
-
-async def _raised_error(request: Request, error: Exception) -> Response:
-    """What a route raised on purpose."""
-    state: ServerState = request.app.state.server
-    return _answer(request, logged_error(error, str(request.scope["state"]["request_id"]), state.settings))
-
-
-async def _protocol_error(request: Request, error: Exception) -> Response:
-    """Starlette's own refusals: no such route, wrong method."""
-    assert isinstance(error, HTTPException)
-    message = {
-        404: f"There is no route {request.url.path[:200]!r} here{_near_route(request)}",
-        405: f"{request.method} is not allowed on {request.url.path[:200]!r}{_allowed(error)}.",
-    }.get(error.status_code, str(error.detail))
-    code = {404: "route_not_found", 405: "method_not_allowed"}.get(error.status_code)
-    status = 400 if error.status_code == 422 else error.status_code
-    return _answer(request, HTTPError(status, message, code=code, headers=dict(error.headers or {})))
+def _refusal(request: Request, error: HTTPException) -> HTTPError:
+    """Starlette's own refusals (no such route, wrong method) in the words of this server."""
+    headers = dict(error.headers or {})
+    if error.status_code == 404:
+        message = f"There is no route {request.url.path[:200]!r} here{_near_route(request)}"
+        return HTTPError(404, message, code="route_not_found", headers=headers)
+    allowed = f"; allowed: {headers['Allow']}" if "Allow" in headers else ""
+    message = f"{request.method} is not allowed on {request.url.path[:200]!r}{allowed}."
+    return HTTPError(405, message, code="method_not_allowed", headers=headers)
 
 
 def _near_route(request: Request) -> str:
     """Which route may have been meant."""
     paths = [route.path for route in request.app.routes if isinstance(route, Route) and "{" not in route.path]
     return did_you_mean(route_path(request.scope)[:200].rstrip("/"), paths, "; {}", ".", cutoff=0.7)
-
-
-def _allowed(error: HTTPException) -> str:
-    methods = (error.headers or {}).get("Allow")
-    return f"; allowed: {methods}" if methods else ""

@@ -1,7 +1,7 @@
 """The routes of those who run a server: what is served, whether it lives, what it counts and forgets, what the console shows.
 
-With `QUIRE_SERVER_DEV_MODE=1` also those that reach into the engine: who may reach them can do anything with it, and they belong
-in no open network.
+With `QUIRE_SERVER_DEV_MODE=1` also those that reach into the engine: a client that reaches them can do anything with it, so
+keep them off open networks.
 """
 
 import time
@@ -285,7 +285,7 @@ async def sleep(request: Request) -> Response:
 
 async def pause(request: Request) -> Response:
     """`POST /pause?mode=abort&clear_cache=true`: schedule nothing until `/resume`. What runs is ended (`abort`), ends first
-    (`wait`), or stands still (`keep`); new requests wait."""
+    (`wait`), or is frozen (`keep`); new requests wait."""
     await _engine(request).pause_generation(mode=_mode(request), clear_cache=flag_of(request, "clear_cache", True))
     return json_response({"status": "paused"})
 
@@ -359,7 +359,7 @@ DEV_ROUTES = (
     Endpoint("/resume", _asks(_resume)),
     Endpoint("/is_paused", _asks(lambda engine: _fact("is_paused", engine.is_paused())), methods=_GET),
     Endpoint("/abort_requests", abort_requests),
-    # the KV cache's memory is given back until `/wake_up?tags=kv_cache`; what runs stands still
+    # the KV cache's memory is given back until `/wake_up?tags=kv_cache`; running requests are frozen
     Endpoint("/release_kv_cache_memory", _asks(lambda engine: engine.release_kv_cache_memory())),
     Endpoint("/get_world_size", _asks(_world_size), methods=_GET),
     Endpoint("/server_info", _asks(lambda engine: engine.explain()), methods=_GET),

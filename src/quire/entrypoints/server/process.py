@@ -74,7 +74,7 @@ class ServerProcess:
     """One server, from socket to exit code.
 
     Args:
-        build_engine: makes the engine; called in a thread, because it takes seconds.
+        build_engine: makes the engine; called in a thread: it takes seconds.
         on_ready: called once, with the engine in place and the URL.
         private: a second socket, on which the server's other processes ask this one.
     """
@@ -175,7 +175,7 @@ class ServerProcess:
             self._engine.on_death = lambda: loop.call_soon_threadsafe(self._on_death)
             if self._engine.errored:  # before anyone could be told
                 self._on_death()
-        self._state.set_engine(self._engine)
+        self._state.engine_or_none = self._engine
         self._on_ready(self._engine, time.monotonic() - began)
 
     def _fail(self, exit_code: int) -> None:
@@ -245,13 +245,8 @@ class ServerProcess:
     async def _close_engine(self) -> None:
         if self._engine is None:
             return
-        shutdown = getattr(self._engine, "shutdown", None)
-        if shutdown is None:
-            return
         try:
-            result = await asyncio.wait_for(asyncio.to_thread(shutdown), CLOSE_TIMEOUT_S)
-            if asyncio.iscoroutine(result):
-                await asyncio.wait_for(result, CLOSE_TIMEOUT_S)
+            await asyncio.wait_for(asyncio.to_thread(self._engine.shutdown), CLOSE_TIMEOUT_S)
         except TimeoutError:
             logger.error("The engine did not end in %.0f s.", CLOSE_TIMEOUT_S)
             os._exit(self._exit_code or exit_codes.FAILED)
@@ -266,7 +261,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def _share_log_handlers(options: ListenOptions) -> None:
-    """uvicorn's lines in the form of ours, unless the operator has set up Python's logging."""
+    """Format uvicorn's log lines as ours, unless the operator has set up Python's logging."""
     if options.quiet_paths:
         logging.getLogger("uvicorn.access").addFilter(_QuietPaths(options.quiet_paths))
     if envs.QUIRE_LOGGING_CONFIG_PATH:

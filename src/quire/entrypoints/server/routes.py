@@ -5,7 +5,7 @@ Knows paths; those of operators are in `operations.py`. What the answers mean is
 """
 
 from collections.abc import Awaitable, Callable, Set
-from typing import Any, TypeVar
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -23,7 +23,6 @@ from quire.entrypoints.http.push import AnswerStream, stream_answer
 from quire.entrypoints.http.route_tools import (
     Endpoint,
     Handler,
-    RequestWithId,
     json_response,
     public_id,
     read_bytes,
@@ -57,14 +56,12 @@ from quire.entrypoints.pooling_api.inputs import answer_classification, answer_e
 from quire.entrypoints.pooling_api.pairs import answer_rerank, answer_score
 from quire.entrypoints.responses import handlers as responses_api
 
-BodyT = TypeVar("BodyT", bound=RequestWithId)
-
 
 def _streaming_route(
     kind: type[Any],
     prepare: Callable[[ServerState, Any, str], Awaitable[Any]],
-    stream: Callable[[ServerState, Any], AnswerStream],
-    answer: Callable[[ServerState, Any], Awaitable[Any]],
+    stream: Callable[[Any], AnswerStream],
+    answer: Callable[[Any], Awaitable[Any]],
 ) -> Handler:
     """A route whose body becomes a job, which is answered whole or as a stream."""
 
@@ -76,15 +73,15 @@ def _streaming_route(
             with state.preparing():
                 job = await prepare(state, body, public_id(request, body))
             if body.stream:
-                return await stream_answer(request, stream(state, job), state.settings.sse_keep_alive_interval)
-            return json_response(await answer(state, job))
+                return await stream_answer(request, stream(job), state.settings.sse_keep_alive_interval)
+            return json_response(await answer(job))
 
         return await run_while_connected(request, work())
 
     return handler
 
 
-def _route(kind: type[BodyT], answer: Callable[[ServerState, BodyT, str], Awaitable[Any]]) -> Handler:
+def _route(kind: type[Any], answer: Callable[[ServerState, Any, str], Awaitable[Any]]) -> Handler:
     """A route that never streams: `answer` gives what is encoded."""
 
     async def handler(request: Request) -> Response:
