@@ -16,8 +16,11 @@ from tests.oracles.hash_model import HashExecutor
 from quire.core.output import SchedulerOutput
 from quire.engine import recovery
 from quire.engine.async_llm import AsyncLLM
+from quire.engine.core_client import InprocClient
+from quire.engine.messages import AddRequests
 from quire.engine.recovery import MAX_FRUITLESS, Replay
 from quire.errors import EngineDeadError, EngineError
+from quire.request import EngineRequest
 from quire.sampling_params import RequestOutputKind
 
 POISON = 499
@@ -128,6 +131,19 @@ def test_a_core_that_dies_too_often_stays_dead(monkeypatch: pytest.MonkeyPatch) 
             assert engine.errored
 
     run(main())
+
+
+def test_a_core_passes_over_requests_that_it_has_got_already() -> None:
+    client = InprocClient(make_config())
+    request = EngineRequest("a", [5, 1], sampling_params=sampling(max_tokens=3), seed=1)
+    client.send(AddRequests([request]))
+    client.send(AddRequests([request], again=True))
+    tokens: list[int] = []
+    while client.core.has_work():
+        outputs = client.get_outputs()
+        tokens += [*outputs.plain_tokens, *(token for one in outputs.outputs for token in one.new_token_ids)]
+        assert not any(one.error for one in outputs.outputs)
+    assert tokens == oracle([5, 1], 3, 1)
 
 
 def record(request_id: str, num_tokens: int = 0) -> Any:

@@ -11,6 +11,8 @@ from quire.engine.messages import (
     Dead,
     Outputs,
     Ready,
+    Restarted,
+    Restarting,
     UtilityCall,
     UtilityResult,
 )
@@ -69,6 +71,14 @@ def setup(tmp_path):
 
 def add(setup, number, *names):
     setup.clients[number].send(AddRequests([EngineRequest(name, [1, 2]) for name in names]))
+
+
+def test_every_frontend_is_told_that_the_core_is_started_again(setup):
+    for message in (Restarting("killed"), Restarted()):
+        setup.router.on_message(message)
+    for heard in setup.heard:
+        before, after = heard.wait_for(2)[-2:]
+        assert before.message == "killed" and isinstance(after, Restarted)
 
 
 def test_each_frontend_gets_the_news_of_its_requests_and_the_first_the_figures(setup):

@@ -93,7 +93,7 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
     ) -> None:
         self._to_add: list[RequestRecord] = []
         self._add_since = 0.0
-        self._inbox: collections.deque[messages.ClientMessage] = collections.deque()
+        self._inbox: collections.deque[messages.CoreMessage] = collections.deque()
         self._is_waking = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._dead: EngineDeadError | None = None
@@ -323,7 +323,7 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
             self._loop = loop
             self._handle_inbox()  # what came while no loop ran
 
-    def _on_message(self, message: messages.ClientMessage) -> None:
+    def _on_message(self, message: messages.CoreMessage) -> None:
         """In the core's or the listener's thread: keep the message and wake the event loop, once for all that wait."""
         self._inbox.append(message)
         if self._loop is None and isinstance(message, messages.Dead):  # nothing was asked yet: no loop would look
@@ -392,7 +392,8 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
         """Give the new core what is unfinished: each request goes on behind its tokens so far."""
         records = self._replay.next_records()
         if records:
-            self._client.send(messages.AddRequests([request for record in records for request in record.resumption()]))
+            requests = [request for record in records for request in record.resumption()]
+            self._client.send(messages.AddRequests(requests, again=True))
         self._send_added()
 
     @staticmethod

@@ -171,9 +171,13 @@ class EngineCore:
 
     # --- requests ---
 
-    def add_requests(self, requests: Iterable[EngineRequest]) -> None:
-        """Queue requests. One that is refused gets an error output of its own; the others are not harmed."""
+    def add_requests(self, requests: Iterable[EngineRequest], *, again: bool = False) -> None:
+        """Queue requests. One that is refused gets an error output of its own; the others are not harmed. With `again`, those
+        that are here already are passed over."""
+        known = set(self._all_ids()) if again else ()
         for request in requests:
+            if request.request_id in known:
+                continue
             try:
                 if self._asleep:
                     raise CapacityError("the engine sleeps; wake it up first (wake_up)")

@@ -13,12 +13,12 @@ from quire.config import EngineConfig
 from quire.engine import messages
 from quire.engine.core import EngineCore
 from quire.engine.core_loop import CoreLoop, ThreadInbox, last_words
-from quire.engine.messages import AbortRequests, AddRequests, ClientMessage, Dead, FrontendMessage, Shutdown
+from quire.engine.messages import AbortRequests, AddRequests, CoreMessage, Dead, FrontendMessage, Shutdown
 from quire.errors import EngineDeadError, describe
 from quire.executor.interface import Executor
 from quire.request import EngineCoreOutputs
 
-OnMessage = Callable[[ClientMessage], None]
+OnMessage = Callable[[CoreMessage], None]
 
 
 class CoreClient(abc.ABC):
@@ -77,8 +77,8 @@ class InprocClient(BlockingClient):
         if self.death is not None:
             return
         match message:
-            case AddRequests(requests=requests):
-                self.core.add_requests(requests)
+            case AddRequests(requests=requests, again=again):
+                self.core.add_requests(requests, again=again)
             case AbortRequests(request_ids=request_ids):
                 self.core.abort_requests(request_ids)
             case _:

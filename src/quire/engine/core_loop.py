@@ -101,8 +101,8 @@ class CoreLoop:
 
     def _handle(self, message: messages.FrontendMessage) -> None:
         match message:
-            case messages.AddRequests(requests=requests):
-                self._core.add_requests(requests)
+            case messages.AddRequests(requests=requests, again=again):
+                self._core.add_requests(requests, again=again)
             case messages.AbortRequests(request_ids=request_ids):
                 self._core.abort_requests(request_ids)
             case messages.UtilityCall():

@@ -1,6 +1,5 @@
 """Every message that crosses the border between a frontend and an engine core. Of sockets it knows how one is made."""
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -21,9 +20,10 @@ class Start(msgspec.Struct, tag="start", array_like=True):
 
 
 class AddRequests(msgspec.Struct, tag="add", array_like=True):
-    """Requests to queue, in order."""
+    """Requests to queue, in order. `again`: after a restart; the core passes over those that it has got already."""
 
     requests: list[EngineRequest]
+    again: bool = False
 
 
 class AbortRequests(msgspec.Struct, tag="abort", array_like=True):
@@ -103,20 +103,18 @@ class Dead(msgspec.Struct, tag="dead", array_like=True):
     setting: str | None = None
 
 
-@dataclasses.dataclass
-class Restarting:
-    """A client tells its frontend that the core has died and is started again: what it had not answered it will not answer."""
+class Restarting(msgspec.Struct, tag="restarting", array_like=True):
+    """The core's client says: it has died and is started again. What it had not answered it will not answer."""
 
     message: str
 
 
-class Restarted:
-    """A client tells its frontend that a new core serves, which knows of no request."""
+class Restarted(msgspec.Struct, tag="restarted", array_like=True):
+    """A new core serves, which knows of no request."""
 
 
 FrontendMessage = Start | AddRequests | AbortRequests | UtilityCall | Shutdown
-CoreMessage = Ready | Outputs | UtilityResult | Dead
-ClientMessage = CoreMessage | Restarting | Restarted
+CoreMessage = Ready | Outputs | UtilityResult | Dead | Restarting | Restarted
 
 
 @functools.cache

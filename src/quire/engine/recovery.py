@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from quire.engine.core_client import CoreClient, OnMessage
-from quire.engine.messages import ClientMessage, Dead, FrontendMessage, Restarted, Restarting
+from quire.engine.messages import CoreMessage, Dead, FrontendMessage, Restarted, Restarting
 from quire.engine.request_record import RequestRecord
 from quire.errors import QuireError
 from quire.logger import init_logger
@@ -48,7 +48,7 @@ class RecoveringClient(CoreClient):
         self._client = start(self._heard)
         self.ready = self._client.ready
 
-    def _heard(self, message: ClientMessage) -> None:
+    def _heard(self, message: CoreMessage) -> None:
         """In the thread that listens to the core."""
         if not isinstance(message, Dead) or self._is_ending:
             self._on_message(message)

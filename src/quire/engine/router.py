@@ -85,7 +85,7 @@ class FrontendRouter:
 
     # --- from the core, in its thread ---
 
-    def on_message(self, message: messages.ClientMessage) -> None:
+    def on_message(self, message: messages.CoreMessage) -> None:
         """Pass the core's messages on to the frontends that they concern."""
         match message:
             case messages.Outputs(outputs=outputs):
@@ -97,6 +97,9 @@ class FrontendRouter:
                 self._send(call_id >> _CALL_BITS, msgspec.structs.replace(message, call_id=own_id))
             case messages.Dead():
                 self._greet(message)
+            case messages.Restarting() | messages.Restarted():
+                for number in range(len(self._outboxes)):
+                    self._send(number, message)
             case _:
                 pass
 

@@ -137,7 +137,8 @@ class Frontends:
         from quire.engine.process_client import open_client
 
         try:
-            self._client = open_client(self._config, None, self._router.on_message)
+            recovers = self._config.parallel.recovery
+            self._client = open_client(self._config, None, self._router.on_message, recovers=recovers)
         except Exception as error:
             logger.error("%s", error, exc_info=None if isinstance(error, QuireError) else error)
             self._exit_code = exit_codes.of_error(error)
