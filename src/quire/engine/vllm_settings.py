@@ -39,7 +39,7 @@ def accepted_values(name: str) -> list[Any]:
     """The values with which a setting is accepted that Quire does not have: vLLM's default, and others that ask for nothing."""
     default = DEFAULTS[name]
     if default is False:
-        same = [None, False]
+        same: list[Any] = [None, False]
     elif default in (None, {}, [], ""):
         same = [None, {}, [], ""]
     else:
