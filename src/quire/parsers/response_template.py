@@ -158,7 +158,7 @@ class _Regions:
         self.field = self.held = ""
         self._track(parser.initial_events)
         if self.field and _KINDS[self.field] != "call":
-            out.resume(cast("Kind", _KINDS[self.field]))
+            out.resume(_KINDS[self.field])
         # A marker that the prompt begins and the answer does not complete comes as text. It is no part of the answer.
         self._of_prompt = ""
         with contextlib.suppress(ValueError):

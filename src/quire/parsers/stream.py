@@ -51,7 +51,7 @@ class AnswerParser:
         self._in_reasoning = None if reasoning is None else in_reasoning
         reasoning, tools = reasoning or NO_REASONING, tools or NO_CALLS
         own = reasoning.own_space
-        own_end = tuple(kind for kind in own if kind == "content" or not reasoning.ends_trimmed)
+        own_end: tuple[Kind, ...] = tuple(kind for kind in own if kind == "content" or not reasoning.ends_trimmed)
         self._reader, self._out = Reader(), Pieces(own, own_end)
         self._reader.drops_cut = tools.drops_cut
         self._reader.end_calls_at(tools.end, (*tools.begin, *tools.section[1:]))

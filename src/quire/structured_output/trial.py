@@ -106,7 +106,7 @@ class Trials:
             RequestError: the grammar does not compile, or not with the time and memory that it may take.
             CapacityError: others are being tried, and take their time.
         """
-        seconds, verdict = limits.MAX_GRAMMAR_SECONDS, None
+        seconds, verdict, is_late = limits.MAX_GRAMMAR_SECONDS, None, False
         try:
             child = self._places.get(timeout=seconds)
         except queue.Empty:
@@ -118,11 +118,12 @@ class Trials:
                 # The child died: of this grammar, or of something else, of which a second child does not die.
                 child = _Child(self._begin)
                 verdict = child.ask(params, seconds)
+            is_late = child.is_late
         finally:
             self._places.put(None if verdict is None else child)
         if verdict is None:
             memory = f"takes more than {limits.MAX_GRAMMAR_MEMORY_BYTES >> 20} MiB of memory"
-            what = f"takes longer than {seconds} s" if child.is_late else memory
+            what = f"takes longer than {seconds} s" if is_late else memory
             kind, _ = params.constraint()
             message = f"structured_outputs.{kind}: the grammar {what} to compile; use a smaller one"
             raise RequestError(message, param=kind)
