@@ -126,16 +126,11 @@ def _flag_row(action: argparse.Action) -> tuple[str, str, str]:
 def _environment() -> str:
     from quire.envs import VARIABLES
 
-    rows = [
-        (
-            f"`{name}`",
-            variable.kind,
-            "" if callable(variable.default) or variable.default is None else f"`{variable.default}`",
-            variable.doc,
-        )
-        for name, variable in VARIABLES.items()
-    ]
-    return _table(("variable", "type", "default", "meaning"), rows)
+    rows: list[tuple[object, ...]] = []
+    for name, variable in VARIABLES.items():
+        has_default = variable.default is not None and not callable(variable.default)
+        rows.append((f"`{name}`", f"`{variable.default}`" if has_default else "", variable.doc))
+    return _table(("variable", "default", "meaning"), rows)
 
 
 def _metrics() -> str:
