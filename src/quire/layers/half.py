@@ -138,13 +138,13 @@ class SampledOutput(HalfOutput):
     """An output for the tokens that need logits alone; to their residual, gathered from that of all tokens, if it joins that."""
 
     def __init__(self, output: HalfOutput, sampled: SampledViews) -> None:
-        self._output, self.sampled = output, sampled
+        self._output, self.sampled, self._few = output, sampled, sampled
 
     def tensor(self, views: TokenViews) -> torch.Tensor:
-        return self._output.tensor(self.sampled.views)
+        return self._output.tensor(self._few.views)
 
     def multiply(self, x_TK: torch.Tensor, weight: LinearWeight, views: TokenViews) -> None:
-        few = self.sampled.views
+        few = self._few.views
         if isinstance(self._output, ResidualOutput):
-            ops.gather_rows(views.residual_TD, self.sampled.index_S, few.residual_TD)
+            ops.gather_rows(views.residual_TD, self._few.index_S, few.residual_TD)
         self._output.multiply(x_TK, weight, few)
