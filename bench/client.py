@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from quire.benchmarks import common, serve_metrics
-from quire.benchmarks.http_load import Target
 from quire.benchmarks.load import LoadJob, run_load
 from quire.benchmarks.own_server import started
+from quire.entrypoints.http_client import Target
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -22,17 +22,15 @@ HIGHER_IS_BETTER = {"output_tokens_per_s": True, "prompt_tokens_per_s": True}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    # fmt: off
-    parser.add_argument("--model", required=True, help="a folder with config.json, given to every engine")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--max-model-len", type=positive, default=4096)
-    parser.add_argument("--peer", type=_peer, action="append", default=[], metavar="JSON",
-        help='another engine: {"name": …, "module": …, "python": interpreter, "path": folder of the module, "arguments": {…}}')
-    parser.add_argument("--arguments", type=json_object, default={}, metavar="JSON",
-        help="further arguments of Quire's LLM")
-    parser.add_argument("--workloads", default=WORKLOADS, help=f"comma-separated ({WORKLOADS})")
-    parser.add_argument("--rounds", type=positive, default=5)
-    # fmt: on
+    peer = '{"name": …, "module": …, "python": interpreter, "path": folder of the module, "arguments": {…}}'
+    add = parser.add_argument
+    add("--model", required=True, help="a folder with config.json, given to every engine")
+    add("--dtype", default="bfloat16")
+    add("--max-model-len", type=positive, default=4096)
+    add("--peer", type=_peer, action="append", default=[], metavar="JSON", help=f"another engine: {peer}")
+    add("--arguments", type=json_object, default={}, metavar="JSON", help="further arguments of Quire's LLM")
+    add("--workloads", default=WORKLOADS, help=f"comma-separated ({WORKLOADS})")
+    add("--rounds", type=positive, default=5)
 
 
 def run_command(args: argparse.Namespace) -> dict[str, Any]:

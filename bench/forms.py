@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 from bench.grammars import records
+from bench.tables import print_records
 
 from quire.benchmarks import common
 
@@ -58,9 +59,13 @@ def run_command(args: argparse.Namespace) -> dict[str, Any]:
                 }
             )
     columns = {
-        "requests": "batch_size", "form": "form", "ms a token": "ms_a_token", "free": "free_ms_a_token", "ratio": "ratio"
-    }  # fmt: skip
-    common.print_records(f"Answers with a form: {config.model.model} ({config.model.dtype})", columns, results)
+        "requests": "batch_size",
+        "form": "form",
+        "ms a token": "ms_a_token",
+        "free": "free_ms_a_token",
+        "ratio": "ratio",
+    }
+    print_records(f"Answers with a form: {config.model.model} ({config.model.dtype})", columns, results)
     return {
         "model": common.model_name(config.model.model),
         "dtype": config.model.dtype,

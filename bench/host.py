@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from bench.stand_in import BLOCK_SIZE, byte_letters, engine_config
 from bench.stand_in import write_tokenizer as write_vocabulary
+from bench.tables import print_records
 
 from quire.benchmarks import common
 from quire.config import EngineConfig, SchedulerConfig
@@ -256,7 +257,7 @@ def run_command(args: argparse.Namespace) -> dict[str, Any]:
     case = {"requests": "batch", "prompt": "prompt_len"}
     steps = {"step µs": "step_us.median", "mean": "step_us.mean", "p99": "step_us.p99"}
     rest = {"before first step, µs": "first_us", "after last step, µs": "last_us", "alone, µs": "alone_us"}
-    common.print_records("Host: CPU time of the engine's thread", {**case, **steps, **rest}, rows)
+    print_records("Host: CPU time of the engine's thread", {**case, **steps, **rest}, rows)
     stages = {about: f"stages_us.{name}" for name, (about, _, _) in STAGES.items()}
-    common.print_records("Stages, µs: a request for the first three, a step for the others", {**case, **stages}, rows)
+    print_records("Stages, µs: a request for the first three, a step for the others", {**case, **stages}, rows)
     return {"rows": rows, "machine": common.machine()}

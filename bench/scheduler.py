@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from bench.tables import print_records
 
 from quire.benchmarks import common
 from quire.config import CacheConfig, SchedulerConfig
@@ -141,8 +142,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run_command(args: argparse.Namespace) -> dict[str, Any]:
     rows = run(tuple(args.num_running), args.waiting, args.context, args.steps)
     columns = {
-        "case": "case", "running": "running", "µs/request": "us_per_request_step", "median": "median_us",
-        "schedule": "schedule_us", "update": "update_us", "step µs": "step_us",
-    }  # fmt: skip
-    common.print_records("Scheduler: CPU time of a request and step", columns, rows)
+        "case": "case",
+        "running": "running",
+        "µs/request": "us_per_request_step",
+        "median": "median_us",
+        "schedule": "schedule_us",
+        "update": "update_us",
+        "step µs": "step_us",
+    }
+    print_records("Scheduler: CPU time of a request and step", columns, rows)
     return {"steps": args.steps, "rows": rows, "machine": common.machine()}

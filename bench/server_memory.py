@@ -20,10 +20,10 @@ from pathlib import Path
 from quire.benchmarks import common
 from quire.benchmarks.own_server import started
 
-WORDS = [
-    "apple", "river", "stone", "seven", "blue", "house", "twelve", "paper", "window", "green", "night", "garden", "silver",
-    "ocean", "train", "cloud", "letter",
-]  # fmt: skip
+WORDS = (
+    *("apple", "river", "stone", "seven", "blue", "house", "twelve", "paper", "window"),
+    *("green", "night", "garden", "silver", "ocean", "train", "cloud", "letter"),
+)
 TOOL = {
     "type": "function",
     "function": {

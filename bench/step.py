@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 import numpy as np
+from bench.tables import print_records
 
 from quire.benchmarks import common
 from quire.request import SchedulerStats
@@ -66,11 +67,18 @@ def run_command(args: argparse.Namespace) -> dict[str, Any]:
         bandwidth = max(before, memory.measure() if memory else float(engine.collective_rpc("bandwidth")[0]))
         rows.append(_row(figures, work, batch, args, bandwidth))
     columns = {
-        "batch": "batch", "step ms": "step_ms", "device ms": "device_ms", "host ms": "host_ms", "MB read": "mb",
-        "GB/s": "gb_per_second", "of memory": "share", "GFLOP": "gflop", "GFLOP/s": "gflop_per_second",
-    }  # fmt: skip
+        "batch": "batch",
+        "step ms": "step_ms",
+        "device ms": "device_ms",
+        "host ms": "host_ms",
+        "MB read": "mb",
+        "GB/s": "gb_per_second",
+        "of memory": "share",
+        "GFLOP": "gflop",
+        "GFLOP/s": "gflop_per_second",
+    }
     title = f"A decode step: {config.model.model} ({config.model.dtype}), {threads} threads, medians"
-    common.print_records(title, columns, [{**row, "share": f"{row['share']:.0%}"} for row in rows])
+    print_records(title, columns, [{**row, "share": f"{row['share']:.0%}"} for row in rows])
     return {
         "model": common.model_name(config.model.model),
         "dtype": config.model.dtype,

@@ -7,8 +7,9 @@ import random
 import pytest
 from bench.client import started_source
 
-from quire.benchmarks.http_load import Client, RequestRecord, Target, carries_tokens, control, event_text
+from quire.benchmarks.http_load import Client, RequestRecord, carries_tokens, event_text
 from quire.benchmarks.load import LoadJob, run_load
+from quire.entrypoints.http_client import Target, control
 from quire.errors import ConfigError, EngineError
 
 

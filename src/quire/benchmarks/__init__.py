@@ -4,7 +4,6 @@
 - serve: `datasets` (what is asked), `arrivals` (when), `load` and `http_load` (sending), `serve_metrics`, `own_server`;
   throughput shares the `datasets`
 - sweep, plot, compare_results: `results`
-- first_use: `first_use_requests`
 
-What those measure who change Quire is in the checkout's `bench/`.
+Benchmarks for developers of Quire are in the checkout's `bench/`.
 """

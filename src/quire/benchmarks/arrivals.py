@@ -9,7 +9,7 @@ import math
 import random
 from typing import Any
 
-from quire.benchmarks.common import flag, positive
+from quire.benchmarks.common import Flags, positive
 from quire.errors import ConfigError
 
 RAMPS = ("linear", "exponential")
@@ -77,8 +77,8 @@ class Arrivals:
         if self.ramp is not None:
             return [gap * self.burst_size / self._ramp_rate((i + 1) / count) for i, gap in enumerate(gaps)]
         mean_gap = self.burst_size / self.rate
-        drawn = sum(gaps)
-        return [gap * mean_gap * count / drawn for gap in gaps]
+        total = sum(gaps)
+        return [gap * mean_gap * count / total for gap in gaps]
 
     def _ramp_rate(self, progress: float) -> float:
         """Requests a second after a share of the requests (0 to 1)."""
@@ -88,20 +88,15 @@ class Arrivals:
         return self.start_rate * (self.end_rate / self.start_rate) ** progress
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("Arrival")
-    group.add_argument("--request-rate", type=float, default=math.inf, help="requests a second (inf: all at once)")
-    flag(
-        group,
-        "--burstiness",
-        1.0,
-        "shape of the gaps: 1 is Poisson, less comes in clusters, more is steadier, inf is even",
-    )
-    flag(group, "--burst-size", 1, "requests that arrive together")
-    group.add_argument("--max-concurrency", type=positive, help="most requests at once; others wait to be sent")
-    group.add_argument("--ramp-up-strategy", choices=RAMPS, help="the rate changes from start to end over the requests")
-    group.add_argument("--ramp-up-start-rps", type=float, help="requests a second at the start of the ramp")
-    group.add_argument("--ramp-up-end-rps", type=float, help="requests a second at its end")
+FLAGS: Flags = (
+    ("--request-rate", math.inf, "requests a second (inf: all at once)"),
+    ("--burstiness", 1.0, "shape of the gaps: 1 is Poisson, less comes in clusters, more is steadier, inf is even"),
+    ("--burst-size", 1, "requests that arrive together"),
+    ("--max-concurrency", None, "most requests at once; others wait to be sent", {"type": positive}),
+    ("--ramp-up-strategy", None, "the rate changes from start to end over the requests", {"choices": RAMPS}),
+    ("--ramp-up-start-rps", None, "requests a second at the start of the ramp", {"type": float}),
+    ("--ramp-up-end-rps", None, "requests a second at its end", {"type": float}),
+)
 
 
 def from_arguments(args: argparse.Namespace) -> Arrivals:

@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
+
 from quire.errors import ConfigError
 
 ItemT = TypeVar("ItemT")
@@ -32,10 +34,11 @@ def positive(text: str) -> int:
 
 
 def flag(parser: argparse._ActionsContainer, names: str, default: Any, text: str, **options: Any) -> None:
-    """Add a flag by its default, which decides its type (a switch for False) and stands at the end of the help.
+    """Add a flag by its default, which decides its type (a switch for False) and ends the help.
 
     Args:
         names: with spaces between them, where there are several.
+        default: the help tells a text or a number.
         text: the help; one that ends with a bracket tells its default itself.
         options: more for `add_argument`; a whole number that has no `type` must be above 0, unless its default is 0.
     """
@@ -45,9 +48,21 @@ def flag(parser: argparse._ActionsContainer, names: str, default: Any, text: str
         options["default"] = default
         if isinstance(default, int | float):
             options.setdefault("type", float if isinstance(default, float) else positive if default else int)
-        if not text.endswith(")"):
+        if isinstance(default, str | int | float) and default != "" and not text.endswith(")"):
             text += f" ({default:g})" if isinstance(default, float) else f" ({default})"
     parser.add_argument(*names.split(), help=text, **options)
+
+
+Flags = Sequence[tuple[str, Any, str] | tuple[str, Any, str, dict[str, Any]]]
+"""What `flag` takes, a row for each flag: names, default, text, and a dictionary of options where there are some."""
+
+
+def add_flags(parser: argparse.ArgumentParser, groups: Mapping[str, Flags]) -> None:
+    """Add flags by the titles of their groups; the empty title is no group."""
+    for title, flags in groups.items():
+        group = parser.add_argument_group(title) if title else parser
+        for names, default, text, *options in flags:
+            flag(group, names, default, text, **dict(*options))
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,18 +80,22 @@ def load_engine(args: argparse.Namespace) -> Any:
     return LLM.from_engine_args(EngineArgs.from_cli_args(args))
 
 
+def random_tokens(source: random.Random, count: int, vocab_size: int) -> list[int]:
+    """Token ids of a vocabulary, its special tokens left out."""
+    high = max(LOWEST_TOKEN + 1, vocab_size - LOWEST_TOKEN)
+    return source.choices(range(LOWEST_TOKEN, high), k=count)
+
+
 def random_prompts(
     count: int, lengths: Sequence[int], vocab_size: int, seed: int, prefix_len: int = 0
 ) -> list[list[int]]:
     """Prompts of random tokens; no two are alike beyond the shared prefix."""
     source = random.Random(seed)
-    high = max(LOWEST_TOKEN + 1, vocab_size - LOWEST_TOKEN)
-
-    def tokens(length: int) -> list[int]:
-        return [source.randrange(LOWEST_TOKEN, high) for _ in range(length)]
-
-    prefix = tokens(prefix_len)
-    return [prefix[: max(0, length - 1)] + tokens(max(1, length - prefix_len)) for length in lengths[:count]]
+    prefix = random_tokens(source, prefix_len, vocab_size)
+    return [
+        prefix[: max(0, length - 1)] + random_tokens(source, max(1, length - prefix_len), vocab_size)
+        for length in lengths[:count]
+    ]
 
 
 def model_name(model: str) -> str:
@@ -86,13 +105,7 @@ def model_name(model: str) -> str:
 
 def percentile(values: Sequence[float], share: float) -> float:
     """The value below which `share` (0 to 100) per cent lie, interpolated; 0 for no values."""
-    if not values:
-        return 0.0
-    ranked = sorted(values)
-    place = (len(ranked) - 1) * share / 100.0
-    low = int(place)
-    high = min(low + 1, len(ranked) - 1)
-    return ranked[low] + (ranked[high] - ranked[low]) * (place - low)
+    return float(np.percentile(values, share)) if values else 0.0
 
 
 def summary(values: Sequence[float], shares: Iterable[float] = (50, 90, 99)) -> dict[str, float]:
@@ -125,17 +138,6 @@ def print_columns(title: str, header: Sequence[str], rows: Sequence[Sequence[Any
         ]
         print("  ".join(cells))
     print(flush=True)
-
-
-def print_records(title: str, columns: Mapping[str, str], records: Sequence[Mapping[str, Any]]) -> None:
-    """A table of results, from header to key; `step_us.median` is a key of a nested one."""
-
-    def cell(record: Any, key: str) -> Any:
-        for part in key.split("."):
-            record = record[part]
-        return record
-
-    print_columns(title, tuple(columns), [[cell(record, key) for key in columns.values()] for record in records])
 
 
 def print_summaries(title: str, summaries: Mapping[str, Mapping[str, float]], columns: Sequence[str]) -> None:

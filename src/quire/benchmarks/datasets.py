@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from quire.benchmarks.common import LOWEST_TOKEN, flag, positive
+from quire.benchmarks.common import Flags, positive, random_tokens
 from quire.errors import ConfigError
 
 DATASETS = ("random", "sharegpt", "prefix_repetition", "custom")
@@ -29,7 +29,7 @@ class Sample:
 
     Attributes:
         prompt: token ids, a text, or chat messages.
-        prompt_len: its tokens; None for a text that nobody counted.
+        prompt_len: its tokens; None for a text that was not counted.
         output_len: most tokens of its answer.
     """
 
@@ -56,31 +56,36 @@ class Sample:
         return dataclasses.replace(self, prompt=altered)
 
 
-def add_arguments(parser: argparse.ArgumentParser, num_prompts: int, input_len: int, output_len: int) -> None:
-    # fmt: off
-    group = parser.add_argument_group("Requests")
-    flag(group, "--dataset-name", "random", "where prompts come from", choices=DATASETS)
-    group.add_argument("--dataset-path", metavar="PATH", help="the file of sharegpt (JSON) or custom (JSON lines)")
-    flag(group, "--num-prompts", num_prompts, "requests")
-    group.add_argument("--input-len", type=positive, help="tokens a prompt, whatever the data set makes")
-    group.add_argument("--output-len", type=positive, help="most tokens an answer, whatever the data set")
-    flag(group, "--disable-shuffle", False, "keep a file's order")
-    flag(group, "--no-oversample", False, "never use an entry of a file twice")
-    random_group = parser.add_argument_group("random")
-    flag(random_group, "--random-input-len", input_len, "tokens a prompt")
-    flag(random_group, "--random-output-len", output_len, "tokens an answer")
-    flag(random_group, "--random-range-ratio --range-ratio", 0.0, "lengths vary by this share either way", type=_share)
-    flag(random_group, "--random-prefix-len --prefix-len", 0, "tokens that all prompts share, before the rest",
-        type=_count)
-    prefix = parser.add_argument_group("prefix_repetition")
-    flag(prefix, "--prefix-repetition-prefix-len", 256, "tokens of a prefix")
-    flag(prefix, "--prefix-repetition-suffix-len", 256, "tokens after it")
-    flag(prefix, "--prefix-repetition-num-prefixes", 10, "different prefixes")
-    flag(prefix, "--prefix-repetition-output-len", 128, "tokens an answer")
-    files = parser.add_argument_group("sharegpt and custom")
-    files.add_argument("--sharegpt-output-len", type=positive, help="tokens an answer; else as long as the file's")
-    flag(files, "--custom-output-len", 256, "tokens an answer; -1: each line's `output_tokens`", type=int)
-    # fmt: on
+def flags(num_prompts: int, input_len: int, output_len: int) -> dict[str, Flags]:
+    """The flags of data sets, with a benchmark's own defaults."""
+    file_output = "tokens an answer; else as long as the file's"
+    return {
+        "Requests": (
+            ("--dataset-name", "random", "where prompts come from", {"choices": DATASETS}),
+            ("--dataset-path", None, "the file of sharegpt (JSON) or custom (JSON lines)", {"metavar": "PATH"}),
+            ("--num-prompts", num_prompts, "requests"),
+            ("--input-len", None, "tokens a prompt, whatever the data set makes", {"type": positive}),
+            ("--output-len", None, "most tokens an answer, whatever the data set", {"type": positive}),
+            ("--disable-shuffle", False, "keep a file's order"),
+            ("--no-oversample", False, "never use an entry of a file twice"),
+        ),
+        "random": (
+            ("--random-input-len", input_len, "tokens a prompt"),
+            ("--random-output-len", output_len, "tokens an answer"),
+            ("--random-range-ratio --range-ratio", 0.0, "lengths vary by this share either way", {"type": _share}),
+            ("--random-prefix-len --prefix-len", 0, "tokens that all prompts share, before the rest", {"type": _count}),
+        ),
+        "prefix_repetition": (
+            ("--prefix-repetition-prefix-len", 256, "tokens of a prefix"),
+            ("--prefix-repetition-suffix-len", 256, "tokens after it"),
+            ("--prefix-repetition-num-prefixes", 10, "different prefixes"),
+            ("--prefix-repetition-output-len", 128, "tokens an answer"),
+        ),
+        "sharegpt and custom": (
+            ("--sharegpt-output-len", None, file_output, {"type": positive}),
+            ("--custom-output-len", 256, "tokens an answer; -1: each line's `output_tokens`", {"type": int}),
+        ),
+    }
 
 
 def _share(text: str) -> float:
@@ -139,22 +144,17 @@ def load_samples(
     return samples[: args.num_prompts]
 
 
-def _tokens(source: random.Random, count: int, vocab_size: int) -> list[int]:
-    high = max(LOWEST_TOKEN + 1, vocab_size - LOWEST_TOKEN)
-    return source.choices(range(LOWEST_TOKEN, high), k=count)
-
-
 def _length(source: random.Random, mean: int, ratio: float) -> int:
     return source.randint(max(1, round(mean * (1 - ratio))), max(1, round(mean * (1 + ratio))))
 
 
 def _random(args: argparse.Namespace, source: random.Random, vocab_size: int) -> list[Sample]:
-    prefix = _tokens(source, args.random_prefix_len, vocab_size)
+    prefix = random_tokens(source, args.random_prefix_len, vocab_size)
     samples: list[Sample] = []
     for _ in range(args.num_prompts):
         length = _length(source, args.input_len or args.random_input_len, args.random_range_ratio)
         output_len = _length(source, args.output_len or args.random_output_len, args.random_range_ratio)
-        prompt = prefix + _tokens(source, length, vocab_size)
+        prompt = prefix + random_tokens(source, length, vocab_size)
         samples.append(Sample(prompt, len(prompt), output_len))
     return samples
 
@@ -162,14 +162,14 @@ def _random(args: argparse.Namespace, source: random.Random, vocab_size: int) ->
 def _prefix_repetition(args: argparse.Namespace, source: random.Random, vocab_size: int) -> list[Sample]:
     """Each prefix is used equally often; the order is random."""
     num_prefixes = args.prefix_repetition_num_prefixes
-    prefixes = [_tokens(source, args.prefix_repetition_prefix_len, vocab_size) for _ in range(num_prefixes)]
+    prefixes = [random_tokens(source, args.prefix_repetition_prefix_len, vocab_size) for _ in range(num_prefixes)]
     suffix_len = args.prefix_repetition_suffix_len
     if args.input_len is not None:
         suffix_len = max(1, args.input_len - args.prefix_repetition_prefix_len)
     output_len = args.output_len or args.prefix_repetition_output_len
     samples: list[Sample] = []
     for index in range(args.num_prompts):
-        prompt = prefixes[index % num_prefixes] + _tokens(source, suffix_len, vocab_size)
+        prompt = prefixes[index % num_prefixes] + random_tokens(source, suffix_len, vocab_size)
         samples.append(Sample(prompt, len(prompt), output_len))
     if not args.disable_shuffle:
         source.shuffle(samples)

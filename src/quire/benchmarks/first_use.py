@@ -18,17 +18,38 @@ from contextlib import contextmanager
 from typing import Any
 
 from quire.benchmarks import common
-from quire.benchmarks.first_use_requests import CHATS, COMPLETIONS, Feature, generating, pooling
-from quire.benchmarks.http_load import Client, RequestRecord, Target, ask, control
+from quire.benchmarks.http_load import Client, RequestRecord
 from quire.benchmarks.load import run_coroutine
 from quire.benchmarks.own_server import started_server
 from quire.benchmarks.startup import changed_engine_args
+from quire.entrypoints.http_client import Target, ask, control
 
+COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 ORDERS = {"in-turn": "one after another", "at-once": "all at once"}
 SHORT_PROMPT = 16
 SETTLE_S = 0.3
 """How long streams run undisturbed between two features."""
 REFUSED = (400, 404, 422)
+
+
+@dataclasses.dataclass(frozen=True)
+class Feature:
+    """A request that uses one feature.
+
+    Attributes:
+        name: as the table calls it.
+        body: fields of the request beside `model`, `max_tokens` and the prompt.
+        path: the route.
+        prompt: how the prompt of a completion is made: `short` (16 tokens), `long` (as long as is asked for), `repeated` (always
+            the same), `text`; `none` where the body has it.
+        needs_tokenizer: a server without a tokenizer refuses it.
+    """
+
+    name: str
+    body: dict[str, Any] = dataclasses.field(default_factory=dict)
+    path: str = COMPLETIONS
+    prompt: str = "short"
+    needs_tokenizer: bool = False
 
 
 @dataclasses.dataclass
@@ -45,20 +66,33 @@ class Use:
     error: str = ""
 
 
+FLAGS: common.Flags = (
+    ("--num-streams", 4, "streams that run beside"),
+    ("--stream-len", 512, "tokens of such a stream; then another one begins"),
+    ("--long-input-len", 3000, "tokens of a long prompt"),
+    ("--output-len", 8, "tokens of a feature's answer (structured outputs get 64)"),
+    ("--vocab-size", 300, "ids of random prompts are below it"),
+    ("--wait", 0.0, "seconds between the server's start and the first request"),
+    ("--features", None, "only those whose name begins so (all)", {"nargs": "+", "metavar": "NAME"}),
+    (
+        "--orders",
+        tuple(ORDERS),
+        "a fresh server for each: in-turn, at-once (both)",
+        {"nargs": "+", "choices": tuple(ORDERS)},
+    ),
+    (
+        "--quantizations",
+        ("",),
+        "a fresh server for each of these values of --quantization (as that flag says)",
+        {"nargs": "+", "metavar": "NAME"},
+    ),
+    ("--warm", False, "keep the caches of this machine, in place of empty ones"),
+    ("--max-gap-ms", None, "exit with 1 if a gap is longer than this", {"type": float, "metavar": "MS"}),
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    common.flag(parser, "--num-streams", 4, "streams that run beside")
-    common.flag(parser, "--stream-len", 512, "tokens of such a stream; then another one begins")
-    common.flag(parser, "--long-input-len", 3000, "tokens of a long prompt")
-    common.flag(parser, "--output-len", 8, "tokens of a feature's answer (forms get 64)")
-    common.flag(parser, "--vocab-size", 300, "ids of random prompts are below it")
-    common.flag(parser, "--wait", 0.0, "seconds between the server's start and the first request")
-    parser.add_argument("--features", nargs="+", metavar="NAME", help="only those whose name begins so (all)")
-    parser.add_argument("--orders", nargs="+", choices=tuple(ORDERS), default=list(ORDERS),
-                        help="a fresh server for each: in-turn, at-once (both)")  # fmt: skip
-    parser.add_argument("--quantizations", nargs="+", default=[""], metavar="NAME",
-                        help="a fresh server for each of these values of --quantization (as that flag says)")  # fmt: skip
-    common.flag(parser, "--warm", False, "keep the caches of this machine, in place of empty ones")
-    parser.add_argument("--max-gap-ms", type=float, metavar="MS", help="exit with 1 if a gap is longer than this")
+    common.add_flags(parser, {"": FLAGS})
     common.add_engine_arguments(parser)
 
 
@@ -190,8 +224,7 @@ class _Asker:
         self._random = random.Random(args.seed or 0)
 
     def random_prompt(self, length: int) -> list[int]:
-        high = max(common.LOWEST_TOKEN + 1, self._args.vocab_size)
-        return [self._random.randrange(common.LOWEST_TOKEN, high) for _ in range(length)]
+        return common.random_tokens(self._random, length, self._args.vocab_size)
 
     def _prompt(self, kind: str) -> Any:
         if kind == "text":
@@ -208,9 +241,9 @@ class _Asker:
             body["prompt" if is_generating else "input"] = self._prompt(feature.prompt)
         if not is_generating:
             return await self.answer(feature.path, body)
-        has_form = "structured_outputs" in body or "response_format" in body or "tools" in body
-        body = {"temperature": 0.0, "max_tokens": 64 if has_form else self._args.output_len, **body}
-        body = {"ignore_eos": not has_form, "stream": True, **body}
+        is_structured = "structured_outputs" in body or "response_format" in body or "tools" in body
+        body = {"temperature": 0.0, "max_tokens": 64 if is_structured else self._args.output_len, **body}
+        body = {"ignore_eos": not is_structured, "stream": True, **body}
         if not body["stream"]:
             return await self.answer(feature.path, body)
         record = RequestRecord()
@@ -303,3 +336,103 @@ class _PooledStreams(_Streams):
             if error:
                 raise EngineError(f"a request beside the features failed: {error}")
             self._times[number].append(time.perf_counter())
+
+
+# What is asked: one request of each feature, as a client would send it. The prompt is added later: it depends on the vocabulary.
+
+_PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+_WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {"type": "object", "properties": {"city": {"enum": ["Oslo", "Lima"]}}, "required": ["city"]},
+    },
+}
+_MESSAGES = [{"role": "user", "content": "Say something short."}]
+
+
+def _named(**fields: Any) -> list[Feature]:
+    return [Feature(name, {name: value}) for name, value in fields.items()]
+
+
+def _chat(name: str, **fields: Any) -> Feature:
+    return Feature(name, {"messages": _MESSAGES, **fields}, CHATS, "none", needs_tokenizer=True)
+
+
+def _structured(kind: str, value: Any) -> Feature:
+    return Feature(kind, {"structured_outputs": {kind: value}}, needs_tokenizer=True)
+
+
+def generating(vocab_size: int) -> list[Feature]:
+    """One request of each feature of a model that generates; ids stay below the vocabulary's size."""
+    ids = [token for token in (20, 21, 22, 40, 50) if token < vocab_size]
+    return [
+        Feature("greedy"),
+        Feature("temperature", {"temperature": 0.8}),
+        Feature("seed", {"temperature": 0.8, "seed": 7}),
+        *(
+            Feature(name, {"temperature": 0.8, name: value})
+            for name, value in (("top_p", 0.9), ("top_k", 20), ("min_p", 0.05))
+        ),
+        Feature("top_p, large", {"temperature": 1.5, "top_p": 0.999}),
+        Feature("top_k, top_p, min_p", {"temperature": 0.7, "top_k": 50, "top_p": 0.95, "min_p": 0.02}),
+        *_named(presence_penalty=0.5, frequency_penalty=0.5, repetition_penalty=1.1),
+        Feature("logit_bias", {"logit_bias": {str(ids[0]): 5, str(ids[1]): -5}}),
+        *_named(allowed_token_ids=ids, min_tokens=4, logprobs=1),
+        Feature("logprobs, 5, sampled", {"logprobs": 5, "temperature": 0.8}),
+        Feature("logprobs, 20, all", {"logprobs": 20, "temperature": 0.8, "top_p": 0.9, "presence_penalty": 0.5}),
+        *_named(prompt_logprobs=1),
+        Feature("prompt_logprobs, 5, long", {"prompt_logprobs": 5}, prompt="long"),
+        Feature("echo, logprobs", {"echo": True, "logprobs": 1}),
+        *_named(n=3),
+        Feature("n, sampled", {"n": 3, "temperature": 0.8, "top_p": 0.9}),
+        Feature("best_of", {"n": 1, "best_of": 2, "temperature": 0.8, "stream": False}),
+        Feature("beam search", {"use_beam_search": True, "n": 2, "stream": False}),
+        Feature("stop", {"stop": ["zzz", "\n\n\n"]}, needs_tokenizer=True),
+        Feature("stop_token_ids", {"stop_token_ids": [ids[0]], "ignore_eos": False}),
+        Feature("bad_words", {"bad_words": ["hello", "quick brown fox"]}, needs_tokenizer=True),
+        Feature("text prompt", prompt="text", needs_tokenizer=True),
+        Feature("long prompt", prompt="long"),
+        Feature("cached prefix", prompt="repeated"),
+        Feature("cached prefix, again", prompt="repeated"),
+        _structured("json", _PERSON),
+        _structured("regex", r"[a-c]{3,5}\d{2}"),
+        _structured("choice", ["yes", "no", "perhaps"]),
+        _structured("grammar", 'root ::= "a" | "b" root'),
+        _structured("json_object", True),
+        Feature(
+            "json, sampled",
+            {"structured_outputs": {"json": _PERSON}, "temperature": 0.8, "top_p": 0.9, "logprobs": 2},
+            needs_tokenizer=True,
+        ),
+        _chat("chat"),
+        _chat("chat, logprobs", logprobs=True, top_logprobs=3),
+        _chat(
+            "chat, json_schema",
+            response_format={"type": "json_schema", "json_schema": {"name": "p", "schema": _PERSON}},
+        ),
+        _chat("chat, tools", tools=[_WEATHER], tool_choice="auto"),
+        _chat("chat, required tool", tools=[_WEATHER], tool_choice="required"),
+    ]
+
+
+def pooling() -> list[Feature]:
+    """One request of each route and task of pooling models; a model refuses what it cannot do."""
+    pair = {"text_1": "one", "text_2": ["two", "three"]}
+    tasks = ("embed", "token_embed", "classify", "token_classify")
+    routes = [Feature(task, {"task": task}, "/pooling") for task in tasks]
+    routes += [Feature("embeddings", path="/v1/embeddings"), Feature("classes", path="/classify")]
+    return [
+        *routes,
+        *(dataclasses.replace(feature, name=f"{feature.name}, long", prompt="long") for feature in routes),
+        Feature("score", pair, "/score", "none", needs_tokenizer=True),
+        Feature("rerank", {"query": "one", "documents": ["two", "three"]}, "/rerank", "none", needs_tokenizer=True),
+    ]

@@ -5,69 +5,15 @@ framing is parsed by httptools. Knows HTTP/1.1 and server-sent events. Knows not
 """
 
 import asyncio
-import http.client
 import json
 import socket
-import ssl
 import time
-import urllib.parse
 from typing import Any
 
 import httptools
 import msgspec
 
-from quire.errors import ConfigError, EngineError
-
-CONTROL_TIMEOUT_S = 60.0
-"""How long a request that is not measured may take (models, profile, reset)."""
-
-
-class Target(msgspec.Struct, frozen=True):
-    """A server."""
-
-    host: str
-    port: int
-    base_path: str = ""
-    is_tls: bool = False
-    insecure: bool = False
-    headers: dict[str, str] = {}
-
-    @classmethod
-    def parse(cls, url: str, headers: dict[str, str] | None = None, insecure: bool = False) -> "Target":
-        """From `http://host:port[/path]`; a path that ends in `/v1` is that without it.
-        Raises ConfigError: it is no such URL."""
-        parts = urllib.parse.urlsplit(url)
-        try:
-            port = parts.port
-        except ValueError:
-            port = -1
-        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
-            raise ConfigError.of("base_url", f"{url!r} is not an address; for example http://127.0.0.1:8000.")
-        is_tls = parts.scheme == "https"
-        path = parts.path.rstrip("/").removesuffix("/v1")
-        return cls(parts.hostname, port or (443 if is_tls else 80), path, is_tls, insecure, headers or {})
-
-    @property
-    def url(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http{'s' if self.is_tls else ''}://{host}:{self.port}{self.base_path}"
-
-    def tls_context(self) -> ssl.SSLContext | None:
-        """What a connection needs; None without TLS."""
-        if not self.is_tls:
-            return None
-        context = ssl.create_default_context()
-        if self.insecure:
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        return context
-
-    def request_head(self, path: str) -> bytes:
-        """The head of a POST, up to the number that says how long the body is."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        lines = [f"POST {self.base_path}{path} HTTP/1.1", f"Host: {host}:{self.port}"]
-        lines += [f"{name}: {value}" for name, value in self.headers.items()]
-        return "\r\n".join((*lines, "Content-Type: application/json", "Content-Length: ")).encode()
+from quire.entrypoints.http_client import Target
 
 
 class RequestRecord(msgspec.Struct):
@@ -75,7 +21,7 @@ class RequestRecord(msgspec.Struct):
 
     Attributes:
         event_times: the arrival of each event that carried tokens. An opening event without text (a chat's role) is one of them
-            where the events after it are fewer than the tokens: it stands for the first token, which had no text.
+            where the events after it are fewer than the tokens: it is the first token's event, which had no text.
         ended: the arrival of the last event with a choice in it.
         finished: when the answer was complete, or the request failed.
         input_tokens, output_tokens: what the server counted; None where it told nothing.
@@ -91,40 +37,6 @@ class RequestRecord(msgspec.Struct):
     output_tokens: int | None = None
     text: str | None = None
     error: str = ""
-
-
-def ask(target: Target, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, bytes]:
-    """The status and body that a route answers, before or after the measured load.
-    Raises OSError: nobody answers there.
-    Raises EngineError: what answers does not speak HTTP."""
-    if target.is_tls:
-        link: http.client.HTTPConnection = http.client.HTTPSConnection(
-            target.host, target.port, timeout=CONTROL_TIMEOUT_S, context=target.tls_context()
-        )
-    else:
-        link = http.client.HTTPConnection(target.host, target.port, timeout=CONTROL_TIMEOUT_S)
-    try:
-        payload = None if body is None else json.dumps(body).encode()
-        link.request(method, target.base_path + path, payload, {**target.headers, "Content-Type": "application/json"})
-        response = link.getresponse()
-        return response.status, response.read()
-    except http.client.HTTPException as error:
-        raise EngineError(f"{target.url}{path} does not answer in HTTP: {type(error).__name__}: {error}.") from None
-    finally:
-        link.close()
-
-
-def control(target: Target, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-    """The JSON that a route answers; None for an empty answer.
-    Raises OSError: nobody answers there.
-    Raises EngineError: the server answered with an error, or with something else than JSON."""
-    status, raw = ask(target, method, path, body)
-    if status >= 400:
-        raise EngineError(f"{target.url}{path} answered {status}: {raw[:300].decode('utf-8', 'replace')}")
-    try:
-        return json.loads(raw) if raw.strip() else None
-    except ValueError:
-        raise EngineError(f"{target.url}{path} answered no JSON: {raw[:100]!r}") from None
 
 
 class Client:
@@ -345,9 +257,9 @@ _EMPTY_SPACED = tuple((field.replace(b":", b": "), end) for field, end in _EMPTY
 
 
 def carries_tokens(data: bytes) -> bool:
-    """Whether a chunk stands for tokens: it has text (or token ids), or it only continues.
+    """Whether a chunk carries tokens: it has text (or token ids), or it only continues.
 
-    A chunk of an empty text that neither opens an answer (`role`) nor ends it stands for a token whose text is still held
+    A chunk of an empty text that neither opens an answer (`role`) nor ends it carries a token whose text is still held
     back.
     """
     is_spaced = b'"choices": ' in data

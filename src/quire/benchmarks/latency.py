@@ -7,20 +7,24 @@ from typing import Any
 from quire.benchmarks import common
 from quire.errors import ConfigError
 
+FLAGS: common.Flags = (
+    ("--input-len", 32, "tokens a prompt"),
+    ("--output-len", 128, "tokens an answer"),
+    ("--prefix-len", 0, "leading tokens that all prompts share"),
+    ("--bench-seed", 0, "seed of the prompts"),
+    ("--batch-size", 8, "requests at once"),
+    ("--n", 1, "answers a prompt"),
+    ("--num-iters-warmup", 10, "batches before measuring", {"type": int}),
+    ("--num-iters", 30, "batches that are measured"),
+    ("--temperature", 1.0, "sampling temperature"),
+    ("--use-beam-search", False, "beam search of width n"),
+    ("--profile", False, "in place of measuring, write a profile of one batch (--profiler-config)"),
+    ("--disable-detokenize", False, "make no text of the tokens"),
+)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    common.flag(parser, "--input-len", 32, "tokens a prompt")
-    common.flag(parser, "--output-len", 128, "tokens an answer")
-    common.flag(parser, "--prefix-len", 0, "leading tokens that all prompts share")
-    common.flag(parser, "--bench-seed", 0, "seed of the prompts")
-    common.flag(parser, "--batch-size", 8, "requests at once")
-    common.flag(parser, "--n", 1, "answers a prompt")
-    common.flag(parser, "--num-iters-warmup", 10, "batches before measuring", type=int)
-    common.flag(parser, "--num-iters", 30, "batches that are measured")
-    common.flag(parser, "--temperature", 1.0, "sampling temperature")
-    common.flag(parser, "--use-beam-search", False, "beam search of width n")
-    common.flag(parser, "--profile", False, "in place of measuring, write a profile of one batch (--profiler-config)")
-    common.flag(parser, "--disable-detokenize", False, "make no text of the tokens")
+    common.add_flags(parser, {"": FLAGS})
     common.add_engine_arguments(parser)
 
 
@@ -53,10 +57,16 @@ def run_command(args: argparse.Namespace) -> dict[str, Any]:
     for _ in common.progress(range(args.num_iters), args.num_iters, "batches"):
         first.append(batch(next(seeds), 1))
         whole.append(batch(next(seeds), args.output_len))
+    figures = {"model": common.model_name(config.model.model), "dtype": config.model.dtype}
+    figures |= _figures(args, whole, first)
+    _print(figures, config.model.model)
+    return figures
+
+
+def _figures(args: argparse.Namespace, whole: list[float], first: list[float]) -> dict[str, Any]:
+    """The figures of batches. `whole`, `first`: seconds of each batch, and of one token of each."""
     steps = [(total - start) * 1000 / max(1, args.output_len - 1) for total, start in zip(whole, first, strict=True)]
-    figures: dict[str, Any] = {
-        "model": common.model_name(config.model.model),
-        "dtype": config.model.dtype,
+    return {
         "batch_size": args.batch_size,
         "input_len": args.input_len,
         "output_len": args.output_len,
@@ -68,17 +78,19 @@ def run_command(args: argparse.Namespace) -> dict[str, Any]:
         "percentiles": {str(share): common.percentile(whole, share) for share in (10, 25, 50, 75, 90, 99)},
         "machine": common.machine(),
     }
-    shape = f"batch {args.batch_size}, {args.input_len} in, {args.output_len} out"
+
+
+def _print(figures: dict[str, Any], model: str) -> None:
+    shape = f"batch {figures['batch_size']}, {figures['input_len']} in, {figures['output_len']} out"
     shown = {"batch, s": "batch_seconds", "first token, s": "first_token_seconds", "further step, ms": "step_ms"}
     common.print_summaries(
-        f"Latency: {config.model.model} ({config.model.dtype}), {shape}",
+        f"Latency: {model} ({figures['dtype']}), {shape}",
         {label: figures[name] for label, name in shown.items()},
         ("mean", "p50", "p90", "p99", "min", "max"),
     )
     print(f"Avg latency: {figures['avg_latency']} seconds")  # these lines are what scripts written for vLLM read
     for share, seconds in figures["percentiles"].items():
         print(f"{share}% percentile latency: {seconds} seconds")
-    return figures
 
 
 def _run(llm: Any, args: argparse.Namespace, prompts: list[Any], output_len: int) -> None:

@@ -17,8 +17,9 @@ from typing import Any
 
 import msgspec
 
-from quire.benchmarks.http_load import Client, RequestRecord, Target
+from quire.benchmarks.http_load import Client, RequestRecord
 from quire.descriptors import raise_limit
+from quire.entrypoints.http_client import Target
 from quire.errors import EngineError
 from quire.processes import read_message, start_child, write_message
 
@@ -133,7 +134,8 @@ def _run_processes(job: LoadJob, num_clients: int) -> LoadResult:
         children: list[subprocess.Popen[bytes]] = []
         for index in range(num_clients):
             child = start_child("quire.benchmarks.load:main", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-            stack.callback(_end, child)
+            stack.enter_context(child)  # closes its pipes and waits for it
+            stack.callback(child.kill)
             children.append(child)
             share = msgspec.structs.replace(
                 job,
@@ -154,18 +156,6 @@ def _run_processes(job: LoadJob, num_clients: int) -> LoadResult:
         records[index::num_clients] = result.records
     cpu_share, max_lag = max(result.cpu_share for result in results), max(result.max_lag_s for result in results)
     return LoadResult(records, began, cpu_share, max_lag)
-
-
-def _end(child: "subprocess.Popen[bytes]") -> None:
-    if child.poll() is None and child.stdin is not None:
-        child.stdin.close()
-        try:
-            child.wait(5)
-        except subprocess.TimeoutExpired:
-            child.kill()
-    child.wait()
-    assert child.stdout is not None
-    child.stdout.close()
 
 
 def _write(child: "subprocess.Popen[bytes]", message: bytes) -> None:

@@ -1,19 +1,40 @@
-"""Processes of one's own for a measurement: started, awaited until they say that they are ready, ended afterwards."""
+"""Processes of one's own for a measurement: started, awaited until they are ready, ended afterwards."""
 
+import contextlib
+import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from typing import NamedTuple
 
 from quire import envs
-from quire.errors import EngineError
+from quire.entrypoints.http_client import Target, ask
+from quire.errors import ConfigError, EngineError
 
 START_TIMEOUT_S = 900.0
 """After this a process that is not ready is ended."""
+STOP_TIMEOUT_S = 60.0
 
 
-@contextmanager
+@contextlib.contextmanager
+def _ended(process: "subprocess.Popen[str]", first_signal: signal.Signals) -> Iterator[None]:
+    """End a process afterwards: by a signal, and by force with all the processes it started if it does not obey."""
+    try:
+        yield
+    finally:
+        if process.poll() is None:
+            process.send_signal(first_signal)
+            try:
+                process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@contextlib.contextmanager
 def started(
     module: str, arguments: Sequence[str], mark: str, environment: Mapping[str, str | None] | None = None
 ) -> "Iterator[tuple[str, subprocess.Popen[str]]]":
@@ -23,25 +44,24 @@ def started(
     Args:
         environment: variables that differ from this process's; None: the child has no such variable.
     """
-    command = [sys.executable, "-m", module, *arguments]
-    pipe = subprocess.PIPE
-    variables = envs.changed_environment(environment or {})
-    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True, env=variables)
+    process = subprocess.Popen(
+        [sys.executable, "-m", module, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=envs.changed_environment(environment or {}),
+        start_new_session=True,
+    )
     too_long = threading.Timer(START_TIMEOUT_S, process.kill)
     too_long.daemon = True
     too_long.start()
-    try:
-        line = _await_line(process, mark)
-        too_long.cancel()
-        yield line, process
-    finally:
-        too_long.cancel()
-        process.terminate()
+    with _ended(process, signal.SIGTERM):
         try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            line = _await_line(process, mark)
+        finally:
+            too_long.cancel()
+        yield line, process
 
 
 def _await_line(process: "subprocess.Popen[str]", mark: str) -> str:
@@ -56,9 +76,70 @@ def _await_line(process: "subprocess.Popen[str]", mark: str) -> str:
     raise EngineError(f"The server ended with code {process.wait()}: {''.join(lines[-15:]).strip()}")
 
 
-@contextmanager
+@contextlib.contextmanager
 def started_server(arguments: Sequence[str], environment: Mapping[str, str | None] | None = None) -> Iterator[str]:
     """The URL of `quire serve` with these arguments and variables. Raises EngineError: it ended before it was ready."""
     words = ["serve", "--port", "0", "--disable-uvicorn-access-log", *arguments]
     with started("quire.entrypoints.cli.main", words, " is ready after ", environment) as (line, _):
         yield line.rsplit(" at ", 1)[1]
+
+
+class RunningServer(NamedTuple):
+    """A server that some command started.
+
+    Attributes:
+        log: the file that has what it prints.
+    """
+
+    process: "subprocess.Popen[str]"
+    target: Target
+    log: str
+
+    def is_alive(self) -> bool:
+        return self.process.poll() is None
+
+
+@contextlib.contextmanager
+def running_server(words: Sequence[str], log: str, timeout_s: float) -> Iterator[RunningServer]:
+    """Any server, started by a command that may name its address with --host and --port; it is ready when /health answers.
+    Raises EngineError: it ended, or is not ready in time.
+    Raises ConfigError: there is no such command, or something else listens at its address."""
+    host = _value(words, "--host") or "127.0.0.1"
+    target = Target("127.0.0.1" if host in ("0.0.0.0", "::") else host, int(_value(words, "--port") or 8000))
+    if _is_healthy(target):
+        raise ConfigError.of("serve_cmd", f"something answers at {target.url} already; end it, or give --port.")
+    os.makedirs(os.path.dirname(log), exist_ok=True)
+    with open(log, "w", encoding="utf-8") as output:
+        try:
+            process = subprocess.Popen(
+                words, stdout=output, stderr=subprocess.STDOUT, text=True, start_new_session=True
+            )
+        except OSError as error:
+            raise ConfigError.of("serve_cmd", f"cannot run {words[0]!r}: {error}.") from None
+    server = RunningServer(process, target, log)
+    last = time.monotonic() + timeout_s
+    with _ended(process, signal.SIGINT):  # which ends a server at once, and with its children
+        while not _is_healthy(target):
+            if not server.is_alive():
+                raise EngineError(f"the server ended with code {process.returncode}; see {log}.")
+            if time.monotonic() > last:
+                raise EngineError(f"the server was not ready after {timeout_s:.0f} s; see {log}.")
+            time.sleep(0.2)
+        yield server
+
+
+def _is_healthy(target: Target) -> bool:
+    with contextlib.suppress(OSError, EngineError):
+        return ask(target, "GET", "/health")[0] == 200
+    return False
+
+
+def _value(words: Sequence[str], flag: str) -> str | None:
+    """The last value of a flag in a command: `--port 8000` or `--port=8000`."""
+    value = None
+    for word, following in zip(words, [*words[1:], None], strict=True):
+        if word == flag and following is not None:
+            value = following
+        elif word.startswith(f"{flag}="):
+            value = word.removeprefix(f"{flag}=")
+    return value

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from xml.sax.saxutils import escape
 
-from quire.benchmarks.common import write_text
+from quire.benchmarks.common import Flags, add_flags, write_text
 from quire.benchmarks.results import Row, is_number, names_of, read_rows
 from quire.errors import ConfigError
 
@@ -167,28 +167,29 @@ USUAL_FIGURES = ("output_throughput", "median_ttft_ms", "median_tpot_ms", "outpu
 """What is drawn when nothing is named, as far as the results have it."""
 
 
+AXES: Flags = (
+    ("--x", None, "the setting along the axis; else the first number that varies", {"metavar": "KEY"}),
+    ("--y", None, "figures, one chart each; else the usual ones", {"nargs": "+", "metavar": "KEY"}),
+    ("--curve-by", None, "settings that make a curve each", {"nargs": "*", "metavar": "KEY"}),
+)
+"""Which keys are plotted."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("results", nargs="+", help="result files or folders: JSON, JSON lines, a sweep's summary.json")
-    add_axes(parser)
-    parser.add_argument("--output", "-o", metavar="PATH", help="the file of a single figure (FIGURE.svg)")
-
-
-def add_axes(parser: argparse.ArgumentParser) -> None:
-    """Which keys are drawn."""
-    parser.add_argument("--x", metavar="KEY", help="the setting along the axis; else the first number that varies")
-    parser.add_argument("--y", nargs="+", metavar="KEY", help="figures, one chart each; else the usual ones")
-    parser.add_argument("--curve-by", nargs="*", metavar="KEY", help="settings that make a curve each")
+    output = ("--output -o", None, "the file of a single figure (FIGURE.svg)", {"metavar": "PATH"})
+    add_flags(parser, {"": (*AXES, output)})
 
 
 def run_command(args: argparse.Namespace) -> dict[str, Any]:
     rows = [row for path in args.results for row in read_rows(path)]
     if args.output and len(args.y or ()) != 1:
         raise ConfigError.of("output", "one file holds one chart; name one figure with --y.")
-    written = draw(rows, args.x, args.y, args.curve_by or [], lambda figure: args.output or f"{figure}.svg")
+    written = plot_figures(rows, args.x, args.y, args.curve_by or [], lambda figure: args.output or f"{figure}.svg")
     return {"written": written}
 
 
-def draw(
+def plot_figures(
     rows: Sequence[Row], x: str | None, figures: Sequence[str] | None, curve_by: Sequence[str], path_of: Any
 ) -> list[str]:
     """Write a chart for each figure; the paths. `path_of`: a figure's file.

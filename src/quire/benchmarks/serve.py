@@ -15,9 +15,9 @@ from typing import Any
 
 from quire.benchmarks import arrivals, common, datasets, serve_metrics
 from quire.benchmarks.datasets import CountTokens, Sample
-from quire.benchmarks.http_load import Target, ask, control
-from quire.benchmarks.load import LoadJob, run_load
+from quire.benchmarks.load import LoadJob, LoadResult, run_load
 from quire.engine.arg_parser import json_object
+from quire.entrypoints.http_client import Target, ask, control
 from quire.errors import ConfigError, EngineError
 
 BACKENDS = {
@@ -29,77 +29,88 @@ BACKENDS = {
 """Kinds of servers and their routes. vLLM's other kinds are not measured here."""
 
 SAMPLING = {
-    "temperature": float, "top_p": float, "top_k": int, "min_p": float, "frequency_penalty": float,
-    "presence_penalty": float, "repetition_penalty": float, "logprobs": int,
-}  # fmt: skip
+    "temperature": float,
+    "top_p": float,
+    "top_k": int,
+    "min_p": float,
+    "frequency_penalty": float,
+    "presence_penalty": float,
+    "repetition_penalty": float,
+    "logprobs": int,
+}
 STARTING = 503
 """The status of a server that is not ready, or that is not there yet."""
 FALLBACK_VOCAB_SIZE = 1000
-"""Where the server tells no vocabulary, ids below this are in everybody's."""
+"""Ids below this are in every model's vocabulary, where the server does not tell its own."""
+
+
+SERVER: common.Flags = (
+    ("--backend --endpoint-type", "openai", "protocol of the server", {"choices": tuple(BACKENDS)}),
+    ("--base-url", None, "the server; else http://HOST:PORT", {"metavar": "URL"}),
+    ("--host", "127.0.0.1", "the server's host"),
+    ("--port", 8000, "its port"),
+    ("--endpoint", None, "the route; else that of the backend", {"metavar": "PATH"}),
+    ("--model", None, "the model's name; else the first that the server lists"),
+    ("--served-model-name", None, "the name in requests, where it is not --model"),
+    ("--tokenizer", None, "its folder or hub id, where prompts are text and lengths matter", {"metavar": "NAME"}),
+    ("--tokenizer-mode", "auto", "auto, hf or slow"),
+    ("--skip-tokenizer-init", False, "never load a tokenizer here"),
+    ("--lora-modules", None, "each request takes its model at random from these", {"nargs": "+", "metavar": "NAME"}),
+    ("--api-key", None, "the server's key (else QUIRE_API_KEY)"),
+    ("--header", [], "further headers", {"nargs": "+", "action": "extend", "metavar": "NAME=VALUE"}),
+    ("--insecure", False, "accept any certificate"),
+    ("--ready-check-timeout-sec", 0, "wait this long until the server is ready (0: do not wait)", {"type": float}),
+    ("--start-server", False, "start `quire serve` for this run, and end it"),
+    ("--server-args", None, "flags for the server that is started", {"metavar": "TEXT"}),
+)
+BODY: common.Flags = (
+    ("--temperature", 0.0, "0 is greedy (0)"),
+    *(
+        (f"--{name.replace('_', '-')}", None, "as in the protocol", {"type": kind})
+        for name, kind in list(SAMPLING.items())[1:]
+    ),
+    (
+        "--ignore-eos",
+        None,
+        "answers have exactly their length (on for random and prefix_repetition)",
+        {"action": argparse.BooleanOptionalAction},
+    ),
+    ("--extra-body", {}, "further fields of every request", {"type": json_object, "metavar": "JSON"}),
+    (
+        "--chat-template-kwargs",
+        None,
+        "variables of the chat template, in every request",
+        {"type": json_object, "metavar": "JSON"},
+    ),
+)
+MEASURES: common.Flags = (
+    ("--seed --bench-seed", 0, "seed of prompts, lengths and arrivals"),
+    ("--num-warmups", 1, "requests before measuring, one after another", {"type": int}),
+    ("--num-clients", 1, "processes that send the requests"),
+    ("--vocab-size", None, "random ids are below it; else the server is asked", {"type": common.positive}),
+    ("--goodput", [], "service levels: ttft, tpot, e2el", {"nargs": "+", "metavar": "NAME:MS"}),
+    ("--percentile-metrics", "ttft,tpot,itl,e2el", "latencies to show (all)"),
+    ("--metric-percentiles", "99", "percentiles of them, with commas between"),
+    ("--profile", False, "tell the server to profile the measured part"),
+    ("--reset-prefix-cache", False, "empty the server's prefix cache before measuring"),
+    ("--disable-tqdm", False, "show no progress"),
+)
+RESULT: common.Flags = (
+    ("--save-result", False, "write the figures as JSON"),
+    ("--save-detailed", False, "with every request's times and text"),
+    ("--append-result", False, "add a line to the file"),
+    ("--result-dir", None, "where (the current folder)", {"metavar": "PATH"}),
+    ("--result-filename", None, "its name; else made of backend, rate, model and time", {"metavar": "NAME"}),
+    ("--label", None, "begins the file's name, in place of the backend"),
+    ("--metadata", [], "further keys of the result", {"nargs": "*", "metavar": "NAME=VALUE"}),
+    ("--plot-timeline", None, "plot every request's time as SVG", {"metavar": "PATH"}),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    # fmt: off
-    server = parser.add_argument_group("Server")
-    common.flag(server, "--backend --endpoint-type", "openai", "protocol of the server", choices=tuple(BACKENDS))
-    server.add_argument("--base-url", metavar="URL", help="the server; else http://HOST:PORT")
-    common.flag(server, "--host", "127.0.0.1", "the server's host")
-    common.flag(server, "--port", 8000, "its port")
-    server.add_argument("--endpoint", metavar="PATH", help="the route; else that of the backend")
-    server.add_argument("--model", help="the model's name; else the first that the server lists")
-    server.add_argument("--served-model-name", help="the name in requests, where it is not --model")
-    server.add_argument("--tokenizer", metavar="NAME", help="its folder or hub id, where prompts are text and lengths matter")
-    common.flag(server, "--tokenizer-mode", "auto", "auto, hf or slow")
-    common.flag(server, "--skip-tokenizer-init", False, "never load a tokenizer here")
-    server.add_argument("--lora-modules", nargs="+", metavar="NAME",
-        help="each request draws its model from these names")
-    server.add_argument("--api-key", help="the server's key (else QUIRE_API_KEY)")
-    server.add_argument("--header", nargs="+", action="extend", metavar="NAME=VALUE", default=[],
-        help="further headers")
-    common.flag(server, "--insecure", False, "accept any certificate")
-    common.flag(server, "--ready-check-timeout-sec", 0, "wait this long until the server is ready (0: do not wait)",
-        type=float)
-    common.flag(server, "--start-server", False, "start `quire serve` for this run, and end it")
-    server.add_argument("--server-args", metavar="TEXT", help="flags for the server that is started")
-    datasets.add_arguments(parser, num_prompts=1000, input_len=1024, output_len=128)
-    arrivals.add_arguments(parser)
-    requests = parser.add_argument_group("Body of a request")
-    for name, kind in SAMPLING.items():
-        flag = f"--{name.replace('_', '-')}"
-        if name == "temperature":
-            requests.add_argument(flag, type=kind, default=0.0, help="0 is greedy (0)")
-        else:
-            requests.add_argument(flag, type=kind, help="as in the protocol")
-    requests.add_argument("--ignore-eos", action=argparse.BooleanOptionalAction,
-        help="answers have exactly their length (on for random and prefix_repetition)")
-    requests.add_argument("--extra-body", type=json_object, default={}, metavar="JSON",
-        help="further fields of every request")
-    requests.add_argument("--chat-template-kwargs", type=json_object, metavar="JSON",
-        help="variables of the chat template, in every request")
-    measures = parser.add_argument_group("Measures")
-    common.flag(measures, "--seed --bench-seed", 0, "seed of prompts, lengths and arrivals")
-    common.flag(measures, "--num-warmups", 1, "requests before measuring, one after another", type=int)
-    common.flag(measures, "--num-clients", 1, "processes that send the requests")
-    measures.add_argument("--vocab-size", type=common.positive,
-        help="random ids are below it; else the server is asked")
-    measures.add_argument("--goodput", nargs="+", default=[], metavar="NAME:MS",
-        help="service levels: ttft, tpot, e2el")
-    common.flag(measures, "--percentile-metrics", "ttft,tpot,itl,e2el", "latencies to show (all)")
-    common.flag(measures, "--metric-percentiles", "99", "percentiles of them, with commas between")
-    common.flag(measures, "--profile", False, "tell the server to profile the measured part")
-    common.flag(measures, "--reset-prefix-cache", False, "empty the server's prefix cache before measuring")
-    common.flag(measures, "--disable-tqdm", False, "show no progress")
-    result = parser.add_argument_group("Result")
-    common.flag(result, "--save-result", False, "write the figures as JSON")
-    common.flag(result, "--save-detailed", False, "with every request's times and text")
-    common.flag(result, "--append-result", False, "add a line to the file")
-    result.add_argument("--result-dir", metavar="PATH", help="where (the current folder)")
-    result.add_argument("--result-filename", metavar="NAME",
-        help="its name; else made of backend, rate, model and time")
-    result.add_argument("--label", help="begins the file's name, in place of the backend")
-    result.add_argument("--metadata", nargs="*", default=[], metavar="NAME=VALUE", help="further keys of the result")
-    result.add_argument("--plot-timeline", metavar="PATH", help="draw every request's time as SVG")
-    # fmt: on
+    data = datasets.flags(num_prompts=1000, input_len=1024, output_len=128)
+    rest = {"Arrival": arrivals.FLAGS, "Body of a request": BODY, "Measures": MEASURES, "Result": RESULT}
+    common.add_flags(parser, {"Server": SERVER, **data, **rest})
 
 
 def run_command(args: argparse.Namespace) -> dict[str, Any]:
@@ -144,25 +155,7 @@ def _measure(
     levels: dict[str, float],
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The figures of a load, and what each request saw."""
-    path = args.endpoint or BACKENDS[args.backend]
-    is_chat = path.rstrip("/").endswith("/chat/completions")
-    make_body = _body_maker(args, model, is_chat, datasets.has_fixed_lengths(args))
-    job = LoadJob(target, path, [], [])
-    for number in range(args.num_warmups):
-        warm = samples[number % len(samples)].altered(number)
-        result = run_load(LoadJob(target, path, [make_body(warm)], [0.0]))
-        if result.records[0].error:
-            raise EngineError(f"A warm-up request failed: {result.records[0].error}")
-    if args.reset_prefix_cache:
-        control(target, "POST", "/reset_prefix_cache")
-    job.bodies, job.times = [make_body(sample) for sample in samples], times
-    job.max_concurrency, job.keep_text = args.max_concurrency or 0, args.save_detailed
-    job.show_progress = not args.disable_tqdm
-    if args.profile:
-        control(target, "POST", "/start_profile")
-    result = run_load(job, args.num_clients)
-    if args.profile:
-        control(target, "POST", "/stop_profile")
+    result = _send(args, target, model, samples, times)
     planned = [sample.prompt_len for sample in samples]
     figures: dict[str, Any] = {
         "date": serve_metrics.timestamp(),
@@ -186,6 +179,38 @@ def _measure(
         "machine": common.machine(),
     }
     return figures, serve_metrics.detailed(result.records, planned, result.began)
+
+
+def _send(
+    args: argparse.Namespace, target: Target, model: str, samples: list[Sample], times: list[float]
+) -> LoadResult:
+    """Warm the server up, and send the load.
+    Raises EngineError: a request of the warm-up failed."""
+    path = args.endpoint or BACKENDS[args.backend]
+    is_chat = path.rstrip("/").endswith("/chat/completions")
+    make_body = _body_maker(args, model, is_chat, datasets.has_fixed_lengths(args))
+    for number in range(args.num_warmups):
+        warm = samples[number % len(samples)].altered(number)
+        warmed = run_load(LoadJob(target, path, [make_body(warm)], [0.0]))
+        if warmed.records[0].error:
+            raise EngineError(f"A warm-up request failed: {warmed.records[0].error}")
+    if args.reset_prefix_cache:
+        control(target, "POST", "/reset_prefix_cache")
+    job = LoadJob(
+        target,
+        path,
+        bodies=[make_body(sample) for sample in samples],
+        times=times,
+        max_concurrency=args.max_concurrency or 0,
+        keep_text=args.save_detailed,
+        show_progress=not args.disable_tqdm,
+    )
+    if args.profile:
+        control(target, "POST", "/start_profile")
+    result = run_load(job, args.num_clients)
+    if args.profile:
+        control(target, "POST", "/stop_profile")
+    return result
 
 
 def _body_maker(args: argparse.Namespace, model: str, is_chat: bool, is_fixed: bool) -> Callable[[Sample], bytes]:
@@ -258,7 +283,7 @@ def _own_server(args: argparse.Namespace) -> Any:
 
 def _await_model(target: Target, args: argparse.Namespace) -> str:
     """The model's name in requests, once the server lists its models.
-    Raises ConfigError: nobody answers there in time, or the server lists nothing."""
+    Raises ConfigError: no server answers there in time, or the server lists nothing."""
     given = args.served_model_name or (args.model if not (args.start_server or args.server_args is not None) else None)
     last = time.monotonic() + args.ready_check_timeout_sec
     told = False

@@ -51,7 +51,7 @@ class RequestLatency:
 
 def measure_request(record: RequestRecord, planned_input: int | None) -> RequestLatency:
     """The latencies of a request that succeeded. `planned_input`: its prompt's tokens, where the server told nothing; None if
-    nobody knows."""
+    unknown."""
     times = record.event_times
     inputs = record.input_tokens if record.input_tokens is not None else planned_input or 0
     outputs = record.output_tokens if record.output_tokens is not None else len(times)

@@ -44,11 +44,16 @@ print("@startup " + json.dumps(phases), flush=True)
 """
 
 
+FLAGS: common.Flags = (
+    ("--num-iters", 5, "processes that are measured"),
+    ("--num-iters-warmup", 1, "processes before that", {"type": int}),
+    ("--input-len", 128, "tokens of the prompt"),
+    ("--cold", False, "each process finds Quire's own caches empty (compiled kernels, tuned sizes)"),
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    common.flag(parser, "--num-iters", 5, "processes that are measured")
-    common.flag(parser, "--num-iters-warmup", 1, "processes before that", type=int)
-    common.flag(parser, "--input-len", 128, "tokens of the prompt")
-    common.flag(parser, "--cold", False, "each process finds Quire's own caches empty (compiled kernels, tuned sizes)")
+    common.add_flags(parser, {"": FLAGS})
     common.add_engine_arguments(parser)
 
 

@@ -8,15 +8,19 @@ from typing import Any
 from quire.benchmarks import common, datasets
 from quire.errors import ConfigError
 
+FLAGS: common.Flags = (
+    ("--backend", "quire", "accepted for compatibility", {"choices": ("quire", "vllm")}),
+    ("--bench-seed", 0, "seed of prompts and lengths"),
+    ("--n", 1, "answers a prompt"),
+    ("--temperature", 1.0, "sampling temperature"),
+    ("--no-progress --disable-tqdm", False, "no progress bar"),
+    ("--disable-detokenize", False, "make no text of the tokens"),
+)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    datasets.add_arguments(parser, num_prompts=1000, input_len=1024, output_len=128)
-    parser.add_argument("--backend", choices=("quire", "vllm"), default="quire", help="accepted for compatibility")
-    common.flag(parser, "--bench-seed", 0, "seed of prompts and lengths")
-    common.flag(parser, "--n", 1, "answers a prompt")
-    common.flag(parser, "--temperature", 1.0, "sampling temperature")
-    common.flag(parser, "--no-progress --disable-tqdm", False, "no progress bar")
-    common.flag(parser, "--disable-detokenize", False, "make no text of the tokens")
+    data = datasets.flags(num_prompts=1000, input_len=1024, output_len=128)
+    common.add_flags(parser, {**data, "": FLAGS})
     common.add_engine_arguments(parser)
 
 
