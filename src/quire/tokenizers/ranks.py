@@ -74,7 +74,8 @@ class RankTokenizer(PlainTokenizer):
         template = read_chat_template(folder, config, chat_template)
         table = string_bytes_table(self.id_to_token, special, hidden)
         super().__init__(folder, tokens, special, table, config, template, hidden)
-        named = {name: value for name in SPECIAL_NAMES if (value := token_content(config.get(name))) in special}
+        given = {name: token_content(config.get(name)) for name in SPECIAL_NAMES}
+        named = {name: token for name, token in given.items() if token is not None and token in special}
         if kind == "QWenTokenizer":
             named.setdefault("eos_token", _QWEN_SPECIAL[0])
         self.special_tokens = named
