@@ -352,3 +352,10 @@ async def test_browsers_of_allowed_origins_may_ask(server):
         headers = {"Origin": "http://app", "Access-Control-Request-Method": "POST"}
         response = await s.client.options("/v1/completions", headers=headers)
         assert response.headers["access-control-allow-origin"] == "http://app"
+
+
+async def test_a_browser_of_an_allowed_origin_can_read_answers_and_refusals(server):
+    async with server(allowed_origins=["http://friend"]) as s:
+        for body, status in (({"prompt": "a", "max_tokens": 1}, 200), ({"prompt": 5}, 400)):
+            answer = await s.client.post("/v1/completions", json=body, headers={"origin": "http://friend"})
+            assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (status, "http://friend")
