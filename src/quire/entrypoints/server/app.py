@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 from starlette.datastructures import State
 from starlette.exceptions import HTTPException
@@ -56,8 +57,9 @@ def build_app(
         *extra_middleware,
     ]
     if allowed_origins:
-        cors = {"allow_origins": allowed_origins, "allow_methods": allowed_methods, "allow_headers": allowed_headers}
-        middleware.append(Middleware(CORSMiddleware, **cors, allow_credentials=allow_credentials))
+        options: dict[str, Any] = {"allow_methods": allowed_methods, "allow_headers": allowed_headers}
+        options |= {"allow_origins": allowed_origins, "allow_credentials": allow_credentials}
+        middleware.append(Middleware(CORSMiddleware, **options))
     if api_keys:
         paths = frozenset(route.path for route in pages)
         open_paths = paths if state.settings.api_key_for == "all" else paths | PROBED_PATHS
