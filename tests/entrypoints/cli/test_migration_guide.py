@@ -57,7 +57,7 @@ def test_a_name_that_nobody_knows_is_absent(kind: str) -> None:
     [
         ("flag", "serve", "--max-num-seqs", SAME, ""),
         ("flag", "serve", "--gpu-memory-utilization", DIFFERENT, "0.9"),
-        ("flag", "serve", "--cpu-offload-gb", ABSENT, "taken at"),
+        ("flag", "serve", "--cpu-offload-gb", ABSENT, "accepted at"),
         ("flag", "serve", "--enable-dbo", ABSENT, "default"),
         ("flag", "serve", "-dcp", ABSENT, "default"),
         ("flag", "bench serve", "--request-rate", SAME, ""),
