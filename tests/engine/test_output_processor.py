@@ -1,4 +1,4 @@
-"""From the core's news to outputs: text, stop strings, logprobs, kinds, siblings, ends."""
+"""From the core's outputs to users': text, stop strings, logprobs, kinds, siblings, ends."""
 
 import pytest
 from tests.engine.builders import make_config, make_record, process
@@ -27,11 +27,11 @@ def feed(processor, record, ids, finish=None, columns=True, index=0, **fields):
     for position, token_id in enumerate(ids):
         last = finish is not None and position == len(ids) - 1
         if columns and not last:
-            news = EngineCoreOutputs(plain_ids=[core_id], plain_tokens=[token_id])
+            step = EngineCoreOutputs(plain_ids=[core_id], plain_tokens=[token_id])
         else:
             reason = finish if last else None
-            news = EngineCoreOutputs(outputs=[EngineCoreOutput(core_id, [token_id], reason, **fields)])
-        touched, more = processor.process(news, float(position + 1))
+            step = EngineCoreOutputs(outputs=[EngineCoreOutput(core_id, [token_id], reason, **fields)])
+        touched, more = processor.process(step, float(position + 1))
         aborts += more
         built += [output for one in touched if (output := one.build_output()) is not None]
     return aborts, built
@@ -86,8 +86,8 @@ def test_several_tokens_in_one_step_are_cut_where_the_stop_string_ends(model_fol
         "logprob_values": [[-1.0]] * len(ids),
         "logprob_ranks": [1] * len(ids),
     }
-    news = EngineCoreOutputs(outputs=[EngineCoreOutput("r~0", ids, **rows)])
-    touched, aborts = processor.process(news, 1.0)
+    step = EngineCoreOutputs(outputs=[EngineCoreOutput("r~0", ids, **rows)])
+    touched, aborts = processor.process(step, 1.0)
     completion = touched[0].build_output().outputs[0]
     assert aborts == ["r~0"]
     assert completion.text == "hello "
@@ -152,7 +152,7 @@ def test_logprobs_come_with_their_tokens_ranks_and_texts(model_folder, tokenizer
     processor, _record = start(model_folder, tokenizer, params)
     outputs = []
     for position, token_id in enumerate(ids):
-        news = EngineCoreOutput(
+        output = EngineCoreOutput(
             "r~0",
             [token_id],
             FinishReason.LENGTH if position == len(ids) - 1 else None,
@@ -160,7 +160,7 @@ def test_logprobs_come_with_their_tokens_ranks_and_texts(model_folder, tokenizer
             logprob_values=[[-2.0, -0.5, -2.0]],
             logprob_ranks=[2],
         )
-        touched, _ = processor.process(EngineCoreOutputs(outputs=[news]), 1.0)
+        touched, _ = processor.process(EngineCoreOutputs(outputs=[output]), 1.0)
         outputs.append(touched[0].build_output().outputs[0])
     positions = (
         list(outputs[-1].logprobs) if kind is RequestOutputKind.CUMULATIVE else [p for o in outputs for p in o.logprobs]
@@ -179,14 +179,14 @@ def test_prompt_logprobs_begin_with_none_and_arrive_in_chunks(model_folder, toke
     params = SamplingParams(max_tokens=9, prompt_logprobs=0)
     processor, _record = start(model_folder, tokenizer, params, prompt=[5, 6, 7, 8])
     for chunk in ([6, 7], [8]):
-        news = EngineCoreOutput(
+        output = EngineCoreOutput(
             "r~0",
             [] if chunk == [6, 7] else [9],
             prompt_logprob_token_ids=[[t] for t in chunk],
             prompt_logprob_values=[[-1.0] for _ in chunk],
             prompt_logprob_ranks=[3 for _ in chunk],
         )
-        touched, _ = processor.process(EngineCoreOutputs(outputs=[news]), 1.0)
+        touched, _ = processor.process(EngineCoreOutputs(outputs=[output]), 1.0)
     output = touched[0].build_output()
     assert output.prompt_logprobs[0] is None
     assert [next(iter(position)) for position in output.prompt_logprobs[1:]] == [6, 7, 8]
@@ -212,7 +212,7 @@ def test_deltas_of_siblings_name_the_one_that_grew(model_folder, tokenizer):
     assert {completion.index for output in outputs for completion in output.outputs} == {1}
 
 
-def test_an_aborted_request_ends_with_abort_and_late_news_is_ignored(model_folder, tokenizer):
+def test_an_aborted_request_ends_with_abort_and_late_outputs_are_ignored(model_folder, tokenizer):
     processor, record = start(model_folder, tokenizer, SamplingParams(max_tokens=9))
     feed(processor, record, tokenizer.encode("on"))
     records, core_ids = processor.abort(["r", "unknown"], 5.0)
@@ -223,8 +223,8 @@ def test_an_aborted_request_ends_with_abort_and_late_news_is_ignored(model_folde
 
 def test_a_refused_request_carries_the_error(model_folder, tokenizer):
     processor, _record = start(model_folder, tokenizer, SamplingParams(max_tokens=9))
-    news = EngineCoreOutput("r~0", finish_reason=FinishReason.ERROR, error="does not fit")
-    touched, _ = processor.process(EngineCoreOutputs(outputs=[news]), 1.0)
+    output = EngineCoreOutput("r~0", finish_reason=FinishReason.ERROR, error="does not fit")
+    touched, _ = processor.process(EngineCoreOutputs(outputs=[output]), 1.0)
     output = touched[0].build_output()
     assert (output.error, output.outputs[0].finish_reason, output.finished) == ("does not fit", "error", True)
 
@@ -274,8 +274,8 @@ def test_a_reader_of_several_steps_can_tell_whose_text_is_whose(model_folder, to
         for position, token_id in enumerate(ids):
             fields = {"logprob_token_ids": [[token_id]], "logprob_values": [[-1.0]], "logprob_ranks": [1]}
             end = finish if position == len(ids) - 1 else None
-            news = EngineCoreOutput(record.sequences[0].core_id, [token_id], end, **fields)
-            processor.process(EngineCoreOutputs(outputs=[news]), float(position + 1))
+            output = EngineCoreOutput(record.sequences[0].core_id, [token_id], end, **fields)
+            processor.process(EngineCoreOutputs(outputs=[output]), float(position + 1))
             if position % every == 0 or record.is_finished:
                 told.append(record.build_output())
             if record.is_finished:

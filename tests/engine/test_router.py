@@ -28,19 +28,19 @@ class Heard:
 
     def __init__(self):
         self.messages = []
-        self.news = threading.Condition()
+        self.arrived = threading.Condition()
 
     def __call__(self, message):
-        with self.news:
+        with self.arrived:
             self.messages.append(message)
-            self.news.notify_all()
+            self.arrived.notify_all()
 
     send = __call__  # as a client's
     ready = Ready(100, 16, 4096)
 
     def wait_for(self, count):
-        with self.news:
-            assert self.news.wait_for(lambda: len(self.messages) >= count, 30)
+        with self.arrived:
+            assert self.arrived.wait_for(lambda: len(self.messages) >= count, 30)
             return self.messages
 
 

@@ -253,12 +253,7 @@ class InputProcessor:
         many logprobs as it has candidates.
         Raises RequestError: something about it cannot be served; `param` names it."""
         check_params(params, SamplingParams, "sampling_params")
-        if self._model.pooling is not None:
-            raise RequestError(
-                f"{self._model.model!r} runs as a pooling model here ({', '.join(self._model.pooling.tasks)}) and generates "
-                "no text: start the engine with runner='generate', if the checkpoint can",
-                param="model",
-            )
+        self._check_generates()
         core_id = self.next_core_id(request_id)
         arrival_time = time.monotonic() if arrival_time is None else arrival_time
         tokenizer = self._source.get()
@@ -285,6 +280,15 @@ class InputProcessor:
             for index in range(params.n)
         ]
         return ProcessedRequest(request_id, prompt, params, engine_requests, arrival_time, tokenizer)
+
+    def _check_generates(self) -> None:
+        """Raises RequestError: the model pools."""
+        if self._model.pooling is not None:
+            raise RequestError(
+                f"{self._model.model!r} runs as a pooling model here ({', '.join(self._model.pooling.tasks)}) and generates "
+                "no text: start the engine with runner='generate', if the checkpoint can",
+                param="model",
+            )
 
     def next_core_id(self, request_id: str) -> str:
         """A request's id in the core. None comes twice, even if the user's does: late outputs of an aborted request find no

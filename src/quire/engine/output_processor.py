@@ -101,9 +101,8 @@ class OutputProcessor:
         aborts: list[str] = []
         sequences = self._sequences
         has_hooks = bool(self.hooks)
-        waits: dict[
-            float, int
-        ] = {}  # When sequences had got their last token before → how many of them: hardly ever two.
+        # Sequences by the time of their last token before this one, which is nearly always the same: one record for all of them.
+        waits: dict[float, int] = {}
         for core_id, token_id in zip(outputs.plain_ids, outputs.plain_tokens, strict=True):
             found = sequences.get(core_id)
             if found is None:  # aborted while the step was under way
@@ -129,9 +128,7 @@ class OutputProcessor:
                 self._end(record, sequence, now)
             if not sequence.is_quiet:
                 touched.append(record)
-        for last, times in waits.items():
-            for hook in self.hooks:
-                hook.record_next_tokens(now - last, 1, times)
+        self._record_waits(waits, now)
         for output in outputs.outputs:
             found = sequences.get(output.request_id)
             if found is not None:
@@ -199,6 +196,11 @@ class OutputProcessor:
             record.error = output.error
             record.refusal = None if output.refusal is None else to_error(output.refusal, output.error)
         sequence.finish(reason, output.stop_reason)
+
+    def _record_waits(self, waits: dict[float, int], now: float) -> None:
+        for last, times in waits.items():
+            for hook in self.hooks:
+                hook.record_next_tokens(now - last, 1, times)
 
     def _record_tokens(self, record: RequestRecord, sequence: SequenceState, count: int, now: float) -> None:
         if not sequence.first_token_time:
