@@ -30,8 +30,13 @@ ScaleRowsArguments = structure("ScaleRowsArguments", pointers="x table index", l
 GatherArguments = structure("GatherArguments", pointers="x index out", longs="d")
 ScaleAndCapArguments = structure("ScaleAndCapArguments", pointers="x", longs="d", floats="scale soft_cap")
 ArgmaxArguments = structure(
-    "ArgmaxArguments", pointers="logits inverse_temperature seed position slots allowed out", longs="v words"
-)  # fmt: skip
+    "ArgmaxArguments",
+    pointers="logits inverse_temperature seed position slots allowed threshold out",
+    longs="v words",
+)
+ThresholdsArguments = structure(
+    "ThresholdsArguments", pointers="logits inverse_temperature top_k top_p min_p out", longs="v"
+)
 KeepAllowedArguments = structure("KeepAllowedArguments", pointers="logits slots allowed", longs="v words")
 RopeArguments = structure(
     "RopeArguments", pointers="qkv cache slot_mapping positions cos_sin q_norm k_norm",

@@ -101,8 +101,19 @@ struct ArgmaxArguments {  // rows: logits rows; seed == nullptr: plain argmax; s
     const int64_t* position;
     const int32_t* slots;
     const int32_t* allowed;
+    const float* threshold;  // nullptr: nothing is hidden
     int32_t* out;
     int64_t v, words;
+};
+
+struct ThresholdsArguments {  // rows: logits rows; top_k of 0, top_p of 1 and min_p of 0 are off
+    const float* logits;
+    const float* inverse_temperature;
+    const int32_t* top_k;
+    const float* top_p;
+    const float* min_p;
+    float* out;
+    int64_t v;
 };
 
 struct KeepAllowedArguments {  // rows: logits rows; slots[row] < 0: all of them

@@ -64,6 +64,7 @@ static const NamedOperation operations[] = {
     {"gather_rows", gather_rows},
     {"scale_and_cap", scale_and_cap},
     {"argmax", argmax},
+    {"thresholds", thresholds},
     {"keep_allowed", keep_allowed},
     {"rope_and_cache", rope_and_cache},
     {"paged_attention", paged_attention},

@@ -1,10 +1,12 @@
 // The thread pool, recorded programs, the choice of the instruction set, and the C interface. Knows no operation by name.
 #include <pthread.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -24,6 +26,12 @@
 #define QUIRE_API extern "C" __attribute__((visibility("default")))
 
 namespace quire {
+
+void put_largest_first(float* values, int64_t count, int64_t wanted) {
+    std::nth_element(values, values + wanted - 1, values + count, std::greater<float>());
+}
+
+void sort_descending(float* values, int64_t count) { std::sort(values, values + count, std::greater<float>()); }
 
 #if defined(QUIRE_HAVE_GENERIC)
 extern const KernelSet kernels_generic;

@@ -1,4 +1,5 @@
-// Argmax, plain or with Gumbel noise, and masks of tokens. The noise is defined to the bit by `kernels/reference/sampling.py`.
+// Argmax, plain or with Gumbel noise, masks of tokens, and filters as one threshold a row. `kernels/sampling.py` defines the
+// noise, to the bit, and what the filters mean.
 #pragma once
 
 #include <utility>
@@ -171,7 +172,8 @@ inline Best best_of_chunk(const float* logits, int64_t begin, int64_t end) {
 
 // Most elements cannot win, whatever their noise: they are left out before their noise is computed, or before its
 // logarithms are. Roundings are monotonic, so that a bound on the noise is a bound on the score.
-inline Best best_with_noise(const float* logits, int64_t begin, int64_t end, float scale, uint64_t seed, uint64_t position) {
+inline Best best_with_noise(const float* logits, int64_t begin, int64_t end, float scale, uint64_t seed, uint64_t position,
+                            float threshold) {
     Best best = best_of_chunk(logits, begin, end);
     if (best.index < 0 || best.value == -INFINITY) return best;
     // Some element surely scores this much; a score below it need not be looked at.
@@ -185,7 +187,7 @@ inline Best best_with_noise(const float* logits, int64_t begin, int64_t end, flo
         for (int v = 0; v < 4; ++v) {
             int lanes = static_cast<int>(count - v * W < 0 ? 0 : count - v * W < W ? count - v * W : W);
             vf x = lanes == W ? load(logits + i + v * W) : load_some(logits + i + v * W, lanes);
-            scaled[v] = rounded(x * scale);
+            scaled[v] = rounded((x < threshold ? set1(-INFINITY) : x) * scale);
             possible |= scaled[v] + NOISE_MOST >= set1(needed);
         }
         if (!any(possible)) continue;
@@ -237,7 +239,8 @@ inline void argmax(const void* arguments, int64_t rows, Team& team) {
             hide_forbidden(logits, args.allowed + args.slots[row] * args.words, begin, end);
         if (args.seed && std::isfinite(args.inverse_temperature[row]))
             found[task] = best_with_noise(logits, begin, end, args.inverse_temperature[row],
-                                          static_cast<uint64_t>(args.seed[row]), static_cast<uint64_t>(args.position[row]));
+                                          static_cast<uint64_t>(args.seed[row]), static_cast<uint64_t>(args.position[row]),
+                                          args.threshold ? args.threshold[row] : -INFINITY);
         else
             found[task] = best_of_chunk(logits, begin, end);
     }
@@ -251,6 +254,118 @@ inline void argmax(const void* arguments, int64_t rows, Team& team) {
                 best.offer(found[row * chunks + chunk].value, found[row * chunks + chunk].index);
         args.out[row] = best.index < 0 ? 0 : best.index;
     }
+}
+
+// The largest values of a row in descending order, at most `wanted` of those above minus infinity. Returns how many.
+// Values are gathered until there are twice as many as wanted; then the smaller half goes, and bounds what may still come.
+// `kept` has room for min(2 * wanted, v) + W values.
+inline int64_t gather_largest(const float* logits, int64_t v, int64_t wanted, float* kept) {
+    const int64_t room = 2 * wanted < v ? 2 * wanted : v;
+    int64_t count = 0;
+    float bound = -INFINITY;
+    for (int64_t i = 0; i < v; i += W) {
+        const int64_t end = i + W < v ? i + W : v;
+        if (end - i == W && !any(load(logits + i) > bound)) continue;
+        for (int64_t j = i; j < end; ++j)
+            if (logits[j] > bound) kept[count++] = logits[j];
+        if (count > room && count > wanted) {
+            put_largest_first(kept, count, wanted);
+            count = wanted;
+            bound = kept[wanted - 1];
+        }
+    }
+    if (count > wanted) {
+        put_largest_first(kept, count, wanted);
+        count = wanted;
+    }
+    sort_descending(kept, count);
+    return count;
+}
+
+constexpr int BUCKETS = 4096;
+
+// Where logits lie between the largest and `BUCKETS / scale` below it; `BUCKETS` is further away.
+QUIRE_INLINE vi bucket_of(vf x, float most, float scale) {
+    const vf place = rounded((most - x) * scale), furthest = set1(BUCKETS);
+    return __builtin_convertvector(place < furthest ? place : furthest, vi);
+}
+
+// The logit at which the unnormalised probabilities, 1 for `most`, of the logits from `floor` on reach `top_p` of their sum, in
+// descending order. One pass sums them up by their distance from the largest; the bucket in which the sum is reached is sorted.
+// What lies further away than the last bucket is 2 v / (1 - top_p) times less likely than the largest: together too little to
+// hold the end of the nucleus.
+inline float nucleus_end(const float* logits, int64_t v, float most, float inverse_temperature, float floor, float top_p,
+                         Team& team) {
+    auto* mass = team.own<double>(BUCKETS * sizeof(double) + (v + W) * sizeof(float));
+    auto* kept = reinterpret_cast<float*>(mass + BUCKETS);
+    for (int i = 0; i < BUCKETS; ++i) mass[i] = 0;
+    const double distance = std::log(2.0 * v / (1.0 - top_p)) / inverse_temperature;
+    const auto scale = static_cast<float>(BUCKETS / distance);
+    double beyond = 0;
+    for (int64_t i = 0; i < v; i += W) {
+        const int64_t count = i + W < v ? W : v - i;
+        const vf x = count == W ? load(logits + i) : load_some(logits + i, static_cast<int>(count));
+        vf weight = exponential((x - most) * inverse_temperature);
+        weight = x < floor ? vf{} : weight;
+        const vi bucket = bucket_of(x, most, scale);
+        for (int64_t lane = 0; lane < count; ++lane)
+            if (bucket[lane] < BUCKETS)
+                mass[bucket[lane]] += weight[lane];
+            else
+                beyond += weight[lane];
+    }
+    double total = beyond;
+    for (int i = 0; i < BUCKETS; ++i) total += mass[i];
+    const double needed = total * top_p;
+    double reached = 0;
+    int last = 0;
+    while (last < BUCKETS && reached + mass[last] < needed) reached += mass[last++];
+    int64_t count = 0;
+    for (int64_t i = 0; i < v; i += W) {
+        const int64_t left = i + W < v ? W : v - i;
+        const vi bucket = bucket_of(left == W ? load(logits + i) : load_some(logits + i, static_cast<int>(left)), most, scale);
+        if (!any(bucket == last)) continue;
+        for (int64_t lane = 0; lane < left; ++lane)
+            if (bucket[lane] == last && logits[i + lane] >= floor) kept[count++] = logits[i + lane];
+    }
+    if (last == BUCKETS || count == 0) return floor;  // only rounding leads here
+    sort_descending(kept, count);
+    for (int64_t i = 0; i < count; ++i) {
+        reached += std::exp((kept[i] - most) * inverse_temperature);
+        if (reached >= needed) return kept[i];
+    }
+    return kept[count - 1];
+}
+
+inline float threshold_of(const ThresholdsArguments& args, int64_t row, Team& team) {
+    const float* logits = args.logits + row * args.v;
+    const double inverse = args.inverse_temperature[row], top_p = args.top_p[row];
+    const int64_t v = args.v, top_k = args.top_k[row];
+    const bool has_top_k = top_k > 0 && top_k < v, has_min_p = args.min_p[row] > 0;
+    if (!std::isfinite(args.inverse_temperature[row]) || (!has_top_k && !has_min_p && top_p >= 1)) return -INFINITY;
+    const float most = best_of_chunk(logits, 0, v).value;
+    if (most == -INFINITY) return most;
+    double threshold = has_min_p ? most + std::log(static_cast<double>(args.min_p[row])) / inverse : -INFINITY;
+    if (!has_top_k)
+        return top_p >= 1 ? static_cast<float>(threshold)
+                          : nucleus_end(logits, v, most, args.inverse_temperature[row], static_cast<float>(threshold),
+                                        args.top_p[row], team);
+    float* kept = team.own<float>(((2 * top_k < v ? 2 * top_k : v) + W) * sizeof(float));
+    const int64_t count = gather_largest(logits, v, top_k, kept);
+    if (count == top_k && kept[top_k - 1] > threshold) threshold = kept[top_k - 1];
+    if (top_p >= 1) return static_cast<float>(threshold);
+    double total = 0, reached = 0;
+    for (int64_t i = 0; i < count && kept[i] >= threshold; ++i) total += std::exp((kept[i] - most) * inverse);
+    for (int64_t i = 0; i < count && kept[i] >= threshold; ++i) {
+        reached += std::exp((kept[i] - most) * inverse);
+        if (reached >= total * top_p) return kept[i];
+    }
+    return static_cast<float>(threshold);
+}
+
+inline void thresholds(const void* arguments, int64_t rows, Team& team) {
+    const auto& args = *static_cast<const ThresholdsArguments*>(arguments);
+    for (int64_t row; (row = team.next()) < rows;) args.out[row] = threshold_of(args, row, team);
 }
 
 inline void keep_allowed(const void* arguments, int64_t rows, Team& team) {

@@ -12,6 +12,10 @@ namespace quire {
 // that of a set this machine lacks: so everything here is inlined by force, or lives in pool.cpp.
 #define QUIRE_LOCAL inline __attribute__((always_inline))
 
+// Order `values` so that the `wanted` largest come first, in any order.
+void put_largest_first(float* values, int64_t count, int64_t wanted);
+void sort_descending(float* values, int64_t count);
+
 class Scratch {
    public:
     ~Scratch();
