@@ -128,9 +128,13 @@ class LibraryBackend(TritonBackend):
         except REFUSALS as error:
             logger.warning_once(
                 "%s computes no such step (%s: %s), our own kernels do: heads of %d, %d a KV head, pages of %d tokens",
-                self.package, type(error).__name__, error, params.head_dim, params.num_heads // params.num_kv_heads,
+                self.package,
+                type(error).__name__,
+                error,
+                params.head_dim,
+                params.num_heads // params.num_kv_heads,
                 metadata.block_size,
-            )  # fmt: skip
+            )
             super().forward(qkv, kv_cache, metadata, params, out)
 
     def attend(

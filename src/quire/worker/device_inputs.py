@@ -164,9 +164,16 @@ class DeviceInputs:
         return self._describe(logits, logits, logits, 1, *lengths)
 
     def _describe(
-        self, tokens: int, requests: int, logits: int, max_query_len: int, query_start: torch.Tensor,
-        seq_lens: torch.Tensor, rows: torch.Tensor, shape: torch.Tensor,
-    ) -> StepInputs:  # fmt: skip
+        self,
+        tokens: int,
+        requests: int,
+        logits: int,
+        max_query_len: int,
+        query_start: torch.Tensor,
+        seq_lens: torch.Tensor,
+        rows: torch.Tensor,
+        shape: torch.Tensor,
+    ) -> StepInputs:
         buffers = self.buffers
         attention = [
             AttentionMetadata(

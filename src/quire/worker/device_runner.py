@@ -373,9 +373,14 @@ class DeviceRunner(Runner):
             ops.keep_tokens(out_S, columns.rows_S[:count], buffers.last_token_R)
             return
         step = self._inputs.step(
-            shape.num_tokens, shape.num_requests, shape.num_logits, shape.max_query_len, shape.is_narrow, shape.decodes,
+            shape.num_tokens,
+            shape.num_requests,
+            shape.num_logits,
+            shape.max_query_len,
+            shape.is_narrow,
+            shape.decodes,
             shape.has_short,
-        )  # fmt: skip
+        )
         ops.unpack_step(buffers, shape.num_tokens, shape.num_requests)
         for described in (step, step.sampled):
             for metadata in described.attention if described is not None else ():

@@ -76,9 +76,15 @@ class InputPreparation:
         self._first_token_R = np.arange(state.max_rows, dtype=np.int64) * state.row_length
         self._first_page_R = np.arange(state.max_rows, dtype=np.int64) * state.row_pages
         self.arrays = HostInputs(
-            self._input_ids_T, self._positions_T, self._slots_T, self._query_start_B, self._seq_lens_B, self._rows_B,
-            self._logits_index_S, self._shape,
-        )  # fmt: skip
+            self._input_ids_T,
+            self._positions_T,
+            self._slots_T,
+            self._query_start_B,
+            self._seq_lens_B,
+            self._rows_B,
+            self._logits_index_S,
+            self._shape,
+        )
         # The tokens that need logits, each as a request of one.
         self._sample_start_S = np.arange(max_requests + 1, dtype=np.int32)
         self._sample_lens_S = np.zeros(max_requests, dtype=np.int32)

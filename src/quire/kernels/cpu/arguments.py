@@ -39,14 +39,17 @@ ThresholdsArguments = structure(
 )
 KeepAllowedArguments = structure("KeepAllowedArguments", pointers="logits slots allowed", longs="v words")
 RopeArguments = structure(
-    "RopeArguments", pointers="qkv cache slot_mapping positions cos_sin q_norm k_norm",
+    "RopeArguments",
+    pointers="qkv cache slot_mapping positions cos_sin q_norm k_norm",
     longs="plane_stride page_stride qkv_stride block_size",
-    ints="num_heads num_kv_heads head_dim rotary_dim interleaved dtype", floats="eps",
-)  # fmt: skip
+    ints="num_heads num_kv_heads head_dim rotary_dim interleaved dtype",
+    floats="eps",
+)
 AttentionArguments = structure(
     "AttentionArguments",
     pointers="qkv cache out query_start seq_lens table_rows block_table shape sinks alibi_slopes",
     longs="plane_stride page_stride qkv_stride block_size block_table_stride",
-    ints="num_heads num_kv_heads head_dim value_dim window causal chunk dtype", floats="scale soft_cap",
-)  # fmt: skip
+    ints="num_heads num_kv_heads head_dim value_dim window causal chunk dtype",
+    floats="scale soft_cap",
+)
 ReadArguments = structure("ReadArguments", ("source", ctypes.c_void_p), longs="bytes", pointers="sink")

@@ -18,13 +18,19 @@ SCORINGS = {"softmax": 0, "sigmoid": 1, "sparsemixer": 2}
 
 
 _Route = structure(
-    "_Route", pointers="logits bias ids weights", longs="experts top_k groups top_groups", ints="scoring renormalize",
+    "_Route",
+    pointers="logits bias ids weights",
+    longs="experts top_k groups top_groups",
+    ints="scoring renormalize",
     floats="scale jitter",
-)  # fmt: skip
+)
 _Experts = structure(
-    "_Experts", pointers="x ids weights out gate_up down gate_up_bias down_bias",
-    longs="d intermediate experts first top_k", ints="dtype kind gated clamped scales_input", floats="alpha limit",
-)  # fmt: skip
+    "_Experts",
+    pointers="x ids weights out gate_up down gate_up_bias down_bias",
+    longs="d intermediate experts first top_k",
+    ints="dtype kind gated clamped scales_input",
+    floats="alpha limit",
+)
 
 
 @dataclasses.dataclass(frozen=True)

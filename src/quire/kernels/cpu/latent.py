@@ -15,10 +15,12 @@ _HeadLinear = structure(
     "_HeadLinear", pointers="x packed out", longs="heads n k x_row x_head out_row out_head", ints="dtype"
 )
 _Latent = structure(
-    "_Latent", pointers="q latent norm cos_sin slot_mapping positions cache out",
-    longs="heads rank rotary_dim q_row q_head out_row out_head page_stride block_size", ints="interleaved dtype",
+    "_Latent",
+    pointers="q latent norm cos_sin slot_mapping positions cache out",
+    longs="heads rank rotary_dim q_row q_head out_row out_head page_stride block_size",
+    ints="interleaved dtype",
     floats="eps",
-)  # fmt: skip
+)
 
 
 def _heads(x_TNK: torch.Tensor, name: str) -> tuple[int, int, int]:

@@ -32,9 +32,12 @@ MAX_INT8_INPUTS = 1 << 16
 
 _PackCodes = structure("_PackCodes", pointers="codes packed", longs="n k stride lines", ints="kind")
 _PackedLinear = structure(
-    "_PackedLinear", pointers="x codes scale zero perm table digits input_scale bias out", longs="n k groups block",
-    floats="unit scale_unit", ints="kind half_scale half_zero code_zero",
-)  # fmt: skip
+    "_PackedLinear",
+    pointers="x codes scale zero perm table digits input_scale bias out",
+    longs="n k groups block",
+    floats="unit scale_unit",
+    ints="kind half_scale half_zero code_zero",
+)
 
 
 class CpuLayout:
@@ -69,9 +72,16 @@ class CpuLayout:
         scale = _panels(scale_NG / power)
         zero = None if zero_NG is None else _panels(zero_NG)
         self.call = _PackedLinear(
-            n=n, k=k, groups=scale_NG.shape[1], block=block, unit=power, scale_unit=power, kind=kind,
-            half_scale=scale.dtype is torch.float16, half_zero=zero is not None and zero.dtype is torch.float16,
-        )  # fmt: skip
+            n=n,
+            k=k,
+            groups=scale_NG.shape[1],
+            block=block,
+            unit=power,
+            scale_unit=power,
+            kind=kind,
+            half_scale=scale.dtype is torch.float16,
+            half_zero=zero is not None and zero.dtype is torch.float16,
+        )
         self.tensors: list[torch.Tensor] = []
         self.keep(codes=self.packed, scale=scale, zero=zero, digits=torch.zeros(2, 16, dtype=torch.uint8))
         self.is_exact_only = False

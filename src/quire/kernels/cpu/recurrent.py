@@ -20,36 +20,51 @@ _Batch = structure(
 )
 _BATCH = ("batch", _Batch)
 _Conv = structure(
-    "_Conv", _BATCH, pointers="x weight bias states out", longs="x_stride page_stride out_stride channels width",
+    "_Conv",
+    _BATCH,
+    pointers="x weight bias states out",
+    longs="x_stride page_stride out_stride channels width",
     ints="gate",
-)  # fmt: skip
+)
 _Gate = structure("_Gate", pointers="x gate out", longs="x_stride gate_stride out_stride channels each", ints="kind")
 _ScaleColumns = structure("_ScaleColumns", pointers="x scale out", longs="x_stride out_stride channels")
 _SelectiveScan = structure(
-    "_SelectiveScan", _BATCH, pointers="x dt b c a d states out",
+    "_SelectiveScan",
+    _BATCH,
+    pointers="x dt b c a d states out",
     longs="x_stride dt_stride b_stride c_stride page_stride out_stride channels state",
-)  # fmt: skip
+)
 _Ssd = structure(
-    "_Ssd", _BATCH, pointers="x dt b c a d dt_bias states out",
+    "_Ssd",
+    _BATCH,
+    pointers="x dt b c a d dt_bias states out",
     longs="x_stride dt_stride b_stride c_stride page_stride out_stride heads groups head_dim state",
     floats="dt_min dt_max",
-)  # fmt: skip
+)
 _Delta = structure(
-    "_Delta", _BATCH, pointers="q k v a b a_weight dt_bias states out",
+    "_Delta",
+    _BATCH,
+    pointers="q k v a b a_weight dt_bias states out",
     longs="q_stride k_stride v_stride a_stride b_stride page_stride out_stride heads key_heads head_dim state",
-    floats="beta_scale floor", ints="by_number",
-)  # fmt: skip
+    floats="beta_scale floor",
+    ints="by_number",
+)
 _RgLru = structure(
-    "_RgLru", _BATCH, pointers="x input forget a input_bias forget_bias states out",
+    "_RgLru",
+    _BATCH,
+    pointers="x input forget a input_bias forget_bias states out",
     longs="x_stride input_stride forget_stride page_stride out_stride channels",
-)  # fmt: skip
+)
 _Wkv = structure(
     "_Wkv", _BATCH, pointers="k v decay first states out", longs="k_stride v_stride page_stride out_stride channels"
 )
 _GatedNorm = structure(
-    "_GatedNorm", pointers="x gate weight out", longs="x_stride gate_stride out_stride channels group", floats="eps",
+    "_GatedNorm",
+    pointers="x gate weight out",
+    longs="x_stride gate_stride out_stride channels group",
+    floats="eps",
     ints="norm_first kind",
-)  # fmt: skip
+)
 
 
 def _rows(tensor: torch.Tensor, name: str) -> tuple[int, int]:
@@ -92,9 +107,19 @@ def causal_conv(
     (states, page_stride), (out, out_stride) = _rows(states_PVC, "states"), _rows(out_TC, "out")
     width, channels = weight_WC.shape
     call = _Conv(
-        batch, x, float_address(weight_WC, "weight"), float_address(bias_C, "bias"), states, out, x_stride, page_stride,
-        out_stride, channels, width, _gate_number(gate),
-    )  # fmt: skip
+        batch,
+        x,
+        float_address(weight_WC, "weight"),
+        float_address(bias_C, "bias"),
+        states,
+        out,
+        x_stride,
+        page_stride,
+        out_stride,
+        channels,
+        width,
+        _gate_number(gate),
+    )
     run("causal_conv", call, x_TC.shape[0], x_TC, weight_WC, bias_C, states_PVC, out_TC, *held)
 
 
@@ -116,7 +141,7 @@ def selective_scan(
     state, channels = a_SC.shape
     call = _SelectiveScan(
         batch, x, dt, b, c, float_address(a_SC, "a"), float_address(d_C, "d"), states, out, *strides, channels, state
-    )  # fmt: skip
+    )
     run("selective_scan", call, x_TC.shape[0], *tensors.values(), a_SC, d_C, *held)
 
 
@@ -137,9 +162,22 @@ def ssd_scan(
     constants = (weights.a_N, weights.d_N, weights.dt_bias_N)
     _, heads, state, head_dim = states_PNSH.shape
     call = _Ssd(
-        batch, x, dt, b, c, *map(float_address, constants, ("a", "d", "dt_bias")), states, out, *strides, heads,
-        b_TGS.shape[1], head_dim, state, weights.dt_min, weights.dt_max,
-    )  # fmt: skip
+        batch,
+        x,
+        dt,
+        b,
+        c,
+        *map(float_address, constants, ("a", "d", "dt_bias")),
+        states,
+        out,
+        *strides,
+        heads,
+        b_TGS.shape[1],
+        head_dim,
+        state,
+        weights.dt_min,
+        weights.dt_max,
+    )
     run("ssd_scan", call, x_TNH.shape[0], *tensors.values(), *constants, *held)
 
 
@@ -161,9 +199,24 @@ def gated_delta_rule(
     constants = (weights.a_N, weights.dt_bias_N)
     _, heads, state, head_dim = states_PNSH.shape
     call = _Delta(
-        batch, q, k, v, a, b, *map(float_address, constants, ("a", "dt_bias")), states, out, *strides, heads,
-        k_TKS.shape[1], head_dim, state, weights.beta_scale, weights.floor, int(a_TN.dim() == 3),
-    )  # fmt: skip
+        batch,
+        q,
+        k,
+        v,
+        a,
+        b,
+        *map(float_address, constants, ("a", "dt_bias")),
+        states,
+        out,
+        *strides,
+        heads,
+        k_TKS.shape[1],
+        head_dim,
+        state,
+        weights.beta_scale,
+        weights.floor,
+        int(a_TN.dim() == 3),
+    )
     run("gated_delta_rule", call, q_TKS.shape[0], *tensors.values(), *constants, *held)
 
 
@@ -182,9 +235,16 @@ def rg_lru(
     (x, given, forget, states, out), strides = zip(*(_rows(each, name) for name, each in tensors.items()), strict=True)
     constants = (weights.a_C, weights.input_bias_C, weights.forget_bias_C)
     call = _RgLru(
-        batch, x, given, forget, *map(float_address, constants, ("a", "input_bias", "forget_bias")), states, out, *strides,
+        batch,
+        x,
+        given,
+        forget,
+        *map(float_address, constants, ("a", "input_bias", "forget_bias")),
+        states,
+        out,
+        *strides,
         x_TC.shape[1],
-    )  # fmt: skip
+    )
     run("rg_lru", call, x_TC.shape[0], *tensors.values(), *constants, *held)
 
 
@@ -202,8 +262,16 @@ def wkv(
     tensors = {"k": k_TC, "v": v_TC, "states": states_P3C, "out": out_TC}
     (k, v, states, out), strides = zip(*(_rows(tensor, name) for name, tensor in tensors.items()), strict=True)
     call = _Wkv(
-        batch, k, v, float_address(decay_C, "decay"), float_address(first_C, "first"), states, out, *strides, k_TC.shape[1]
-    )  # fmt: skip
+        batch,
+        k,
+        v,
+        float_address(decay_C, "decay"),
+        float_address(first_C, "first"),
+        states,
+        out,
+        *strides,
+        k_TC.shape[1],
+    )
     run("wkv", call, k_TC.shape[0], *tensors.values(), decay_C, first_C, *held)
 
 
@@ -221,17 +289,25 @@ def gated_norm(
     (x, x_stride), (out, out_stride) = _rows(x_TC, "x"), _rows(out_TC, "out")
     gate, gate_stride = (None, 0) if gate_TC is None else _rows(gate_TC, "gate")
     call = _GatedNorm(
-        x, gate, float_address(weight_C, "weight"), out, x_stride, gate_stride, out_stride, x_TC.shape[1], group, eps,
-        int(norm_first), _gate_number(kind),
-    )  # fmt: skip
+        x,
+        gate,
+        float_address(weight_C, "weight"),
+        out,
+        x_stride,
+        gate_stride,
+        out_stride,
+        x_TC.shape[1],
+        group,
+        eps,
+        int(norm_first),
+        _gate_number(kind),
+    )
     run("gated_norm", call, x_TC.shape[0], x_TC, gate_TC, weight_C, out_TC)
 
 
 @cpu_kernel("gate")
 def gate(x_TC: torch.Tensor, gate_TC: torch.Tensor, kind: str, out_TC: torch.Tensor) -> None:
-    (x, x_stride), (by, by_stride), (out, out_stride) = (
-        _rows(x_TC, "x"), _rows(gate_TC, "gate"), _rows(out_TC, "out")
-    )  # fmt: skip
+    (x, x_stride), (by, by_stride), (out, out_stride) = (_rows(x_TC, "x"), _rows(gate_TC, "gate"), _rows(out_TC, "out"))
     channels = x_TC.shape[1]
     call = _Gate(
         x, by, out, x_stride, by_stride, out_stride, channels, channels // gate_TC.shape[1], _gate_number(kind)
