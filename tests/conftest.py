@@ -20,6 +20,25 @@ def pytest_configure() -> None:
     hypothesis.settings.load_profile("quire")
 
 
+CASES_BY_DEFAULT = {"tests/kernels/": 5, "tests/tools/test_gpu_cases.py": 12, "tests/parsers/": 24, "tests/models/": 40}
+"""Of a test with more cases than this so many run by default, evenly spread; the others are `exhaustive`."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the cases that do not run by default."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("exhaustive") is None:
+            cases.setdefault(item.nodeid.split("[")[0], []).append(item)
+    for test, found in cases.items():
+        most = next((most for place, most in CASES_BY_DEFAULT.items() if test.startswith(place)), len(found))
+        kept = {round(number * (len(found) - 1) / max(most - 1, 1)) for number in range(most)}
+        for index, item in enumerate(found):
+            if len(found) > most and index not in kept:
+                item.add_marker(pytest.mark.exhaustive)
+
+
 @pytest.fixture
 def kept_selection() -> Iterator[None]:
     """Which kernels are chosen is the process's state: after the test it is what it was before."""

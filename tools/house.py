@@ -87,9 +87,9 @@ def count_lines(function: FunctionNode) -> int:
 
 
 def is_kernel(function: FunctionNode) -> bool:
-    """Whether Triton compiles it: `@triton.jit`, `@gluon.jit(...)`."""
+    """Whether Triton compiles or interprets it: `@triton.jit`, `@gluon.jit(...)`, `@triton.constexpr_function`."""
     marks = (mark.func if isinstance(mark, ast.Call) else mark for mark in function.decorator_list)
-    return any(isinstance(mark, ast.Attribute) and mark.attr == "jit" for mark in marks)
+    return any(isinstance(mark, ast.Attribute) and mark.attr in ("jit", "constexpr_function") for mark in marks)
 
 
 def typed_parameters(functions: Iterable[FunctionNode]) -> list[ast.arg]:

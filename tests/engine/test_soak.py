@@ -61,7 +61,7 @@ def test_nothing_is_left_of_requests_that_ended(model_folder):
     serve(engine, 300, random.Random(1))
     assert len(engine._outputs) == engine._outputs.num_sequences == 0
     core = engine._client.core
-    assert not core._unfinished and not core.has_work()
+    assert not core._scheduler.unfinished_ids() and not core.has_work()
     stats = core.stats()
     assert stats.num_running == stats.num_waiting == 0
     assert stats.num_free_blocks == stats.num_total_blocks

@@ -172,7 +172,7 @@ def test_interrupts_are_the_parents(engine: TinyEngine) -> None:
 def test_an_idle_engine_dies_of_a_rank_that_is_killed(llama: Path, core: str) -> None:
     args = EngineArgs(
         model=str(llama), dtype="float32", max_model_len=64, kv_cache_memory_bytes=4 << 20, tensor_parallel_size=2,
-        skip_tokenizer_init=True,
+        skip_tokenizer_init=True, recovery=False,
     )  # fmt: skip
 
     async def kill_and_wait() -> None:

@@ -21,7 +21,12 @@ def main() -> int:
         from quire.engine.async_llm import AsyncLLM
 
         config = make_config(
-            folder, max_model_len=max_len, num_blocks=60_000, max_num_seqs=2048, max_num_batched_tokens=8192
+            folder,
+            max_model_len=max_len,
+            num_blocks=60_000,
+            recovery=False,
+            max_num_seqs=2048,
+            max_num_batched_tokens=8192,
         )
         engine = AsyncLLM.from_engine_config(config, core=core)
         from quire.metrics.prometheus import PrometheusExposition

@@ -7,7 +7,7 @@ from tests.oracles.async_platform import AsyncCpuPlatform
 from tests.oracles.tiny_poolers import hidden_states, load_pooling_oracle, logits, pooled
 
 from quire import LLM, PoolingParams
-from quire.executor import uniproc
+from quire.executor import selector
 
 from .conftest import SETTINGS, as_dicts
 
@@ -15,7 +15,7 @@ from .conftest import SETTINGS, as_dicts
 @pytest.fixture
 def beside_the_host(monkeypatch):
     platform = AsyncCpuPlatform()
-    monkeypatch.setattr(uniproc, "current_platform", lambda _name: platform)
+    monkeypatch.setattr(selector, "current_platform", lambda _name: platform)
     return platform
 
 
@@ -56,7 +56,7 @@ def test_an_encoders_tokens_and_segments_are_the_same(beside_the_host, tiny, pro
 def test_an_encoder_over_the_kernels_of_a_gpu(monkeypatch, tiny):
     """In Triton's interpreter: attention in both directions, within windows and over all."""
     platform = AsyncCpuPlatform("cuda")
-    monkeypatch.setattr(uniproc, "current_platform", lambda _name: platform)
+    monkeypatch.setattr(selector, "current_platform", lambda _name: platform)
     path = tiny("ModernBertModel", local_attention=8, num_hidden_layers=2)
     oracle = load_pooling_oracle(path, "ModernBertModel")
     prompts = [[5], list(range(10, 31)), [7, 8, 9]]

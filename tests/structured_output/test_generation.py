@@ -17,7 +17,7 @@ from quire.core.scheduler import Scheduler
 from quire.engine.arg_utils import EngineArgs
 from quire.engine.async_llm import AsyncLLM
 from quire.errors import RequestError
-from quire.executor import uniproc
+from quire.executor import selector
 from quire.sample.sampler import Sampler
 from quire.sampling_params import StructuredOutputsParams, Thinking
 from quire.structured_output.grammars import Grammars
@@ -86,7 +86,7 @@ def make_engine(path: Path, **settings: Any) -> TinyEngine:
 def make_device_engine(
     monkeypatch: pytest.MonkeyPatch, path: Path, kernels: str = "reference", **settings: Any
 ) -> TinyEngine:
-    monkeypatch.setattr(uniproc, "current_platform", lambda _name: AsyncCpuPlatform(kernels))
+    monkeypatch.setattr(selector, "current_platform", lambda _name: AsyncCpuPlatform(kernels))
     return make_engine(path, **{"depth": 2} | settings)
 
 

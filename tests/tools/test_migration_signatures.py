@@ -20,6 +20,7 @@ from tools.migration_table import ABSENT, ROOT, check_attributes, notes
 
 from quire import LLM, AsyncLLMEngine, PoolingParams, RequestOutput, SamplingParams
 from quire.engine.arg_utils import AsyncEngineArgs, EngineArgs, UsageContext
+from quire.engine.vllm_settings import DEFAULTS
 from quire.sampling_params import BeamSearchParams
 
 pytestmark = pytest.mark.timeout(120)
@@ -253,6 +254,6 @@ TABLES: list[dict[str, Any]] = json.loads((ROOT / "tools/migration/vllm.json").r
 (ARGUMENTS,) = (table["names"] for table in TABLES if table["title"] == "Arguments of `LLM(…)`")
 
 
-@pytest.mark.parametrize("name", sorted(ARGUMENTS.keys() - {"model"}))
+@pytest.mark.parametrize("name", sorted(set(ARGUMENTS) - {"model"}))
 def test_every_argument_of_vllms_llm_is_taken_at_its_default(name: str) -> None:
-    EngineArgs(**{**SETTINGS, name: ARGUMENTS[name]}).create_engine_config(UsageContext.LLM_CLASS)
+    EngineArgs(**{**SETTINGS, name: DEFAULTS[name]}).create_engine_config(UsageContext.LLM_CLASS)

@@ -9,12 +9,12 @@ from tests.worker.test_end_to_end import greedy_oracle, greedy_requests, make_pr
 from tests.worker.tiny_engine import TinyEngine, make_request
 
 from quire.errors import EngineError
-from quire.executor import uniproc
+from quire.executor import selector
 
 
 def make_engine(monkeypatch: pytest.MonkeyPatch, path: Path, kernels: str = "reference", **settings: Any) -> TinyEngine:
     platform = AsyncCpuPlatform(kernels)
-    monkeypatch.setattr(uniproc, "current_platform", lambda _name: platform)
+    monkeypatch.setattr(selector, "current_platform", lambda _name: platform)
     engine = TinyEngine(path, **{"depth": 2, "block_size": 16} | settings)
     engine.platform = platform  # type: ignore[attr-defined]
     return engine

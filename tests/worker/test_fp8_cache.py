@@ -12,7 +12,7 @@ from tests.worker.test_end_to_end import make_prompts
 from tests.worker.tiny_engine import TinyEngine, make_request
 from transformers import DynamicCache
 
-from quire.executor import uniproc
+from quire.executor import selector
 
 Scales = dict[int, tuple[float, float]]
 """Of keys and of values, by layer."""
@@ -86,7 +86,7 @@ def test_a_gpus_kernels_scale_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_cache_in_another_type_has_no_use_for_scales(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uniproc, "current_platform", lambda _name: AsyncCpuPlatform("reference"))
+    monkeypatch.setattr(selector, "current_platform", lambda _name: AsyncCpuPlatform("reference"))
     paths = (with_scales(tmp_path / name, scales) for name, scales in (("plain", {}), ("scaled", SCALES["of outputs"])))
     tokens = [TinyEngine(path).generate([make_request("r", [5, 6, 7, 8], max_tokens=12)]) for path in paths]
     assert tokens[0] == tokens[1]
@@ -100,7 +100,7 @@ def test_of_scales_by_head_the_largest_serves_the_layer(tmp_path: Path, monkeypa
 def largest_difference(
     path: Path, kernels: str, monkeypatch: pytest.MonkeyPatch, scales: Scales | None = None
 ) -> float:
-    monkeypatch.setattr(uniproc, "current_platform", lambda _name: AsyncCpuPlatform(kernels))
+    monkeypatch.setattr(selector, "current_platform", lambda _name: AsyncCpuPlatform(kernels))
     engine = TinyEngine(path, depth=2, block_size=16, kv_cache_dtype="fp8")
     prompts = make_prompts()
     requests = [make_request(f"r{n}", prompt, logprobs=0, max_tokens=8) for n, prompt in enumerate(prompts)]

@@ -21,7 +21,10 @@ async def test_live_is_true_until_the_engine_dies(server):
         assert (await s.client.get("/health")).status_code == 503
     async with server(api_keys=["secret"]) as s:
         assert (await s.client.get("/live")).status_code == 200
-        s.engine.failure = EngineDeadError("dead")
+        s.engine.failure = EngineDeadError("the core is started again")
+        assert (await s.client.get("/live")).status_code == 200
+        assert (await s.client.get("/health")).status_code == 503
+        s.engine.errored = True
         assert (await s.client.get("/live")).status_code == 503
 
 

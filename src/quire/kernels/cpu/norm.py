@@ -21,7 +21,15 @@ def sigmoid_gate(x_TI: torch.Tensor, gate_TG: torch.Tensor) -> None:
     run("sigmoid_gate", call, x_TI.shape[0], x_TI, gate_TG)
 
 
-def _norm(x_TD, weight_D, bias_D, eps: float, out_TD, residual_TD, subtract_mean: int) -> None:
+def _norm(
+    x_TD: torch.Tensor,
+    weight_D: torch.Tensor,
+    bias_D: torch.Tensor | None,
+    eps: float,
+    out_TD: torch.Tensor,
+    residual_TD: torch.Tensor | None,
+    subtract_mean: int,
+) -> None:
     call = native.NormArguments(
         float_address(x_TD, "x"),
         float_address(weight_D, "weight"),

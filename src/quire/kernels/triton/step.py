@@ -3,6 +3,7 @@
 Legend: see `kernels/step.py`.
 """
 
+import torch
 import triton
 
 from quire.kernels.registry import kernel
@@ -107,6 +108,6 @@ def _keep(token_ids, rows, last_token, count, BLOCK: tl.constexpr, PDL: tl.const
 
 
 @kernel("keep_tokens", platform="cuda", priority=10)
-def keep_tokens(token_ids_S, rows_S, last_token_R) -> None:
+def keep_tokens(token_ids_S: torch.Tensor, rows_S: torch.Tensor, last_token_R: torch.Tensor) -> None:
     count = token_ids_S.shape[0]
     _keep[(cdiv(count, BLOCK),)](token_ids_S, rows_S, last_token_R, count, BLOCK=BLOCK, **launch_options())

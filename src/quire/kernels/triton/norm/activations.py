@@ -3,6 +3,8 @@
 Arithmetic is float32; each value depends on its own inputs alone.
 """
 
+from typing import Any
+
 import torch
 import triton
 
@@ -146,7 +148,7 @@ def _check_contiguous(name: str, tensor: torch.Tensor) -> None:
         raise ValueError(f"{name} must be contiguous; its strides are {tuple(tensor.stride())}")
 
 
-def _launch_flat(kernel_function, tensors: tuple[torch.Tensor, ...], *arguments, **constants) -> None:
+def _launch_flat(kernel_function: Any, tensors: tuple[torch.Tensor, ...], *arguments: Any, **constants: Any) -> None:
     """One program for each block of the tensors' values."""
     size = tensors[0].numel()
     if not size:

@@ -63,7 +63,16 @@ def norm_kernel(
     tl.store(out_ptr + row * out_stride + column, y.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-def _launch(x_TD, weight_D, bias_D, eps, out_TD, residual_TD, *, is_layer_norm: bool) -> None:
+def _launch(
+    x_TD: torch.Tensor,
+    weight_D: torch.Tensor,
+    bias_D: torch.Tensor | None,
+    eps: float,
+    out_TD: torch.Tensor,
+    residual_TD: torch.Tensor | None,
+    *,
+    is_layer_norm: bool,
+) -> None:
     rows, width = x_TD.shape
     if not rows:
         return
