@@ -33,6 +33,7 @@ from quire.errors import CapacityError, EngineDeadError, EngineError, QuireError
 from quire.inputs import PromptType
 from quire.logger import init_logger
 from quire.metrics.engine_metrics import EngineMetrics
+from quire.metrics.events import EventKind, EventLog
 from quire.metrics.spans import SpanWriter
 from quire.outputs import AnyOutput, PoolingOutput, PoolingRequestOutput, RequestOutput
 from quire.pooling_params import PoolingParams
@@ -91,6 +92,7 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
     def __init__(
         self, config: EngineConfig, *, core: str | FrontendSlot | None = None, stat_hooks: Sequence[StatsHook] = ()
     ) -> None:
+        self.events = EventLog()
         self._to_add: list[RequestRecord] = []
         self._add_since = 0.0
         self._inbox: collections.deque[messages.CoreMessage] = collections.deque()
@@ -377,6 +379,7 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
     def _lose_core(self, message: str) -> list[RequestRecord]:
         """The core has died and another one is started. Callers get an error; requests wait, but for one that is at fault."""
         self._restarting = message
+        self.events.add(EventKind.RESTART, message)
         self._fail_calls(EngineError(f"the engine core died and is started again: {message}"))
         waiting = {record.request_id for record in self._to_add}
         culprit = self._replay.core_died([one for one in self._outputs.records if one.request_id not in waiting])
@@ -384,6 +387,7 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
             return []
         text = f"request {culprit.request_id} was running alone when the engine core died: {message}"
         logger.error("%s; it is given up", text)
+        self.events.add(EventKind.GIVEN_UP, text)
         self._outputs.discard(culprit.request_id)
         culprit.refusal, culprit.num_unfinished = EngineError(text), 0
         return [culprit]
@@ -394,6 +398,7 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
         if records:
             requests = [request for record in records for request in record.resumption()]
             self._client.send(messages.AddRequests(requests, again=True))
+            self.events.add(EventKind.REPLAY, f"request {records[0].request_id} goes on", len(records))
         self._send_added()
 
     @staticmethod

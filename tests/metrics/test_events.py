@@ -1,0 +1,32 @@
+"""The log of events: bounded, counted, and one entry for what comes in a burst."""
+
+from quire.metrics import events
+from quire.metrics.events import EventKind, EventLog
+
+
+def test_events_are_counted_and_the_oldest_are_forgotten(monkeypatch):
+    monkeypatch.setattr(events, "MERGED_WITHIN_S", 0.0)
+    log = EventLog()
+    for number in range(events.KEPT + 5):
+        log.add(EventKind.RESTART, f"restart {number}")
+    kept = log.latest()
+    assert len(kept) == events.KEPT
+    assert (kept[0].text, kept[-1].text) == ("restart 5", f"restart {events.KEPT + 4}")
+    assert log.totals[EventKind.RESTART] == events.KEPT + 5
+
+
+def test_a_burst_of_one_kind_is_one_entry():
+    log = EventLog()
+    for _ in range(1000):
+        log.add(EventKind.REFUSAL, "the queue is full")
+    log.add(EventKind.DEADLINE, "request a", count=2)
+    assert [(event.kind, event.count) for event in log.latest()] == [(EventKind.REFUSAL, 1000), (EventKind.DEADLINE, 2)]
+    assert log.totals == {EventKind.REFUSAL: 1000, EventKind.DEADLINE: 2}
+
+
+def test_what_is_given_out_does_not_change():
+    log = EventLog()
+    log.add(EventKind.HANG, "core 1")
+    (before,) = log.latest()
+    log.add(EventKind.HANG, "core 2")
+    assert before.count == 1
