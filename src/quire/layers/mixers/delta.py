@@ -20,10 +20,20 @@ from quire.layers.workspace import TokenViews
 from quire.models.spec import DeltaNet, KimiDelta
 
 
-class DeltaNetLayer(StateLayer):
-    """Gated DeltaNet. A state is the last inputs of the convolution and a matrix [S, H] a head."""
+class DeltaLayer(StateLayer):
+    """What both kinds have in common. `heads` is the number of this rank's."""
 
     OUT = "delta_out"
+    heads: int
+
+    def set_weight(self, name: str, weight: Weight) -> None:
+        if name == "delta_norm" and isinstance(weight, torch.Tensor):  # one for all heads
+            weight = weight.repeat(self.heads)
+        super().set_weight(name, weight)
+
+
+class DeltaNetLayer(DeltaLayer):
+    """Gated DeltaNet. A state is the last inputs of the convolution and a matrix [S, H] a head."""
 
     def __init__(self, mixer: DeltaNet, context: LayerContext) -> None:
         size = context.plan.size
@@ -49,11 +59,6 @@ class DeltaNetLayer(StateLayer):
         yield builder.table("delta_dt_bias", (heads,), shard="rows")
         yield builder.table("delta_norm", (RowBlock(mixer.head_dim, 1),))
         yield builder.linear("delta_out", (builder.hidden,), inner.rows, shard="columns", groups=mixer.key_heads)
-
-    def set_weight(self, name: str, weight: Weight) -> None:
-        if name == "delta_norm" and isinstance(weight, torch.Tensor):  # one for all heads
-            weight = weight.repeat(self.heads)
-        super().set_weight(name, weight)
 
     def mix(self, x: HalfInput, step: StepInputs, views: TokenViews) -> torch.Tensor:
         mixer, metadata = self.mixer, self.metadata(step)
@@ -86,12 +91,10 @@ class DeltaNetLayer(StateLayer):
         return DeltaWeights(self.tensors["delta_a_log"], self.tensors["delta_dt_bias"], self.mixer.beta_scale)
 
 
-class KimiDeltaLayer(StateLayer):
+class KimiDeltaLayer(DeltaLayer):
     """Gated DeltaNet whose heads forget each number of their state by a gate of its own.
 
     A state is the last inputs of the convolution and a matrix [H, H] a head."""
-
-    OUT = "delta_out"
 
     def __init__(self, mixer: KimiDelta, context: LayerContext) -> None:
         self.mixer, self.heads = mixer, context.plan.share(mixer.heads, "heads")
@@ -117,11 +120,6 @@ class KimiDeltaLayer(StateLayer):
         yield builder.table("delta_dt_bias", (inner,), shard="rows")
         yield builder.table("delta_norm", (RowBlock(mixer.head_dim, 1),))
         yield builder.linear("delta_out", (builder.hidden,), inner.rows, shard="columns", groups=mixer.heads)
-
-    def set_weight(self, name: str, weight: Weight) -> None:
-        if name == "delta_norm" and isinstance(weight, torch.Tensor):  # one for all heads
-            weight = weight.repeat(self.heads)
-        super().set_weight(name, weight)
 
     def mix(self, x: HalfInput, step: StepInputs, views: TokenViews) -> torch.Tensor:
         mixer, metadata = self.mixer, self.metadata(step)
