@@ -12,6 +12,7 @@ BENCHMARKS = {
     "grammars": "structured outputs: microseconds a mask, milliseconds of all masks of a step, by kind of grammar",
     "forms": "answers that follow a JSON schema beside free ones, in rounds that alternate",
     "frontend": "the server around the engine: microseconds a streamed token by part, and added latency",
+    "servers": "two ways to run `quire serve`, in rounds that alternate: the core in a process beside the core in a thread",
     "host": "the engine's own thread around the device's work: microseconds a step and a request, by stage",
     "client": "what the client of `quire bench serve` can take, beside a server that computes nothing",
     "step": "one step: host and device time, bytes and operations moved, share of the read bandwidth",

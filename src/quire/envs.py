@@ -124,7 +124,13 @@ QUIRE_ALLOW_LONG_MAX_MODEL_LEN: Annotated[
     bool, Variable(False, "1 allows a max_model_len beyond what the checkpoint declares.", _switch)
 ]
 QUIRE_ENABLE_MULTIPROCESSING: Annotated[
-    bool, Variable(False, "1 runs the offline engine's core in a process of its own.", _switch)
+    bool | None,
+    Variable(
+        None,
+        "1 runs the engine core in a process of its own, 0 in the process that asks for it; unset: a server's in its own, "
+        "an offline engine's not.",
+        _switch,
+    ),
 ]
 QUIRE_ENGINE_READY_TIMEOUT_S: Annotated[float, Variable(600.0, "How long an engine core may take to start.", _seconds)]
 QUIRE_RPC_BASE_PATH: Annotated[

@@ -49,6 +49,12 @@ class ServerProcess:
         """What it has printed so far."""
         return "".join(self.lines)
 
+    def children(self, function: str) -> list[int]:
+        """Its child processes that run a function of a module: `core_process` or `frontend_child`."""
+        tasks = Path(f"/proc/{self.popen.pid}/task").iterdir()
+        pids = [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+        return [pid for pid in pids if function in Path(f"/proc/{pid}/cmdline").read_text()]
+
     def line_with(self, text: str, seconds: float = 60) -> str:
         """The first line with this text; waits for it. An AssertionError tells what there is instead."""
         deadline = time.monotonic() + seconds

@@ -83,7 +83,8 @@ class LLMEngine(Frontend[BlockingClient], EngineControl):
         enable_multiprocessing: bool | None = None,
     ) -> "LLMEngine":
         """An engine from a resolved configuration; None leaves the choice to QUIRE_ENABLE_MULTIPROCESSING."""
-        multiprocess = envs.QUIRE_ENABLE_MULTIPROCESSING if enable_multiprocessing is None else enable_multiprocessing
+        asked = envs.QUIRE_ENABLE_MULTIPROCESSING if enable_multiprocessing is None else enable_multiprocessing
+        multiprocess = bool(asked)
         return cls(config, multiprocess=multiprocess, stat_hooks=stat_loggers or ())
 
     # --- requests ---

@@ -280,8 +280,8 @@ def open_client(config: EngineConfig, core: str | None, on_message: OnMessage, *
 
     Args:
         recovers: a core in a process is started again when it dies; `on_message` then gets `Restarting` and `Restarted` too.
-        core: `inproc` (a thread), `process`, or None: a thread on a CPU, where processes would fight for the cores, and a
-            process otherwise.
+        core: `inproc` (a thread), `process`, or None: as QUIRE_ENABLE_MULTIPROCESSING says, and where it is not set a thread on
+            a CPU, a process otherwise.
         on_message: called with the core's messages, from another thread.
 
     Raises:
@@ -289,13 +289,20 @@ def open_client(config: EngineConfig, core: str | None, on_message: OnMessage, *
         EngineDeadError: it died while it started.
     """
     if core is None:
-        core = "inproc" if config.device.device == "cpu" else "process"
+        core = chosen_core("inproc" if config.device.device == "cpu" else "process")
     if core == "inproc":
         return ThreadClient(config, on_message)
     if core == "process":
         start = functools.partial(_start_process, config)
         return RecoveringClient(start, on_message) if recovers else start(on_message)
     raise ConfigError(f"core is {core!r}; it may be 'inproc' or 'process'", setting="core")
+
+
+def chosen_core(usual: str = "process") -> str:
+    """Where a core runs, as `open_client` names it: where QUIRE_ENABLE_MULTIPROCESSING says, or where it usually does. A
+    server's usually runs in a process."""
+    asked = envs.QUIRE_ENABLE_MULTIPROCESSING
+    return usual if asked is None else ("process" if asked else "inproc")
 
 
 def _start_process(config: EngineConfig, on_message: OnMessage) -> CoreClient:

@@ -141,6 +141,7 @@ def test_explain_tells_what_the_servers_flags_do(capsys):
     assert server["reasoning_parser"] == {"value": "qwen3", "why": "found in the chat template"}
     assert server["chat_template_content_format"]["value"] == "string"
     assert server["address"]["value"] == "http://127.0.0.1:9000" and server["strict"]["value"] is True
+    assert server["core"]["value"] == "a process of its own" and "recovery" in server["core"]["why"]
     assert "secret" not in told
     assert main(["explain", "--json", "--tool-call-parser", "nothing"]) == 2
 
@@ -343,8 +344,9 @@ def test_a_file_that_is_not_there_is_named():
 def test_the_engine_is_being_loaded_while_the_routes_are_imported(monkeypatch):
     has_begun, engine, got = threading.Event(), types.SimpleNamespace(metrics=None), []
 
-    def load(engine_args, usage_context):
+    def load(engine_args, usage_context, core):
         has_begun.set()
+        assert core == "process"
         return engine
 
     def make_app(args, keys):

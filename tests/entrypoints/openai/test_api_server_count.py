@@ -25,8 +25,7 @@ class Server(ServerProcess):
         super().__init__(*SERVE, "--port", "0", "--api-server-count", str(COUNT), *flags)
 
     def frontends(self):
-        tasks = Path(f"/proc/{self.popen.pid}/task").iterdir()
-        return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+        return self.children("frontend_child")
 
 
 @pytest.fixture(scope="module")

@@ -148,6 +148,7 @@ def explain_server(args: argparse.Namespace, config: EngineConfig) -> dict[str, 
         "names": _fact(list(config.model.served_model_name)),
         "address": _fact(options.url),
         "api_key": _fact(f"{len(args.api_key)} given" if args.api_key else None),
+        "core": _core_fact(config),
     }
     for name, found in (("reasoning_parser", formats.reasoning_name), ("tool_call_parser", formats.tools_name)):
         is_found = getattr(settings, name) == AUTO
@@ -162,6 +163,17 @@ def explain_server(args: argparse.Namespace, config: EngineConfig) -> dict[str, 
     for name, (value, default) in _changed(args).items():
         facts[name] = _fact(value, f"given; else {default!r}")
     return facts
+
+
+def _core_fact(config: EngineConfig) -> dict[str, Any]:
+    """Where the engine core runs, and what happens when it dies."""
+    from quire.engine.process_client import chosen_core
+
+    if chosen_core() == "inproc":
+        return _fact("a thread of the server", "QUIRE_ENABLE_MULTIPROCESSING=0; if the core dies, the server ends")
+    if config.parallel.recovery:
+        return _fact("a process of its own", "if it dies, it is started again and its requests go on (recovery)")
+    return _fact("a process of its own", "if it dies, the server ends (--no-recovery)")
 
 
 def _fact(value: Any, why: str = "") -> dict[str, Any]:

@@ -134,11 +134,11 @@ class Frontends:
 
     def _load(self) -> None:
         """Start the core, in a thread: signals and frontends are looked after meanwhile."""
-        from quire.engine.process_client import open_client
+        from quire.engine.process_client import chosen_core, open_client
 
         try:
             recovers = self._config.parallel.recovery
-            self._client = open_client(self._config, None, self._router.on_message, recovers=recovers)
+            self._client = open_client(self._config, chosen_core(), self._router.on_message, recovers=recovers)
         except Exception as error:
             logger.error("%s", error, exc_info=None if isinstance(error, QuireError) else error)
             self._exit_code = exit_codes.of_error(error)

@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
     from quire.entrypoints.server.engine_start import begin_engine, connect_engine
 
-    engine = begin_engine(engine_args)  # before the routes are imported: on a GPU the core starts in another process
+    engine = begin_engine(engine_args)  # before the routes are imported: the core starts in another process
     from quire.entrypoints.server.process import ServerProcess
 
     app, state = make_app(args, keys)

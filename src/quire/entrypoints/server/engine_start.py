@@ -13,15 +13,18 @@ if TYPE_CHECKING:
 
 
 def begin_engine(engine_args: AsyncEngineArgs) -> "concurrent.futures.Future[AsyncLLM]":
-    """Load the asynchronous engine in a thread. A core in a process of its own works while the caller imports its routes.
+    """Load the asynchronous engine in a thread. Its core, in a process of its own, works while the caller imports its routes.
     The result raises ConfigError: a setting that cannot work."""
     from quire.engine.async_llm import AsyncLLM  # not in the thread: the caller imports too
+    from quire.engine.process_client import chosen_core
 
     future: concurrent.futures.Future[AsyncLLM] = concurrent.futures.Future()
 
     def load() -> None:
         try:
-            future.set_result(AsyncLLM.from_engine_args(engine_args, usage_context=UsageContext.API_SERVER))
+            future.set_result(
+                AsyncLLM.from_engine_args(engine_args, usage_context=UsageContext.API_SERVER, core=chosen_core())
+            )
         except BaseException as error:  # raised again where the result is asked for
             future.set_exception(error)
 
