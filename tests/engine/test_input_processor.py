@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from tests.engine.builders import make_config, process
 
-from quire.engine.input_processor import InputProcessor, TokenizedPrompt, child_seed
+from quire.engine.input_processor import InputProcessor, TokenizedPrompt, child_seed, prepare_grammars
 from quire.engine.tokenizer_source import TokenizerSource
 from quire.errors import RequestError
 from quire.sampling_params import SamplingParams, StructuredOutputsParams
+from quire.structured_output import grammars, trial
 
 
 def refused(config, prompt, params, **options) -> RequestError:
@@ -235,3 +236,29 @@ def test_token_ids_that_the_model_does_not_have_are_refused_wherever_they_come_f
         with pytest.raises(RequestError, match=f"token id {token_id}, but the vocabulary has") as caught:
             processor.process("r", TokenizedPrompt([5, token_id]), SamplingParams())
         assert caught.value.param == "prompt"
+
+
+def test_what_the_first_grammar_needs_is_prepared_while_the_core_starts(model_folder, monkeypatch):
+    started, read = [], []
+    start_child = trial.start_child
+    monkeypatch.setattr(
+        trial, "start_child", lambda *args, **named: started.append(args) or start_child(*args, **named)
+    )
+    config = make_config(model_folder)
+    source = TokenizerSource(config.model)
+    grammars.shared_grammars.cache_clear()
+    ahead = prepare_grammars(config, source)
+    assert ahead is not None
+    ahead.result(timeout=60)
+    assert len(started) == 1
+    monkeypatch.setattr("quire.engine.input_processor.read_vocabulary", lambda *args: read.append(args))
+    processor = InputProcessor(config, source, try_grammars_apart=True)
+    processor.check_grammar(StructuredOutputsParams(regex="a+"))
+    assert len(started) == 1 and not read
+    processor._grammars().close()
+    grammars.shared_grammars.cache_clear()
+
+
+def test_nothing_is_prepared_for_grammars_where_none_can_be_asked_for():
+    config = make_config()
+    assert prepare_grammars(config, TokenizerSource(config.model)) is None

@@ -97,3 +97,18 @@ def test_what_is_known_needs_no_thread(grammars: Grammars) -> None:
     assert not grammars.is_known(params, [EOS], shared=True)
     grammars.check(params, [EOS], lambda: VOCABULARY)
     assert grammars.is_known(params, [EOS], shared=True)
+
+
+def test_a_child_that_was_started_ahead_tries_the_first_grammar(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[object] = []
+    plain = trial.start_child
+    monkeypatch.setattr(trial, "start_child", lambda *args, **named: started.append(args) or plain(*args, **named))
+    ahead = grammars.read_ahead(lambda: [EOS], lambda: VOCABULARY, apart=True)
+    assert ahead is not None
+    ahead.result(timeout=60)
+    assert len(started) == 1
+    check(grammars, regex="a+")
+    check(grammars, regex="b+")
+    assert len(started) == 1

@@ -146,3 +146,18 @@ def test_a_request_waits_for_its_feature_while_others_get_tokens(llama: Path, mo
     assert runner.is_prepared(late[0].sampling_params)
     assert run(engine, late) == greedy_oracle(llama, prompts)[:1]
     engine.executor.shutdown()
+
+
+def test_a_server_runs_its_first_sizes_before_it_is_ready_and_answers_as_without(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.oracles.async_platform.AsyncCpuRuntime", LateRuntime)
+    engine = make_engine(monkeypatch, llama)
+    graphs = engine.executor._worker.runner._graphs
+    shape = graphs.mixed_shape(32, 5, 1, 32, True)
+    assert shape not in graphs._ready
+    engine.executor.prepare_to_serve(wait=True)
+    assert shape in graphs._ready and graphs.num_captured == 0
+    prompts = make_prompts()
+    assert run(engine, greedy_requests(prompts)) == greedy_oracle(llama, prompts)
+    engine.executor.shutdown()

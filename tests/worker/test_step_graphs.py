@@ -82,3 +82,18 @@ def test_idle_captures_small_decode_batches_first_and_each_shape_once() -> None:
     while graphs.capture_next():
         rounds += 1
     assert graphs.num_captured == runtime.counts["captured"] == rounds + 1
+
+
+def test_a_servers_first_sizes_run_once_and_none_is_larger_than_a_step_may_be() -> None:
+    runtime = AsyncCpuRuntime()
+    graphs, ran = make_graphs(runtime)
+    graphs.run_first()
+    assert ran == list(dict.fromkeys(ran)) and runtime.counts["captured"] == 0
+    assert graphs.decode_shape(5, True) in ran
+    assert graphs.mixed_shape(20, 5, 1, 16, True) in ran
+    graphs.run(graphs.decode_shape(5, True))
+    assert runtime.counts["captured"] == 1
+
+    small, ran = make_graphs(rows=3, tokens=64)
+    small.run_first()
+    assert ran and max(shape.num_requests for shape in ran) <= 3 and max(shape.num_tokens for shape in ran) <= 64

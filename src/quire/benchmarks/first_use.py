@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from quire.benchmarks import common
 from quire.benchmarks.http_load import Client, RequestRecord
@@ -59,11 +59,20 @@ class Use:
     Attributes:
         gap_ms: the longest time without a token in any other stream, while the request was there.
         first_ms: from sending it to its first token, or to its answer where that comes at once.
+        gap_at_s: when that time without a token began, in seconds of `time.perf_counter()`.
     """
 
     gap_ms: float
     first_ms: float
     error: str = ""
+    gap_at_s: float = 0.0
+
+
+class Gap(NamedTuple):
+    """A time without a token: how long, and when it began, in seconds of `time.perf_counter()`."""
+
+    ms: float
+    at_s: float
 
 
 FLAGS: common.Flags = (
@@ -166,9 +175,13 @@ async def _measure(args: argparse.Namespace, target: Target, order: str, setting
     undisturbed = streams.longest_gap(began, time.perf_counter())
     rows = await (_in_turn if order == "in-turn" else _at_once)(asker, streams, features)
     await streams.stop()
-    gaps = [undisturbed, *(row[use]["gap_ms"] for row in rows if "refused" not in row for use in ("first", "second"))]
+    gaps = [
+        undisturbed.ms,
+        *(row[use]["gap_ms"] for row in rows if "refused" not in row for use in ("first", "second")),
+    ]
     return {
-        "undisturbed_gap_ms": undisturbed,
+        "undisturbed_gap_ms": undisturbed.ms,
+        "undisturbed_gap_at_s": undisturbed.at_s,
         "streams_first_token_ms": streams.first_ms,
         "longest_gap_ms": max(gaps),
         "features": rows,
@@ -190,7 +203,8 @@ async def _in_turn(asker: "_Asker", streams: "_Streams", features: Sequence[Feat
             began = time.perf_counter()
             first_ms, error = await asker.use(feature)
             await asyncio.sleep(0.05)
-            uses.append(Use(streams.longest_gap(began, time.perf_counter()), first_ms, error))
+            gap = streams.longest_gap(began, time.perf_counter())
+            uses.append(Use(gap.ms, first_ms, error, gap.at_s))
         rows.append(_row(feature, uses))
     return rows
 
@@ -204,7 +218,7 @@ async def _at_once(asker: "_Asker", streams: "_Streams", features: Sequence[Feat
         await asyncio.sleep(SETTLE_S)
         gap = streams.longest_gap(began, time.perf_counter())
         for own, (first_ms, error) in zip(uses, answers, strict=True):
-            own.append(Use(gap, first_ms, error))
+            own.append(Use(gap.ms, first_ms, error, gap.at_s))
     return [_row(feature, own) for feature, own in zip(features, uses, strict=True)]
 
 
@@ -306,16 +320,17 @@ class _Streams:
             self._times[number] += record.event_times
             self._current[number] = RequestRecord()
 
-    def longest_gap(self, begin: float, end: float) -> float:
-        """The longest time, in milliseconds, in which some stream had no token between these moments."""
-        longest = 0.0
+    def longest_gap(self, begin: float, end: float) -> Gap:
+        """The longest time in which some stream had no token between these moments."""
+        longest = (0.0, begin)
         for number in range(len(self._times)):
             moments = self._moments(number)
             before = max((moment for moment in moments if moment <= begin), default=begin)
             inside = [moment for moment in moments if begin < moment <= end]
             ends = [*inside, end] if not inside or end - inside[-1] > SETTLE_S else inside
-            longest = max([longest, *(late - early for early, late in zip([before, *ends], ends, strict=False))])
-        return longest * 1e3
+            pairs = zip([before, *ends], ends, strict=False)
+            longest = max([longest, *((late - early, early) for early, late in pairs)])
+        return Gap(longest[0] * 1e3, longest[1])
 
     async def stop(self) -> None:
         for task in self._tasks:

@@ -88,7 +88,7 @@ class EngineCore:
                 self._preparations = Preparations(self._executor)
                 self._scheduler = self._make_scheduler()
                 if serves:
-                    with STARTUP.phase("waiting for the vocabulary"):
+                    with STARTUP.phase("first sizes, vocabulary"):
                         self._executor.prepare_to_serve(wait=True)
             except BaseException:
                 self._executor.shutdown()

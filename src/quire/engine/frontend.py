@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from quire.config import EngineConfig, ModelConfig
 from quire.engine.core_client import CoreClient
-from quire.engine.input_processor import InputProcessor, ProcessedRequest, TokenizedPrompt
+from quire.engine.input_processor import InputProcessor, ProcessedRequest, TokenizedPrompt, prepare_grammars
 from quire.engine.output_processor import OutputProcessor, StatsHook
 from quire.engine.pooling_processor import PoolingProcessor
 from quire.engine.request_record import NO_TOKENS, PoolingRecord, RequestRecord
@@ -50,6 +50,8 @@ class Frontend(Generic[ClientT]):
         self._stats_logger: StatsLogger | None = None
         if metrics is not None and not config.observability.disable_log_stats:
             self._stats_logger = StatsLogger(metrics, config.observability.log_stats_interval_s)
+        if for_server and config.device.device != "cpu":  # elsewhere the core is in this process and prepares them
+            prepare_grammars(config, source)
         self._client = start_core()
         ready = self._client.ready
         self.config = config = config.settled(

@@ -3,6 +3,7 @@
 Knows the model's limits and the tokenizer. Queues nothing: a request that is refused here leaves no trace.
 """
 
+import concurrent.futures
 import copy
 import dataclasses
 import itertools
@@ -15,7 +16,7 @@ from typing import Annotated, Any, cast
 import msgspec
 import numpy as np
 
-from quire.config import EngineConfig, limits
+from quire.config import EngineConfig, ModelConfig, limits
 from quire.engine.tokenizer_source import TokenizerSource
 from quire.errors import RequestError
 from quire.inputs import PromptType
@@ -103,6 +104,33 @@ def child_seed(seed: int, index: int) -> int:
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & mask
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & mask
     return (value ^ (value >> 31)) & ((1 << _SEED_BITS) - 1)
+
+
+def _end_token_ids(model: ModelConfig, tokenizer: Tokenizer | None) -> list[int]:
+    ids = list(model.eos_token_ids)
+    own = tokenizer.eos_token_id if tokenizer is not None else None
+    if own is not None and own not in ids and own < model.vocab_size:
+        ids.append(own)
+    return ids
+
+
+def prepare_grammars(config: EngineConfig, source: TokenizerSource) -> "concurrent.futures.Future[None] | None":
+    """Have another thread read the vocabulary and start a process that tries grammars, while a core of another process starts.
+    The first request with a grammar would wait for it, and this process's streams for the interpreter. Returns what ends when
+    it is done; None where no grammar can be asked for."""
+    model = config.model
+    if model.pooling is not None or source.why_absent is not None:
+        return None
+
+    def tokenizer() -> Tokenizer:
+        found = source.get()
+        assert found is not None
+        return found
+
+    grammars = shared_grammars(model.tokenizer_path, model.tokenizer_mode, model.vocab_size, config.structured_outputs)
+    return grammars.read_ahead(
+        lambda: _end_token_ids(model, tokenizer()), lambda: read_vocabulary(tokenizer(), model.vocab_size), apart=True
+    )
 
 
 class InputProcessor:
@@ -398,11 +426,7 @@ class InputProcessor:
     def _eos(self, tokenizer: Tokenizer | None) -> list[int]:
         """The ids that end a sequence: the model's and the tokenizer's."""
         if self._eos_token_ids is None:
-            ids = list(self._model.eos_token_ids)
-            own = tokenizer.eos_token_id if tokenizer is not None else None
-            if own is not None and own not in ids and own < self._vocab_size:
-                ids.append(own)
-            self._eos_token_ids = ids
+            self._eos_token_ids = _end_token_ids(self._model, tokenizer)
         return self._eos_token_ids
 
     def _check_stops(self, params: SamplingParams, tokenizer: Tokenizer | None) -> None:

@@ -65,8 +65,9 @@ class TokenizerSource:
     def get(self) -> Tokenizer | None:
         """The tokenizer, or None where there is none (see `why_absent`). Waits until it is read.
         Raises ConfigError: its files are broken."""
-        if self._thread is not None:
-            self._thread.join()
+        thread = self._thread
+        if thread is not None:
+            thread.join()
             self._thread = None
         if self._error is not None:
             raise self._error

@@ -118,7 +118,16 @@ class Grammars:
     def _try(
         self, params: StructuredOutputsParams, eos_token_ids: tuple[int, ...], load_vocabulary: Callable[[], Vocabulary]
     ) -> RequestError | None:
-        name = choose_backend(self._settings.backend, params)
+        trials = self._trials_of(choose_backend(self._settings.backend, params), eos_token_ids, load_vocabulary)
+        try:
+            trials.check(params)
+        except RequestError as error:
+            return error
+        return None
+
+    def _trials_of(
+        self, name: str, eos_token_ids: tuple[int, ...], load_vocabulary: Callable[[], Vocabulary]
+    ) -> Trials:
         _check_end(eos_token_ids)
         find_backend(name)
         with self._reading:
@@ -126,11 +135,7 @@ class Grammars:
             if trials is None:
                 trials = Trials(name, eos_token_ids, self._read(load_vocabulary))
                 self._trials[name, eos_token_ids] = trials
-        try:
-            trials.check(params)
-        except RequestError as error:
-            return error
-        return None
+            return trials
 
     def close(self) -> None:
         for trials in self._trials.values():
@@ -248,16 +253,27 @@ class Grammars:
             return self._backends[key]
 
     def read_ahead(
-        self, load_ends: Callable[[], Sequence[int]], load_vocabulary: Callable[[], Vocabulary]
+        self,
+        load_ends: Callable[[], Sequence[int]],
+        load_vocabulary: Callable[[], Vocabulary],
+        *,
+        apart: bool = False,
     ) -> concurrent.futures.Future[None] | None:
-        """Have another thread do what the first request would wait for; None where the engine is not installed."""
+        """Have another thread do what the first request would wait for; None where the engine is not installed.
+
+        Args:
+            apart: what the first `check` with `apart` would wait for, which reads the vocabulary too.
+        """
         name = "guidance" if self._settings.backend == "auto" else self._settings.backend
         if not is_installed(name):
             return None
 
         def read() -> None:
             try:
-                self._backend(name, tuple(load_ends()), load_vocabulary)
+                if apart:
+                    self._trials_of(name, tuple(load_ends()), load_vocabulary).begin()
+                else:
+                    self._backend(name, tuple(load_ends()), load_vocabulary)
             except Exception as error:  # a request with a grammar is told
                 logger.debug("grammars cannot be prepared: %s", error)
 

@@ -99,6 +99,14 @@ class Trials:
             self._places.put(None)
         atexit.register(self.close)
 
+    def begin(self) -> None:
+        """Have a child that waits for the first grammar."""
+        child = self._places.get()
+        try:
+            child = child or _Child(self._begin)
+        finally:
+            self._places.put(child)
+
     def check(self, params: StructuredOutputsParams) -> None:
         """Wait until a child has compiled the grammar.
 

@@ -424,6 +424,13 @@ class DeviceRunner(Runner):
         futures = super().prepare(params)
         return futures if self._features is None else [*futures, self._features.when_ready(params)]
 
+    def prepare_to_serve(self, wait: bool = False) -> None:
+        if wait and self._runtime.loads_kernels_late:
+            with self.lock:
+                self._graphs.run_first()
+                self._runtime.synchronize()
+        super().prepare_to_serve(wait)
+
     def stop(self) -> None:
         if self._features is not None:
             self._features.stop()

@@ -23,6 +23,8 @@ DECODE_SIZES = (
 )
 MIXED_TOKENS = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 MIXED_REQUESTS = (4, 16, 64, 256, 1024)
+FIRST_DECODES, FIRST_TOKENS, FIRST_REQUESTS = (2, 4, 8, 16), (32, 64, 128, 256), (4, 16)
+"""Sizes that the first requests of a server have."""
 EAGER_STEP = 16
 """Token counts of eager steps are rounded up to multiples of this, so that kernels need few variants."""
 
@@ -178,6 +180,20 @@ class StepGraphs:
                 self._capture(shape)
                 return self._is_enabled
         return False
+
+    def run_first(self) -> None:
+        """Run steps of the sizes that a server's first requests have, without tokens. A library loads the kernels of a size when
+        it is first used, from a disk that may be cold: 0.25 s were seen, in which every stream stood still."""
+        sizes = [self.decode_shape(size, True) for size in FIRST_DECODES if size <= self._decode_sizes[-1]]
+        sizes += [
+            self.mixed_shape(tokens, min(requests, self._requests[-1]), 1, tokens, True)
+            for tokens in FIRST_TOKENS
+            for requests in FIRST_REQUESTS
+            if tokens <= self._max_tokens
+        ]
+        for shape in dict.fromkeys(sizes):
+            self._prepare_empty()
+            self.run(shape)
 
     def clear(self) -> None:
         """Forget every graph (the pages that they point to are going)."""
