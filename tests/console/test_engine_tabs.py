@@ -17,12 +17,12 @@ def test_the_engine_view_shows_a_running_request_and_its_end(page):
     say(page, "Count from 1 to 25")
     page.wait_for_selector(".turn.assistant .prose:not(.empty)")
     page.get_by_role("tab", name="Engine").click()
-    page.wait_for_selector("#engine .state.is-decode")
+    page.wait_for_selector("#engine .live .state.is-decode")
     assert tile(page, "Running").inner_text() == "1" and tile(page, "Waiting").inner_text() == "0"
     page.keyboard.press("Escape")
     until(page, "document.querySelector('#engine .tile dd').textContent === '0'")
-    until(page, "document.querySelector('#engine tbody .state')?.textContent === 'abort'")
-    assert page.locator("#engine tbody tr").count() == 1
+    until(page, "document.querySelector('#engine .live tbody .state')?.textContent === 'abort'")
+    assert page.locator("#engine .live tbody tr").count() == 1
     for title in ("Tokens a second", "Step time against prediction", "Requests", "Pages in use"):
         picture = page.locator(".chart").filter(has=page.get_by_text(title, exact=True)).get_by_role("img")
         assert picture.get_attribute("aria-label").startswith(f"{title}: ") and picture.locator("path").count() >= 1
@@ -52,7 +52,7 @@ def test_the_engine_is_asked_only_while_it_is_looked_at(page):
 def test_the_focus_stays_in_the_table_while_it_is_renewed(page, demo):
     demo.client.post("/v1/completions", json={"prompt": "one two", "max_tokens": 2})
     page.get_by_role("tab", name="Engine").click()
-    link = page.locator("#engine tbody .link").first
+    link = page.locator("#engine .live tbody .link").first
     link.focus()
     name = link.get_attribute("title")
     page.evaluate("window.before = document.activeElement")
@@ -155,3 +155,49 @@ def test_stalls_and_preemptions_are_drawn_and_said(page, what):
     assert "gives its pages up after 80 tokens: too few pages are free" in said
     assert "3 events from the middle were not kept" in page.locator("#requests").inner_text()
     assert "they were given to others since" in page.locator(".prefix").inner_text()
+
+
+ROW = {"requests": 3, "prompt_tokens": 300, "generation_tokens": 100, "refused": 0}
+HAPPENED = {
+    "events": [
+        {"at": 1767600000.0, "kind": "restart", "text": "the core was killed by SIGKILL", "count": 1},
+        {"at": 1767600001.0, "kind": "replay", "text": "request <b>r-1</b> goes on", "count": 16},
+    ],
+    "event_totals": {"restart": 1, "replay": 16},
+    "tenants": {"small": ROW, "<i>large</i>": {**ROW, "generation_tokens": 900, "refused": 2}},
+}
+
+
+def test_what_happened_and_each_tenant_s_part_are_shown(open_page):
+    page = open_page(viewport={"width": 390, "height": 780})
+
+    def answer_with_more(route):
+        route.fulfill(json={**route.fetch().json(), **HAPPENED})
+
+    page.route("**/console/state", answer_with_more)
+    page.get_by_role("tab", name="Engine").click()
+    rows = page.locator("#engine .happened tbody tr")
+    until(page, "document.querySelectorAll('#engine .happened tbody .state').length === 2")
+    assert rows.locator(".state").all_inner_texts() == ["request went on", "core restarted"]  # the latest first
+    assert "request <b>r-1</b> goes on" in rows.first.inner_text() and rows.first.inner_text().endswith("16")
+    assert "1 restarts, 16 requests went on" in page.locator(".happened-totals").inner_text()
+    tenants = page.locator("#engine .tenants tbody tr")
+    cells = [row.split("\t") for row in tenants.all_inner_texts()]
+    assert [(row[0], row[3], row[5]) for row in cells] == [("<i>large</i>", "900", "2"), ("small", "100", "0")]
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")  # tables scroll by themselves
+
+
+def test_while_the_core_is_started_again_the_view_says_so_and_goes_on(page):
+    page.route(
+        "**/console/state",
+        lambda route: route.fulfill(
+            json={"model": "m", "problem": "the engine core is started again: killed", **HAPPENED}
+        ),
+    )
+    page.get_by_role("tab", name="Engine").click()
+    page.locator("#engine .notice").wait_for()
+    assert page.locator("#engine .notice").inner_text() == "the engine core is started again: killed"
+    assert page.locator("#engine .happened .state").count() == 2
+    page.unroute("**/console/state")
+    until(page, "document.querySelector('#engine .notice').hidden")
+    assert page.locator("#engine .tenants").is_hidden()  # nobody names tenants

@@ -84,7 +84,7 @@ def test_pictures_of_the_engine_and_of_a_request(open_page, picture, demo):
     for client in clients:
         client.start()
     try:
-        until(page, "document.querySelectorAll('#engine tbody tr').length > 20")
+        until(page, "document.querySelectorAll('#engine .live tbody tr').length > 20")
         page.wait_for_timeout(6000)
         picture(page, "engine")
     finally:

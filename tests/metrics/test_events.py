@@ -1,7 +1,7 @@
 """The log of events: bounded, counted, and one entry for what comes in a burst."""
 
 from quire.metrics import events
-from quire.metrics.events import EventKind, EventLog
+from quire.metrics.events import Event, EventKind, EventLog, merge_events, merge_totals
 
 
 def test_events_are_counted_and_the_oldest_are_forgotten(monkeypatch):
@@ -30,3 +30,16 @@ def test_what_is_given_out_does_not_change():
     (before,) = log.latest()
     log.add(EventKind.HANG, "core 2")
     assert before.count == 1
+
+
+def test_what_all_processes_saw_is_one_event_and_what_one_saw_is_its_own():
+    crash = [Event(EventKind.RESTART, at, "killed") for at in (10.0, 10.4, 15.0)]
+    refusals = [Event(EventKind.REFUSAL, at, "full", 3) for at in (10.1, 10.2)]
+    merged = merge_events([[crash[0], refusals[0]], [refusals[1], crash[1], crash[2]]])
+    assert merged == [crash[0], *refusals, crash[2]]
+
+
+def test_totals_of_all_processes():
+    older = {EventKind.RESTART: 3, EventKind.REFUSAL: 5}
+    younger = {EventKind.RESTART: 1, EventKind.REFUSAL: 2, EventKind.REPLAY: 4}
+    assert merge_totals([younger, older]) == {EventKind.RESTART: 3, EventKind.REFUSAL: 7, EventKind.REPLAY: 4}

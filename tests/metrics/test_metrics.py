@@ -1,6 +1,7 @@
 """Histograms, the engine's figures, their Prometheus text, and the log's line."""
 
 import bisect
+import dataclasses
 import json
 import re
 from importlib.resources import files
@@ -12,7 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from quire.config import CacheConfig
 from quire.metrics.engine_metrics import EngineMetrics, FinishedRequest, Histogram, StatsLogger, steps_1_2_5
+from quire.metrics.events import EventKind
 from quire.metrics.prometheus import PREFIX, PrometheusExposition, cache_info
+from quire.metrics.tenants import MOST_TENANTS, TenantFigures
 from quire.request import SchedulerStats
 
 
@@ -154,9 +157,40 @@ def test_every_expression_of_the_board_names_figures_that_there_are():
 
 def test_a_request_for_which_there_was_no_room_is_counted():
     metrics = EngineMetrics("m", 100)
-    metrics.record_finished(FinishedRequest("error", 5, 0, is_rejected=True))
-    assert samples(metrics)[PREFIX + "admission_rejections_total{reason=queue_full}"] == 1
-    assert metrics.queue_time.count == 0
+    metrics.record_refusal("the queue is full", "a")
+    found = samples(metrics)
+    assert found[PREFIX + "admission_rejections_total{reason=queue_full}"] == 1
+    assert found[PREFIX + "tenant_rejections_total{tenant=a}"] == 1
+    assert [event.text for event in metrics.events.latest()] == ["the queue is full"]
+
+
+def test_what_happened_besides_answers_is_counted():
+    metrics = EngineMetrics("m", 100)
+    names = {
+        EventKind.RESTART: "engine_restarts",
+        EventKind.HANG: "engine_hangs",
+        EventKind.REPLAY: "requests_replayed",
+        EventKind.GIVEN_UP: "requests_given_up",
+        EventKind.DEADLINE: "request_deadlines_missed",
+        EventKind.HANDOVER: "requests_handed_over",
+    }
+    for count, kind in enumerate(names, 1):
+        metrics.events.add(kind, "it happened", count)
+    found = samples(metrics)
+    assert [found[f"{PREFIX}{name}_total{{}}"] for name in names.values()] == [1, 2, 3, 4, 5, 6]
+
+
+def test_tenants_have_rows_of_their_own_up_to_a_bound():
+    metrics = EngineMetrics("m", 100)
+    for tenant in ["", "a", *(f"t{number}" for number in range(MOST_TENANTS))]:
+        ended = FinishedRequest("stop", 10, 3, scheduled=0.1, most_tokens=3, tenant=tenant)
+        metrics.record_finished(dataclasses.replace(ended, most_tokens=None))  # the first of two sequences
+        metrics.record_finished(ended)
+    metrics.record_finished(FinishedRequest("abort", 10, 0, tenant="a"))  # it never ran
+    assert len(metrics.tenants.rows) == MOST_TENANTS + 1
+    assert metrics.tenants.rows["a"] == metrics.tenants.rows["default"] == TenantFigures(1, 10, 6, 0)
+    assert metrics.tenants.rows["other"] == TenantFigures(2, 20, 12, 0)
+    assert samples(metrics)[PREFIX + "tenant_generation_tokens_total{tenant=other}"] == 12
 
 
 def test_counters_add_up_over_steps():

@@ -24,6 +24,7 @@ from quire.config import (
 from quire.engine.input_processor import TokenizedPrompt
 from quire.engine.request_stream import OutputStream, no_text
 from quire.logprobs import Logprob
+from quire.metrics.engine_metrics import EngineMetrics
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import RequestOutputKind, SamplingParams
 from quire.tokenizers.chat_template import ChatTemplate
@@ -138,6 +139,8 @@ class FakeAsyncLLM:
     def __init__(self, config: EngineConfig | None = None, tokenizer: ByteTokenizer | None = None) -> None:
         self.config = config or engine_config()
         self.tokenizer = None if self.config.model.skip_tokenizer_init else tokenizer or ByteTokenizer()
+        self.metrics = EngineMetrics("fake", 512)
+        self.events = self.metrics.events
         self.errored = False
         self.on_death: Callable[[], None] | None = None
         self.failure: Exception | None = None
@@ -156,6 +159,10 @@ class FakeAsyncLLM:
     async def check_health(self) -> None:
         if self.failure is not None:
             raise self.failure
+
+    async def inspect(self) -> dict[str, Any]:
+        await self.check_health()
+        return {"running": 0}
 
     def shutdown(self) -> None:
         """There is no core to end."""

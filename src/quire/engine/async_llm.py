@@ -17,7 +17,7 @@ from quire.engine import messages
 from quire.engine.arg_resolve import UsageContext
 from quire.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from quire.engine.beam_search import BeamSearch, BeamSearches
-from quire.engine.control import AsyncControl
+from quire.engine.control import NOTED, AsyncControl
 from quire.engine.core_client import CoreClient
 from quire.engine.frontend import Frontend, check_unsupported, make_record
 from quire.engine.input_processor import ProcessedRequest, TokenizedPrompt, check_params
@@ -33,7 +33,7 @@ from quire.errors import CapacityError, EngineDeadError, EngineError, QuireError
 from quire.inputs import PromptType
 from quire.logger import init_logger
 from quire.metrics.engine_metrics import EngineMetrics
-from quire.metrics.events import EventKind, EventLog
+from quire.metrics.events import EventKind
 from quire.metrics.spans import SpanWriter
 from quire.outputs import AnyOutput, PoolingOutput, PoolingRequestOutput, RequestOutput
 from quire.pooling_params import PoolingParams
@@ -92,7 +92,6 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
     def __init__(
         self, config: EngineConfig, *, core: str | FrontendSlot | None = None, stat_hooks: Sequence[StatsHook] = ()
     ) -> None:
-        self.events = EventLog()
         self._to_add: list[RequestRecord] = []
         self._add_since = 0.0
         self._inbox: collections.deque[messages.CoreMessage] = collections.deque()
@@ -108,6 +107,7 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
         self._num_calls = 0
         self._idle_waiters: list[asyncio.Future[None]] = []
         self.metrics = EngineMetrics(config.model.model, config.model.max_model_len)
+        self.events = self.metrics.events
 
         def start_core() -> CoreClient:
             if isinstance(core, FrontendSlot):
@@ -503,7 +503,10 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
         self._calls[self._num_calls] = future
         self._send_added()
         self._client.send(messages.UtilityCall(self._num_calls, utility, list(args), kwargs))
-        return await future
+        value = await future
+        if utility in NOTED:
+            self.events.add(EventKind.CONTROL, " ".join([utility, *map(str, args)]))
+        return value
 
     async def is_tracing_enabled(self) -> bool:
         """Whether a span is written for each request."""

@@ -16,6 +16,9 @@ from quire.engine.pausing import PauseState
 P = ParamSpec("P")
 R = TypeVar("R")
 
+NOTED = frozenset({"pause", "resume", "sleep", "wake_up"})
+"""Verbs of the core that are events of their own (`EventKind.CONTROL`)."""
+
 _DRAIN_CHECK_S = 0.01
 """Between two looks at whether the requests of all frontends have ended."""
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from quire.engine.messages import to_error
 from quire.engine.request_record import RequestRecord, SequenceState
-from quire.errors import CapacityError, RequestError
+from quire.errors import RequestError
 from quire.metrics.engine_metrics import FinishedRequest
 from quire.request import EngineCoreOutput, EngineCoreOutputs, FinishReason, SchedulerStats
 
@@ -244,6 +244,6 @@ def _finished(record: RequestRecord, sequence: SequenceState, now: float) -> Fin
         num_cached_tokens=record.num_cached_tokens or 0,
         scheduled=record.scheduled_time - record.arrival_time if record.scheduled_time else None,
         most_tokens=max(len(one.token_ids) for one in record.sequences) if record.num_unfinished == 0 else None,
-        is_rejected=isinstance(record.refusal, CapacityError),
         num_preemptions=sequence.num_preemptions,
+        tenant=record.engine_requests[sequence.index].tenant,
     )

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from quire.logger import init_logger
+from quire.metrics.events import EventKind, EventLog
+from quire.metrics.tenants import TenantTable
 from quire.request import SchedulerStats
 
 logger = init_logger(__name__)
@@ -91,7 +93,7 @@ class FinishedRequest:
         num_cached_tokens: prompt tokens that the prefix cache gave.
         scheduled: from arrival to leaving the queue.
         most_tokens: of the request's longest sequence, told with the last of its sequences.
-        is_rejected: there was no room for it.
+        tenant: whose request it is; empty without one.
         num_preemptions: how often it gave up its pages.
     """
 
@@ -106,8 +108,8 @@ class FinishedRequest:
     num_cached_tokens: int = 0
     scheduled: float | None = None
     most_tokens: int | None = None
-    is_rejected: bool = False
     num_preemptions: int = 0
+    tenant: str = ""
 
 
 class EngineMetrics:
@@ -116,6 +118,10 @@ class EngineMetrics:
     Args:
         model_name: the label that every metric carries.
         max_model_len: the largest prompt or answer, for the bounds of the length histograms.
+
+    Attributes:
+        events: what happened besides answers.
+        tenants: each tenant's requests and tokens.
     """
 
     def __init__(self, model_name: str, max_model_len: int) -> None:
@@ -133,7 +139,8 @@ class EngineMetrics:
         self.generation_tokens = 0
         self.prompt_tokens_cached = 0
         self.num_steps = 0
-        self.num_rejected = 0
+        self.events = EventLog()
+        self.tenants = TenantTable()
         self.success: dict[str, int] = dict.fromkeys(FINISH_REASONS, 0)
         self.iteration_tokens = Histogram(ITERATION_BOUNDS)
         self.step_time = Histogram(STEP_BOUNDS)
@@ -178,6 +185,11 @@ class EngineMetrics:
         self.inter_token_latency.observe(seconds / count, count * times)
         self.generation_tokens += count * times
 
+    def record_refusal(self, text: str, tenant: str = "") -> None:
+        """There was no room for a request; `text` says why."""
+        self.events.add(EventKind.REFUSAL, text)
+        self.tenants.row_of(tenant).refused += 1
+
     def record_finished(self, request: FinishedRequest) -> None:
         self.success[request.finish_reason] = self.success.get(request.finish_reason, 0) + 1
         self.request_prompt_tokens.observe(request.num_prompt_tokens)
@@ -190,8 +202,8 @@ class EngineMetrics:
             self.end_to_end.observe(request.end_to_end)
         if request.most_tokens is not None:
             self.request_most_tokens.observe(request.most_tokens)
-        self.num_rejected += request.is_rejected
         if request.scheduled is not None:
+            self._record_tenant(request)
             self.queue_time.observe(request.scheduled)
             self.request_computed_tokens.observe(request.num_prompt_tokens - request.num_cached_tokens)
             self.prompt_tokens_cached += request.num_cached_tokens
@@ -203,6 +215,13 @@ class EngineMetrics:
             self.decode_time.observe(request.decode_time)
             if request.num_generation_tokens > 1:
                 self.time_per_output_token.observe(request.decode_time / (request.num_generation_tokens - 1))
+
+    def _record_tenant(self, request: FinishedRequest) -> None:
+        row = self.tenants.row_of(request.tenant)
+        row.generation_tokens += request.num_generation_tokens
+        if request.most_tokens is not None:  # the last of its sequences, which share a prompt
+            row.requests += 1
+            row.prompt_tokens += request.num_prompt_tokens
 
 
 class StatsLogger:

@@ -5,6 +5,7 @@ import dataclasses
 import enum
 import threading
 import time
+from collections.abc import Iterable, Mapping
 
 KEPT = 100
 """Events that are remembered."""
@@ -69,3 +70,28 @@ class EventLog:
         """The events that are remembered, oldest first."""
         with self._lock:
             return [dataclasses.replace(event) for event in self._events]
+
+
+SEEN_BY_ALL = frozenset({EventKind.RESTART, EventKind.HANG})
+"""Kinds that are the core's: each of a server's processes notes the same event. The others are noted by one process."""
+
+
+def merge_events(logs: Iterable[Iterable[Event]]) -> list[Event]:
+    """The events of a server's processes as one log: the last `KEPT`, oldest first. What all of them saw is there once."""
+    merged: list[Event] = []
+    for event in sorted((event for log in logs for event in log), key=lambda event: event.at):
+        near = (known for known in reversed(merged) if event.at - known.at < MERGED_WITHIN_S)
+        if event.kind in SEEN_BY_ALL and any((known.kind, known.text) == (event.kind, event.text) for known in near):
+            continue
+        merged.append(event)
+    return merged[-KEPT:]
+
+
+def merge_totals(totals: Iterable[Mapping[EventKind, int]]) -> dict[EventKind, int]:
+    """How many events of each kind there were in all processes. One that was started later has seen less of what all see."""
+    merged: dict[EventKind, int] = {}
+    for each in totals:
+        for kind, count in each.items():
+            before = merged.get(kind, 0)
+            merged[kind] = max(before, count) if kind in SEEN_BY_ALL else before + count
+    return merged

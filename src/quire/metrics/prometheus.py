@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from quire.config import CacheConfig
 from quire.metrics.engine_metrics import EngineMetrics, Histogram
+from quire.metrics.events import EventKind
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "quire:"
@@ -39,6 +40,23 @@ _COUNTERS = (
     ("prefix_cache_queries", "prefix_cache_queries", "Tokens looked up in the prefix cache."),
     ("prefix_cache_hits", "prefix_cache_hits", "Tokens found in the prefix cache."),
     ("engine_steps", "num_steps", "Steps that computed at least one token."),
+)
+_EVENTS = {
+    EventKind.RESTART: ("engine_restarts", "Times that the engine core ended by itself and was started again."),
+    EventKind.HANG: ("engine_hangs", "Times that the engine core made no progress and was ended."),
+    EventKind.REPLAY: ("requests_replayed", "Requests that went on in a new engine core."),
+    EventKind.GIVEN_UP: ("requests_given_up", "Requests that failed because engine cores ended under them."),
+    EventKind.DEADLINE: ("request_deadlines_missed", "Requests that did not meet their deadline."),
+    EventKind.HANDOVER: (
+        "requests_handed_over",
+        "Requests written down for a successor, or taken over from one before.",
+    ),
+}
+_TENANTS = (
+    ("tenant_requests", "requests", "Requests of a tenant that ended."),
+    ("tenant_prompt_tokens", "prompt_tokens", "Prompt tokens of a tenant's requests that ended."),
+    ("tenant_generation_tokens", "generation_tokens", "Generated tokens of a tenant's requests that ended."),
+    ("tenant_rejections", "refused", "Requests of a tenant for which there was no room."),
 )
 _HISTOGRAMS = (
     ("iteration_tokens_total", "iteration_tokens", "Prompt tokens computed and tokens generated in a step."),
@@ -119,8 +137,9 @@ class EngineCollector(Collector):
         rejected = CounterMetricFamily(
             prefix + "admission_rejections", "Requests for which there was no room.", labels=["model_name", "reason"]
         )
-        rejected.add_metric([metrics.model_name, "queue_full"], metrics.num_rejected)
+        rejected.add_metric([metrics.model_name, "queue_full"], metrics.events.totals[EventKind.REFUSAL])
         yield rejected
+        yield from self._happenings(prefix, labels)
         for name, field, text in _HISTOGRAMS:
             histogram = getattr(metrics, field)
             family = HistogramMetricFamily(prefix + name, text, labels=_LABELS)
@@ -129,6 +148,18 @@ class EngineCollector(Collector):
         info = GaugeMetricFamily(prefix + "cache_config_info", "The cache's settings.", labels=["engine", *self._info])
         info.add_metric([_ENGINE, *self._info.values()], 1)
         yield info
+
+    def _happenings(self, prefix: str, labels: list[str]) -> Iterable[Metric]:
+        """What happened besides answers, and each tenant's part."""
+        for kind, (name, text) in _EVENTS.items():
+            counter = CounterMetricFamily(prefix + name, text, labels=_LABELS)
+            counter.add_metric(labels, self._metrics.events.totals[kind])
+            yield counter
+        for name, field, text in _TENANTS:
+            counter = CounterMetricFamily(prefix + name, text, labels=[*_LABELS, "tenant"])
+            for tenant, row in list(self._metrics.tenants.rows.items()):
+                counter.add_metric([*labels, tenant], getattr(row, field))
+            yield counter
 
 
 class PrometheusExposition:

@@ -55,6 +55,28 @@ def test_figures_are_what_happened_between_two_looks(prefix: str) -> None:
     assert shown["finished_per_s"] == {"stop": 2.0} and shown["preemptions"] == 0 and shown["requests"] == []
 
 
+def test_figures_under_both_names_are_counted_once() -> None:
+    assert read_metrics(exposition() + exposition("vllm:"), 0.0).metrics["num_requests_running"] == 3
+
+
+def test_restarts_and_the_last_events_are_shown() -> None:
+    sample = read_metrics(exposition(engine_restarts_total=2, request_deadlines_missed_total=1), 0.0)
+    events = [{"at": number, "kind": "restart", "text": f"core {number}\x1b[2J", "count": 1} for number in range(7)]
+    sample.state = {
+        "events": [*events, {"at": 9, "kind": "refusal", "text": "full", "count": 1200}],
+        "problem": "no core",
+    }
+    shown = figures(sample, sample)
+    assert shown["happened"] == {"restarts": 2, "deadlines_missed": 1}
+    lines = top.as_text(shown, "http://s", []).splitlines()
+    assert any("2 restarts  1 deadlines missed" in line for line in lines) and any("no core" in line for line in lines)
+    listed = lines[lines.index("what happened, latest first:") + 1 :]
+    assert [line.split("  ", 1)[1] for line in listed] == [
+        "refusal   full (1,200 times)",
+        *(f"restart   core {number}[2J" for number in (6, 5, 4, 3)),
+    ]
+
+
 def test_engines_of_one_server_are_added_up() -> None:
     text = exposition(labels='engine="0",model_name="m"') + exposition(
         labels='engine="1",model_name="m"', kv_cache_usage_perc=0.75

@@ -20,6 +20,24 @@ def test_figures_add_up_and_what_is_a_process_s_own_stays():
     assert merged == OWN.decode().replace(" 3.0", " 83.0").replace(" 0.0", " 4.0").replace('b"} 1.0', 'b"} 3.0')
 
 
+def exposition(tenant: str, refused: float, restarts: float) -> bytes:
+    return b"\n".join(
+        (
+            b"# TYPE q:refused_total counter",
+            b'q:refused_total{tenant="%b"} %r' % (tenant.encode(), refused),
+            b"# TYPE q:engine_restarts_total counter",
+            b"q:engine_restarts_total %r" % restarts,
+        )
+    )
+
+
+def test_what_only_another_process_has_is_added_and_what_all_count_alike_is_not():
+    others = [exposition("c", 2.0, 3.0), exposition("c", 2.0, 2.0)]
+    lines = merge_metrics(exposition("a b", 1.0, 1.0), others).splitlines()
+    assert lines[1:3] == [b'q:refused_total{tenant="a b"} 1.0', b'q:refused_total{tenant="c"} 4.0']
+    assert lines[4] == b"q:engine_restarts_total 3.0"
+
+
 def test_only_those_that_answer_are_counted(tmp_path):
     asked = []
 

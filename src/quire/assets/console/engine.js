@@ -4,6 +4,7 @@ import { json } from "./api.js";
 import { Chart } from "./charts.js";
 import { h, replace, replaceKeyed } from "./dom.js";
 import { number, seconds, share, shortId } from "./format.js";
+import { buildHappenings } from "./happenings.js";
 
 const POLL_MS = 1000;
 const KEPT_S = 120;
@@ -19,11 +20,12 @@ export function buildEngine(root, inspect) {
   const pages = new Chart("Pages in use", { format: share, ceiling: 1 });
   const steps = new Chart("Step time against prediction", { format: (value) => `${value.toFixed(value < 10 ? 2 : 1)} ms`, ceiling: 1 });
   const rows = h("tbody");
-  const table = h("table", { class: "requests" },
+  const table = h("table", { class: "requests live" },
     h("caption", {}, "Requests, running ones first"),
     h("thead", {}, h("tr", {}, ["Request", "State", "Queued", "Prompt", "From cache", "Output", "Tokens/s"].map((title) => h("th", { scope: "col" }, title)))), rows);
+  const happenings = buildHappenings();
   replace(root, h("div", { class: "board" }, problem, tiles.element,
-    h("div", { class: "charts" }, rate.element, steps.element, requests.element, pages.element), h("div", { class: "table-box", tabindex: 0, role: "group", "aria-label": "Requests" }, table)));
+    h("div", { class: "charts" }, rate.element, steps.element, requests.element, pages.element), happenings.element, h("div", { class: "table-box", tabindex: 0, role: "group", "aria-label": "Requests" }, table)));
 
   const history = [];
   let timer = null;
@@ -33,8 +35,10 @@ export function buildEngine(root, inspect) {
     try {
       const state = await json("console/state");
       if (!isShown) return;
-      problem.hidden = true;
-      draw(state);
+      problem.hidden = !state.problem;
+      problem.textContent = state.problem ?? "";
+      happenings.update(state, history[0] ?? state);
+      if (!state.problem) draw(state);
     } catch (error) {
       problem.hidden = false;
       problem.textContent = error.status === 404 ? "This server does not tell its state." : error.message;

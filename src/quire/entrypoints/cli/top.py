@@ -18,7 +18,7 @@ from quire.entrypoints.http_client import OpenAIClient
 from quire.errors import ConfigError, EngineError, QuireError, RequestError
 
 TIMEOUT_S = 10.0
-METRIC = re.compile("(?:quire|vllm):(.+)")
+METRIC = re.compile("(quire|vllm):(.+)")
 KV_USAGE = "kv_cache_usage_perc"
 MEANS = {
     "first_token_s": "time_to_first_token_seconds",
@@ -26,6 +26,14 @@ MEANS = {
     "request_s": "e2e_request_latency_seconds",
 }
 FINISHED = "request_success_total"
+EVENTS = {
+    "restarts": "engine_restarts_total",
+    "replayed": "requests_replayed_total",
+    "given_up": "requests_given_up_total",
+    "refused": "admission_rejections_total",
+    "deadlines_missed": "request_deadlines_missed_total",
+}
+"""What happened since the server's start besides answers, and the metrics that count it."""
 
 
 @dataclasses.dataclass
@@ -77,14 +85,15 @@ def read_metrics(text: str, at: float) -> Sample:
 
     sample = Sample(at)
     values: collections.defaultdict[str, list[float]] = collections.defaultdict(list)
+    prefix: str | None = None  # a server may tell the same under both
     try:
         for family in text_string_to_metric_families(text):
             for each in family.samples:
-                if (known := METRIC.fullmatch(each.name)) is None:
+                if (known := METRIC.fullmatch(each.name)) is None or known[1] != (prefix := prefix or known[1]):
                     continue
-                values[known[1]].append(each.value)
+                values[known[2]].append(each.value)
                 sample.model = sample.model or each.labels.get("model_name", "")
-                if known[1] == FINISHED:
+                if known[2] == FINISHED:
                     reason = each.labels.get("finished_reason", "?")
                     sample.finished[reason] = sample.finished.get(reason, 0.0) + each.value
     except ValueError as error:
@@ -141,6 +150,9 @@ def figures(before: Sample, now: Sample) -> dict[str, Any]:
         **{ours: mean(name) for ours, name in MEANS.items()},
         "finished_per_s": {reason: round(count / seconds, 2) for reason, count in ends.items()},
         "preemptions": int(grown("num_preemptions_total")),
+        "happened": {ours: int(now.metrics[name]) for ours, name in EVENTS.items() if name in now.metrics},
+        "events": list(reversed(state.get("events", ()))),
+        "problem": state.get("problem"),
         "requests": _slowest(state.get("requests", ())),
         "finished": _slowest(state.get("finished", ())),
     }
@@ -165,6 +177,7 @@ ENTER, LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 STYLE = re.compile(r"(\x1b\[\d*m)")
 BARS = " ▁▂▃▄▅▆▇█"
 HISTORY = 60
+SHOWN_EVENTS = 5
 NONE = "-"
 
 
@@ -272,6 +285,8 @@ def as_text(shown: Mapping[str, Any], url: str, rates: Sequence[float], *, style
     if shown["uptime_s"] is not None:
         head += f"  up {_clock(shown['uptime_s'])}"
     lines = [style(BOLD, head), "", *(style(DIM, f"{name:<12}") + text for name, text in _rows(shown, rates).items())]
+    if shown["events"]:
+        lines += ["", style(BOLD, "what happened, latest first:"), *map(_event_row, shown["events"][:SHOWN_EVENTS])]
     for title, name in (("running, longest first", "requests"), ("finished, slowest of the last", "finished")):
         if shown[name]:
             lines += ["", style(BOLD, f"{title}:"), style(DIM, _TABLE_HEAD), *map(_request_row, shown[name][:12])]
@@ -286,7 +301,9 @@ def _rows(shown: Mapping[str, Any], rates: Sequence[float]) -> dict[str, str]:
     step = f"{_number(shown['step_ms'], 'ms')}  predicted {_number(shown['step_predicted_ms'], 'ms')}"
     generated, prompts = shown["generation_tokens_per_s"], shown["prompt_tokens_per_s"]
     first, between, whole = (_seconds(shown[name]) for name in MEANS)
+    happened = "  ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in shown["happened"].items())
     return {
+        **({"problem": printable(shown["problem"])} if shown["problem"] else {}),
         "requests": f"{shown['running']} running  {shown['waiting']} waiting  {shown['preemptions']} preempted",
         "finished": ends or NONE,
         "KV pages": f"{bar:░<30} {_share(usage)}{used}",
@@ -294,7 +311,14 @@ def _rows(shown: Mapping[str, Any], rates: Sequence[float]) -> dict[str, str]:
         "prefix hits": f"{_share(shown['prefix_hit_share'])} now  {_share(shown['prefix_hit_share_ever'])} ever",
         "step": f"{step}  {_number(shown['step_tokens'], 'tokens')}  {shown['steps_per_s']:g} a second",
         "latency": f"first token {first}  between tokens {between}  whole {whole}",
+        "so far": happened or NONE,
     }
+
+
+def _event_row(event: Mapping[str, Any]) -> str:
+    at = time.strftime("%H:%M:%S", time.localtime(event.get("at", 0)))
+    times = f" ({event['count']:,} times)" if event.get("count", 1) > 1 else ""
+    return f"{at}  {printable(str(event.get('kind', ''))):<9} {printable(str(event.get('text', '')))}{times}"
 
 
 _COLUMNS = (("prompt", 8), ("cached", 8), ("output", 7), ("tokens/s", 9), ("queued", 8), ("first", 8), ("total", 8))

@@ -41,6 +41,7 @@ ERROR_FORMATS = ("openai", "vllm")
 """What `--error-format` may say: whose words `type` and `code` have."""
 
 TOO_LONG = "context_length_exceeded"
+OVER_CAPACITY = "over_capacity"
 _VLLM_TYPES = {
     400: "BadRequestError",
     404: "NotFoundError",
@@ -130,7 +131,7 @@ def from_exception(error: BaseException, request_id: str) -> HTTPError:
             return HTTPError(400, str(error), param=error.param, code=codes.get(type(error)))
         case CapacityError():
             status = 503 if error.status == 503 else 429
-            return HTTPError(status, str(error), code="over_capacity", headers=_retry_after(error.retry_after))
+            return HTTPError(status, str(error), code=OVER_CAPACITY, headers=_retry_after(error.retry_after))
         case EngineDeadError():
             return HTTPError(503, "The engine is not running.", code="engine_dead", headers=_retry_after(None))
         case QuireError() if error.status < 500:

@@ -19,7 +19,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.entrypoints.http.errors import HTTPError, from_exception, not_ready
+from quire.entrypoints.http.errors import OVER_CAPACITY, HTTPError, from_exception, not_ready
 from quire.entrypoints.http.http_protocol import BODY_EXTENSION
 from quire.entrypoints.http.state import ServerSettings, ServerState
 from quire.entrypoints.http.streaming import ClientGone
@@ -60,6 +60,7 @@ def route_path(scope: Scope) -> str:
 
 async def send_error(error: HTTPError, scope: Scope, send: Send) -> None:
     """Answer with an error, as the clients of the route expect it."""
+    scope["state"]["error"] = error
     body = scope["state"]["error_body"](error, route_path(scope))
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     headers += [(name.encode(), value.encode()) for name, value in error.headers.items()]
@@ -180,6 +181,13 @@ class RequestContext:
             await self._app(scope, receive, send)
         finally:
             self._state.end_request()
+            self._note_refusal(scope["state"])
+
+    def _note_refusal(self, kept: dict[str, Any]) -> None:
+        """Count a request for which there was no room."""
+        error: HTTPError | None = kept.get("error")
+        if error is not None and error.code == OVER_CAPACITY and self._state.engine_or_none is not None:
+            self._state.engine_or_none.metrics.record_refusal(str(error), kept.get("tenant", ""))
 
 
 def _offered_key(scope: Scope) -> bytes | None:

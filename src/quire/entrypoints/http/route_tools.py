@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from quire.entrypoints.http.decoding import read_body
 from quire.entrypoints.http.errors import HTTPError, bad_field
+from quire.entrypoints.http.siblings import OWN
 from quire.entrypoints.http.state import ServerState
 
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
@@ -80,6 +81,14 @@ def flag_of(request: Request, name: str, default: bool) -> bool:
 
 def state_of(request: Request) -> ServerState:
     return request.app.state.server
+
+
+async def siblings_answers(request: Request, path: str) -> list[bytes]:
+    """What the server's other processes say of themselves; nothing to one of them."""
+    siblings = state_of(request).siblings
+    if siblings is None or OWN in request.query_params:
+        return []
+    return await siblings.ask(path)
 
 
 def public_id(request: Request, body: RequestWithId) -> str:

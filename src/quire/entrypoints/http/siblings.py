@@ -4,12 +4,18 @@ Each process listens on a private Unix socket besides the public port. Knows HTT
 """
 
 import asyncio
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 
 ANSWER_WITHIN_S = 2.0
 """A process that does not answer by then is left out: it is starting, or its event loop is busy."""
 OWN = "own"
 """The query parameter that asks a process for its own figures alone."""
+
+_COUNTED_BY_ALL = (b":engine_restarts_total", b":engine_hangs_total")
+"""Families that every process counts: all of them see the one engine core."""
+_Family = tuple[list[bytes], dict[bytes, bytes | float]]
+"""A family's comments, and its samples: name with labels, and value."""
 
 
 class Siblings:
@@ -46,23 +52,44 @@ class Siblings:
 
 
 def merge_metrics(own: bytes, others: Sequence[bytes]) -> bytes:
-    """Our figures with the others' added: counts, sums, buckets and gauges of work. What a process tells of itself
-    (`process_`, `python_`) and of its settings (`_info`) stays as it is here."""
-    added: dict[bytes, float] = {}
+    """Our figures with the others' added: counts, sums, buckets and gauges of work, also those that only another process has
+    (a route or a tenant that we have not met). What a process tells of itself (`process_`, `python_`) and of its settings
+    (`_info`) stays as it is here; of what all of them count alike, the largest counts."""
+    families = _families(own)
     for text in others:
-        for line in text.splitlines():
-            name, _, value = line.rpartition(b" ")
-            if name and not line.startswith(b"#") and _adds_up(name):
-                added[name] = added.get(name, 0.0) + float(value)
+        for family, (head, theirs) in _families(text).items():
+            ours = families.setdefault(family, (head, {}))[1]
+            for name, value in theirs.items():
+                if join := _joined_by(name.partition(b"{")[0]):
+                    ours[name] = join(float(ours.get(name, 0.0)), float(value))
     lines: list[bytes] = []
-    for line in own.splitlines():
-        name, _, value = line.rpartition(b" ")
-        if name in added and not line.startswith(b"#"):
-            line = b"%b %b" % (name, repr(float(value) + added.pop(name)).encode())
-        lines.append(line)
+    for head, samples in families.values():
+        lines += head
+        lines += [b"%b %b" % (name, _as_text(value)) for name, value in samples.items()]
     return b"\n".join(lines) + b"\n"
 
 
-def _adds_up(name: bytes) -> bool:
-    family = name.partition(b"{")[0]
-    return not (family.startswith((b"process_", b"python_")) or family.endswith((b"_info", b"_created")))
+def _families(text: bytes) -> dict[bytes, _Family]:
+    """The families of a text by name, in their order; a value stays as it is written until something is added to it."""
+    families: dict[bytes, _Family] = {}
+    head, samples = families.setdefault(b"", ([], {}))
+    for line in text.splitlines():
+        if line.startswith(b"#"):
+            family = line.split(b" ", 3)[2]
+            head, samples = families.setdefault(family, ([], {}))
+            head.append(line)
+        elif line:
+            name, _, value = line.rpartition(b" ")
+            samples[name] = value
+    return families
+
+
+def _joined_by(name: bytes) -> Callable[[float, float], float] | None:
+    """How two processes' values of a figure become one; None where ours stays."""
+    if name.startswith((b"process_", b"python_")) or name.endswith((b"_info", b"_created")):
+        return None
+    return max if name.endswith(_COUNTED_BY_ALL) else operator.add
+
+
+def _as_text(value: bytes | float) -> bytes:
+    return value if isinstance(value, bytes) else repr(value).encode()

@@ -1,4 +1,4 @@
-"""The routes of those who run a server: what is served, whether it lives, what it counts and forgets, what the console shows.
+"""The routes of those who run a server: what is served, whether it lives, what it counts and forgets.
 
 With `QUIRE_SERVER_DEV_MODE=1` also those that reach into the engine: a client that reaches them can do anything with it, so
 keep them off open networks.
@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from quire.engine.pausing import PAUSE_MODES
 from quire.entrypoints.anthropic.protocol import ModelInfo, ModelPage
-from quire.entrypoints.http.errors import HTTPError, bad_field, bad_request, not_ready
+from quire.entrypoints.http.errors import bad_field, bad_request, not_ready
 from quire.entrypoints.http.route_tools import (
     Endpoint,
     Handler,
@@ -22,39 +22,17 @@ from quire.entrypoints.http.route_tools import (
     json_response,
     read_bytes,
     read_request,
+    siblings_answers,
     state_of,
 )
-from quire.entrypoints.http.siblings import OWN, merge_metrics
+from quire.entrypoints.http.siblings import merge_metrics
 from quire.entrypoints.http.state import ServerState
 from quire.entrypoints.openai.prompts import require_tokenizer
 from quire.entrypoints.openai.protocol import ModelCard, ModelList
 from quire.entrypoints.responses.handlers import KEPT
+from quire.entrypoints.server.console_state import CONSOLE
 from quire.errors import EngineDeadError
 from quire.version import __version__
-
-
-async def console_state(request: Request) -> Response:
-    """`GET /console/state`: figures, the last steps, live and finished requests; what they mean: docs/observability.md."""
-    server = state_of(request)
-    engine: Any = server.engine
-    shown: dict[str, Any] = {
-        "model": server.model_names[0],
-        "version": __version__,
-        "uptime_s": round(time.time() - server.started_at, 1),
-        **await engine.inspect(),
-    }
-    return json_response(shown)
-
-
-async def console_request(request: Request) -> Response:
-    """`GET /console/requests/{id}`: what happened to a request; the id is the answer's, or the `X-Request-Id`."""
-    wanted: str = request.path_params["id"]
-    engine: Any = state_of(request).engine
-    found = await engine.timeline(wanted)
-    if found is None:
-        message = f"No request {wanted[:200]!r} is remembered: timelines of the last few hundred requests are kept."
-        raise HTTPError(404, message, param="id", code="request_not_found")
-    return json_response(found)
 
 
 def _model_cards(state: ServerState) -> list[ModelCard]:
@@ -124,17 +102,9 @@ async def version(request: Request) -> Response:
 
 async def load(request: Request) -> Response:
     """`GET /load`: requests in flight."""
-    others = await _siblings_answers(request, "/load")
+    others = await siblings_answers(request, "/load")
     total = state_of(request).in_flight + sum(msgspec.json.decode(answer)["server_load"] for answer in others)
     return json_response({"server_load": total})
-
-
-async def _siblings_answers(request: Request, path: str) -> list[bytes]:
-    """What the server's other processes say of themselves; nothing to one of them."""
-    siblings = state_of(request).siblings
-    if siblings is None or OWN in request.query_params:
-        return []
-    return await siblings.ask(path)
 
 
 async def metrics(request: Request) -> Response:
@@ -143,7 +113,7 @@ async def metrics(request: Request) -> Response:
     if registry is None:
         raise not_ready("The engine is starting; there are no metrics yet.")
     body, content_type = registry.exposition()
-    if others := await _siblings_answers(request, "/metrics"):
+    if others := await siblings_answers(request, "/metrics"):
         body = merge_metrics(body, others)
     return Response(body, headers={"content-type": content_type})
 
@@ -242,18 +212,7 @@ OPERATIONS = (
     Endpoint("/stop_profile", stop_profile, "End the profile; tells the files that were written."),
     Endpoint("/v1/load_lora_adapter", _absent(_ADAPTERS), "Refused: adapters are not supported yet."),
     Endpoint("/v1/unload_lora_adapter", _absent(_ADAPTERS), "Refused: adapters are not supported yet."),
-    Endpoint(
-        "/console/state",
-        console_state,
-        "What the engine does now: figures, the last steps, live and finished requests.",
-        _GET,
-    ),
-    Endpoint(
-        "/console/requests/{id:path}",
-        console_request,
-        "What happened to a request, by the id of its answer or its X-Request-Id.",
-        _GET,
-    ),
+    *CONSOLE,
 )
 
 

@@ -1,0 +1,55 @@
+// What happened to the engine besides answers, and each tenant's part of the work.
+
+import { h, replace } from "./dom.js";
+import { number, share } from "./format.js";
+
+const KINDS = {
+  restart: "core restarted", replay: "request went on", given_up: "request given up", hang: "core stood still", refusal: "refused",
+  deadline: "deadline missed", handover: "handed over", control: "control", batch: "batch",
+};
+const TOTALS = { restart: "restarts", replay: "requests went on", given_up: "given up", refusal: "refused", deadline: "deadlines missed" };
+const MAX_TENANTS = 20;
+
+/** The section. Gives its element and `update`, which takes the server's state and an earlier one. */
+export function buildHappenings() {
+  const totals = h("p", { class: "soft small happened-totals" });
+  const events = table("What happened, latest first", ["Time", "What", "Detail", "Times"], "happened");
+  const tenants = table("Tenants, by tokens of ended requests", ["Tenant", "Share lately", "Prompt tokens", "Generated", "Requests", "Refused"], "tenants");
+  const element = h("div", { class: "stack" }, events.box, totals, tenants.box);
+
+  function update(state, earlier) {
+    replace(events.rows, [...state.events].reverse().map(eventRow));
+    if (!state.events.length) replace(events.rows, h("tr", {}, h("td", { colspan: 4, class: "soft" }, "Nothing but answers so far.")));
+    totals.textContent = Object.entries(TOTALS).map(([kind, name]) => `${number(state.event_totals[kind] ?? 0)} ${name}`).join(", ");
+    const names = Object.keys(state.tenants);
+    tenants.box.hidden = names.length < 2 && (names[0] ?? "default") === "default";
+    replace(tenants.rows, tenantRows(state.tenants, earlier.tenants));
+  }
+
+  return { element, update };
+}
+
+function table(caption, titles, name) {
+  const rows = h("tbody");
+  const head = h("thead", {}, h("tr", {}, titles.map((title) => h("th", { scope: "col" }, title))));
+  const element = h("table", { class: `requests ${name}` }, h("caption", {}, caption), head, rows);
+  return { rows, box: h("div", { class: "table-box", tabindex: 0, role: "group", "aria-label": caption }, element) };
+}
+
+function eventRow(event) {
+  const at = new Date(1000 * event.at);
+  return h("tr", {}, h("td", {}, h("time", { datetime: at.toISOString(), title: at.toLocaleString() }, at.toLocaleTimeString())),
+    h("td", {}, h("span", { class: `state is-${event.kind}` }, KINDS[event.kind] ?? event.kind)), h("td", {}, event.text),
+    h("td", {}, event.count > 1 ? number(event.count) : ""));
+}
+
+const tokens = (row) => (row ? row.prompt_tokens + row.generation_tokens : 0);
+
+function tenantRows(now, before) {
+  const lately = Object.fromEntries(Object.entries(now).map(([name, row]) => [name, tokens(row) - tokens(before[name])]));
+  const sum = Object.values(lately).reduce((one, two) => one + two, 0);
+  const sorted = Object.entries(now).sort(([, one], [, two]) => tokens(two) - tokens(one));
+  return sorted.slice(0, MAX_TENANTS).map(([name, row]) => h("tr", {}, h("td", { class: "mono" }, name),
+    h("td", {}, sum ? share(lately[name] / sum) : "–"), h("td", {}, number(row.prompt_tokens)), h("td", {}, number(row.generation_tokens)),
+    h("td", {}, number(row.requests)), h("td", {}, number(row.refused))));
+}

@@ -1,0 +1,77 @@
+"""What `/console/state` tells of refusals, tenants and events, also where a server has several processes."""
+
+import msgspec
+import pytest
+
+from quire.entrypoints.http.siblings import OWN
+from quire.errors import CapacityError, EngineDeadError, RequestError
+from quire.metrics.engine_metrics import FinishedRequest
+from quire.metrics.events import Event, EventKind
+from quire.metrics.tenants import TenantFigures
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_for_which_there_is_no_room_is_an_event(server, stream):
+    async with server() as s:
+        s.engine.failure = CapacityError("the queue is full")
+        assert (await s.chat(stream=stream)).status_code == 429
+        assert (await s.complete(stream=stream)).status_code == 429
+        s.engine.failure = RequestError("wrong")
+        assert (await s.chat(stream=stream)).status_code == 400
+        s.engine.failure = None
+        state = (await s.client.get("/console/state")).json()
+    (event,) = state["events"]
+    assert (event["kind"], event["text"], event["count"]) == ("refusal", "the queue is full", 2)
+    assert state["event_totals"] == {"refusal": 2}
+    assert state["tenants"]["default"] == {"requests": 0, "prompt_tokens": 0, "generation_tokens": 0, "refused": 2}
+
+
+async def test_a_probe_that_finds_the_queue_full_is_no_refused_request(server):
+    async with server() as s:
+        s.state.draining = False
+        s.state.accept_work = lambda: (_ for _ in ()).throw(CapacityError("the queue is full"))
+        assert (await s.client.get("/ready")).status_code == 429
+        assert (await s.chat()).status_code == 429
+        assert s.engine.metrics.events.totals == {EventKind.REFUSAL: 1}
+
+
+class Others:
+    """Two other processes; what they were asked."""
+
+    def __init__(self, answer: bytes) -> None:
+        self.asked: list[str] = []
+        self._answer = answer
+
+    async def ask(self, path: str) -> list[bytes]:
+        self.asked.append(path)
+        return [self._answer, self._answer]
+
+
+async def test_the_process_that_is_asked_adds_up_all_of_them(server):
+    async with server() as s:
+        metrics = s.engine.metrics
+        metrics.events.add(EventKind.RESTART, "the core was killed")
+        metrics.record_finished(FinishedRequest("stop", 10, 4, scheduled=0.1, most_tokens=4, tenant="a"))
+        answer = (await s.client.get(f"/console/state?{OWN}=1")).content
+        s.state.siblings = others = Others(answer)
+        metrics.record_refusal("full", "b")
+        state = (await s.client.get("/console/state")).json()
+    assert others.asked == ["/console/state"] and "model" not in msgspec.json.decode(answer)
+    kinds = [msgspec.convert(event, Event).kind for event in state["events"]]
+    assert kinds == [EventKind.RESTART, EventKind.REFUSAL]
+    assert state["event_totals"] == {"restart": 1, "refusal": 1}
+    rows = msgspec.convert(state["tenants"], dict[str, TenantFigures])
+    assert rows == {"a": TenantFigures(3, 30, 12, 0), "b": TenantFigures(refused=1)}
+
+
+@pytest.mark.parametrize("error", [CapacityError("the engine core is started again"), EngineDeadError("it died")])
+async def test_while_no_core_answers_there_is_what_happened_and_why(server, error):
+    async with server() as s:
+        s.engine.events.add(EventKind.RESTART, "the core was killed")
+        s.engine.failure = error
+        state = (await s.client.get("/console/state")).json()
+        assert state["problem"] == str(error) and [event["kind"] for event in state["events"]] == ["restart"]
+        s.engine.failure = None
+        assert "problem" not in (await s.client.get("/console/state")).json()
