@@ -106,6 +106,7 @@ def test_first_use_sends_every_feature_twice_to_a_fresh_server(tmp_path, capsys)
     for name in ("greedy", "top_p", "json", "n, sampled"):
         for use in ("first", "second"):
             assert not rows[name][use]["error"] and rows[name][use]["first_ms"] > 0 and rows[name][use]["gap_ms"] > 0
+            assert rows[name][use]["gap_at_s"] > run["undisturbed_gap_at_s"]
     assert figures["longest_gap_ms"] == run["longest_gap_ms"] >= rows["json"]["first"]["gap_ms"]
     assert run["ready_s"] > 0 and run["streams_first_token_ms"] > 0
     assert "others' gap, ms" in capsys.readouterr().out
@@ -114,3 +115,11 @@ def test_first_use_sends_every_feature_twice_to_a_fresh_server(tmp_path, capsys)
 def test_first_use_fails_where_a_gap_is_longer_than_is_allowed(tmp_path):
     flags = ["--orders", "at-once", "--features", "greedy", "--num-streams", "1", "--max-gap-ms", "0.001", *ENGINE]
     assert main(["bench", "first-use", *flags]) == 1
+
+
+def test_first_use_of_a_model_that_pools_measures_beside_pooling_requests(tmp_path):
+    flags = ["--runner", "pooling", "--orders", "at-once", "--features", "embed", "classify", "--long-input-len", "60"]
+    (run,) = run_json(tmp_path, "first-use", *flags, "--num-streams", "1")["runs"]
+    rows = {row["feature"]: row for row in run["features"]}
+    assert not rows["embed"]["second"]["error"] and rows["embed"]["first"]["gap_at_s"] > 0
+    assert "refused" in rows["classify"]

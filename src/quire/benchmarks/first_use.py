@@ -189,7 +189,7 @@ async def _measure(args: argparse.Namespace, target: Target, order: str, setting
 
 
 async def _refuses_to_generate(target: Target, model: str) -> bool:
-    body = {"model": model, "prompt": [20] * 4, "max_tokens": 0}
+    body = {"model": model, "prompt": [20] * 4, "max_tokens": 1}
     status, answer = await asyncio.to_thread(ask, target, "POST", COMPLETIONS, body)
     return status >= 400 and b"pooling" in answer
 
