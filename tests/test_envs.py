@@ -36,6 +36,8 @@ def test_every_variable_has_a_default_of_its_kind_and_a_text(name: str) -> None:
         ("QUIRE_LOG_STATS_INTERVAL", "-1", "above 0"),
         ("QUIRE_LOG_STATS_INTERVAL", "nan", "above 0"),
         ("QUIRE_HTTP_TIMEOUT_KEEP_ALIVE", "5.5", "whole number"),
+        ("QUIRE_EXECUTE_MODEL_TIMEOUT_SECONDS", "-1", "or 0 for never"),
+        ("QUIRE_EXECUTE_MODEL_TIMEOUT_SECONDS", "soon", "or 0 for never"),
     ],
 )
 def test_a_value_that_makes_no_sense_is_an_error_that_says_what_does(

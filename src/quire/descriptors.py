@@ -1,6 +1,8 @@
-"""File descriptors of this process: waiting for one, and how many may be open."""
+"""File descriptors of this process: waiting for one, memory that has one, and how many may be open."""
 
+import os
 import select
+import tempfile
 
 
 def wait_readable(descriptor: int, seconds: float) -> bool:
@@ -9,6 +11,17 @@ def wait_readable(descriptor: int, seconds: float) -> bool:
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(max(0.0, seconds) * 1000))
+
+
+def memory_file(size: int, name: str) -> int:
+    """A descriptor of so many bytes of memory, all zero, in a file that no folder lists; `name` is for those who look."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create(name)
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    os.ftruncate(descriptor, size)
+    return descriptor
 
 
 def raise_limit(wanted: int) -> int | None:

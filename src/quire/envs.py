@@ -59,6 +59,16 @@ def _seconds(text: str) -> float:
     return number
 
 
+def _seconds_or_never(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0.0 <= number < float("inf"):
+        raise ValueError("a number of seconds, or 0 for never")
+    return number
+
+
 def _one_of(*words: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         word = text.strip()
@@ -132,7 +142,18 @@ QUIRE_ENABLE_MULTIPROCESSING: Annotated[
         _switch,
     ),
 ]
-QUIRE_ENGINE_READY_TIMEOUT_S: Annotated[float, Variable(600.0, "How long an engine core may take to start.", _seconds)]
+QUIRE_ENGINE_READY_TIMEOUT_S: Annotated[
+    float, Variable(600.0, "How long an engine core may take to start, or to answer a call.", _seconds)
+]
+QUIRE_EXECUTE_MODEL_TIMEOUT_SECONDS: Annotated[
+    float,
+    Variable(
+        60.0,
+        "A step may take so long, and longer where more is predicted; after that the engine core hangs. The first steps may "
+        "take ten times as long. 0 turns this off.",
+        _seconds_or_never,
+    ),
+]
 QUIRE_RPC_BASE_PATH: Annotated[
     str | None, Variable(None, "Folder of the internal Unix sockets; unset means a private temporary folder.", _text)
 ]

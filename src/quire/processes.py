@@ -1,10 +1,11 @@
-"""Child processes: a fresh interpreter with this process's search path, which ends when its parent does; and messages through
-pipes, each with its size before it.
+"""Child processes: a fresh interpreter with this process's search path, which ends when its parent does, shows its stacks when
+asked, and can be killed with its own children; and messages through pipes, each with its size before it.
 
 Knows nothing of what children do or say.
 """
 
 import contextlib
+import faulthandler
 import fcntl
 import json
 import os
@@ -14,6 +15,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 EXIT_PARENT_DIED = 3
 """The exit code of a child whose parent has died."""
@@ -22,7 +25,11 @@ _CHILD = (
     "import importlib, json, sys; sys.path[:] = json.loads(sys.argv[1]); module, name = sys.argv[2].split(':'); "
     "sys.exit(getattr(importlib.import_module(module), name)(sys.argv[3:]))"
 )
+STACKS_SIGNAL = signal.SIGUSR1
+"""A child that gets it writes the stacks of its threads to its standard error, whatever its threads wait for."""
+
 _PARENTS_SIGNALS = {signal.SIGINT, signal.SIGTERM}
+_STDERR = 2
 _LENGTH = struct.Struct("=Q")
 _CHUNK = 1 << 20
 
@@ -106,6 +113,14 @@ class Child:
             self.process.kill()
             self.process.wait()
 
+    def kill(self) -> None:
+        """Kill it and all its children and theirs, which may be stopped and then would not notice its death."""
+        others = [other.pid for other in family(self.pid)[1:]] if self.process.poll() is None else []
+        self.process.kill()
+        for pid in others:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+
     def describe_exit(self) -> str:
         """How it ended; waits for that."""
         code = self.process.wait()
@@ -129,6 +144,7 @@ def begin_child(arguments: list[str]) -> tuple[list[str], int]:
     for descriptor in (parent_fd, life_fd):
         os.set_inheritable(descriptor, False)
     end_with_parent(parent_fd)
+    faulthandler.register(STACKS_SIGNAL, file=_STDERR, all_threads=True)
     if sys.platform == "linux":
         # The kernel's signal ends the process too: a library that waits for other ranks may keep the interpreter to itself,
         # and the thread above from its work.
@@ -148,6 +164,58 @@ def _wait_for_parent(descriptor: int) -> None:
     while os.read(descriptor, 1):
         pass
     os._exit(EXIT_PARENT_DIED)
+
+
+class ProcessState(NamedTuple):
+    """A process as the system sees it.
+
+    Attributes:
+        name: what `name_process` called it.
+        state: the letter of `ps`: R runs, S waits, T is stopped …
+        waits_in: the kernel's function, where it is told.
+    """
+
+    pid: int
+    parent: int
+    name: str
+    state: str
+    waits_in: str
+
+    @property
+    def can_show_stacks(self) -> bool:
+        """Whether it would hear a signal."""
+        return self.state not in "TtZ"
+
+    def __str__(self) -> str:
+        words = {"R": "runs", "S": "waits", "D": "waits for a device and cannot be interrupted"}
+        words |= {"T": "is stopped (SIGSTOP)", "t": "is stopped by a debugger", "Z": "has ended"}
+        where = f" in {self.waits_in}" if self.waits_in else ""
+        return f"{self.name} (process {self.pid}) {words.get(self.state, f'is in state {self.state}')}{where}"
+
+
+def name_process(name: str) -> None:
+    """Call this process so in `ps` and `top`: up to 15 characters. Systems without `/proc` pass over it."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text(name[:15])
+
+
+def family(pid: int) -> list[ProcessState]:
+    """A process and all its children and theirs, parents first; itself alone where there is no `/proc`."""
+    states = [state for folder in Path("/proc").glob("[0-9]*") if (state := _read_state(folder)) is not None]
+    found = [state for state in states if state.pid == pid] or [ProcessState(pid, 0, "core", "", "")]
+    for parent in found:  # which grows
+        found += [state for state in states if state.parent == parent.pid]
+    return found
+
+
+def _read_state(folder: Path) -> ProcessState | None:
+    try:
+        head, _, tail = (folder / "stat").read_text().rpartition(")")
+        waits_in = (folder / "wchan").read_text()
+    except OSError:  # it has ended meanwhile, or is somebody else's
+        return None
+    state, parent = tail.split()[:2]
+    return ProcessState(int(folder.name), int(parent), head.partition("(")[2], state, waits_in.strip("0"))
 
 
 def write_message(descriptor: int, data: bytes) -> None:

@@ -13,6 +13,7 @@ from quire.engine.messages import (
     Ready,
     Restarted,
     Restarting,
+    Stalled,
     UtilityCall,
     UtilityResult,
 )
@@ -73,11 +74,12 @@ def add(setup, number, *names):
     setup.clients[number].send(AddRequests([EngineRequest(name, [1, 2]) for name in names]))
 
 
-def test_every_frontend_is_told_that_the_core_is_started_again(setup):
-    for message in (Restarting("killed"), Restarted()):
+def test_every_frontend_is_told_that_the_core_hangs_and_is_started_again(setup):
+    for message in (Stalled("stuck"), Restarting("killed"), Restarted()):
         setup.router.on_message(message)
     for heard in setup.heard:
-        before, after = heard.wait_for(2)[-2:]
+        first, before, after = heard.wait_for(3)[-3:]
+        assert isinstance(first, Stalled) and first.message == "stuck"
         assert before.message == "killed" and isinstance(after, Restarted)
 
 

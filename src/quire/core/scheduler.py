@@ -10,7 +10,6 @@ preemption that meets a step in flight waits for it. Freeing twice is thereby im
 
 import secrets
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -30,6 +29,7 @@ from quire.core.request_queue import build_request_queue
 from quire.core.request_state import Request, RequestStatus
 from quire.core.running import RunningBatch
 from quire.core.step import (
+    Flights,
     PendingDiff,
     StepInFlight,
     build_error,
@@ -96,7 +96,7 @@ class Scheduler:
         self._budget = StepBudget(config, self._batch, self.cost_model, self._timelines, self.kv.block_size)
         self._requests: dict[str, Request] = {}
         self._leaving: dict[int, Request] = {}
-        self._flights: deque[StepInFlight] = deque()
+        self.flights = Flights()
         self._diff = PendingDiff()
         self._dropped: set[int] = set()
         self._has_shortage = False
@@ -128,7 +128,7 @@ class Scheduler:
 
     def has_work(self) -> bool:
         """Whether there is anything to schedule or to collect."""
-        return bool(self._requests or self._flights or self._leaving)
+        return bool(self._requests or self.flights or self._leaving)
 
     def stats(self) -> SchedulerStats:
         """Gauges of this moment, and counters since the scheduler was made."""
@@ -195,7 +195,7 @@ class Scheduler:
         """Do what need not delay a step: publish pages that collected steps have completed, and name those of prompts that
         steps in flight compute. Meant for while the device works; what is left undone is done when it is needed."""
         self._pages.publish()
-        for flight in self._flights:
+        for flight in self.flights:
             for row in flight.prefill_rows:
                 self.kv.name_pages(self._batch.request(row))
 
@@ -382,22 +382,19 @@ class Scheduler:
         self._next_step_id += 1
         attended = float(np.dot(counts.astype(np.float64), ends))
         counted = (prefill_rows, num_prompt_tokens, int(np.count_nonzero(needs_sample)), attended)
-        self._flights.append(StepInFlight(step, *counted, self._timelines.clock()))
+        foreseen = (self._timelines.clock(), self.cost_model.predict(total, len(rows), attended))
+        self.flights.append(StepInFlight(step, *counted, *foreseen))
         return step
 
     # Results.
 
     def update(self, step: SchedulerOutput, output: ModelRunnerOutput) -> EngineCoreOutputs:
-        """Take in the result of the oldest step in flight.
-
-        Raises:
-            EngineError: it is not the oldest.
-        """
+        """Take in the result of the oldest step in flight. Raises EngineError: it is not the oldest."""
         if step.total_num_tokens == 0:
             return EngineCoreOutputs(stats=self._stats.of_step(self.num_running, self.num_waiting, 0, 0.0))
-        if not self._flights or self._flights[0].step is not step or output.step_id != step.step_id:
+        if not self.flights or self.flights[0].step is not step or output.step_id != step.step_id:
             raise EngineError(f"step {step.step_id} (result of {output.step_id}) is not the oldest one in flight")
-        flight = self._flights.popleft()
+        flight = self.flights.popleft()
         batch = self._batch
         batch.in_flight[step.rows] -= 1
         batch.collected[step.rows] += step.num_scheduled_tokens

@@ -4,6 +4,8 @@ to the workers when it gets a row, to the frontend when it has new output.
 Plain records and the functions that fill them; takes no decisions.
 """
 
+from collections import deque
+
 import msgspec
 import numpy as np
 
@@ -32,7 +34,7 @@ class PendingDiff(msgspec.Struct):
 
 class StepInFlight(msgspec.Struct):
     """A step that was scheduled and is not collected yet. `num_prompt_tokens`: how many of its tokens are of prompts. `began`:
-    when it was planned, in seconds."""
+    when it was planned, in seconds. `predicted_ms`: how long it takes, as far as the cost model knows."""
 
     step: SchedulerOutput
     prefill_rows: list[int]
@@ -40,6 +42,16 @@ class StepInFlight(msgspec.Struct):
     num_samples: int
     attended: float
     began: float
+    predicted_ms: float
+
+
+class Flights(deque[StepInFlight]):
+    """The steps in flight, oldest first."""
+
+    @property
+    def predicted_ms(self) -> float:
+        """How long they take together."""
+        return sum(flight.predicted_ms for flight in self)
 
 
 def without_zeros(rows: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:

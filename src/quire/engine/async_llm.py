@@ -98,7 +98,7 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
         self._is_waking = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._dead: EngineDeadError | None = None
-        self._restarting = ""
+        self._restarting = self._stalled = ""
         self._replay = Replay()
         self.on_death: Callable[[], None] | None = None
         """Called when the core dies, in any thread, and maybe twice."""
@@ -350,6 +350,8 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
                     self._resolve_call(call_id, message)
                 case messages.Dead(message=text):
                     self._die(text)
+                case messages.Stalled(message=text):
+                    self._stall(text)
                 case messages.Restarting(message=text):
                     touched += self._lose_core(text)
                 case messages.Restarted():
@@ -376,9 +378,14 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
             return []
         return touched
 
+    def _stall(self, reason: str) -> None:
+        self._stalled = reason
+        if reason:
+            self.events.add(EventKind.HANG, reason)
+
     def _lose_core(self, message: str) -> list[RequestRecord]:
         """The core has died and another one is started. Callers get an error; requests wait, but for one that is at fault."""
-        self._restarting = message
+        self._restarting, self._stalled = message, ""
         self.events.add(EventKind.RESTART, message)
         self._fail_calls(EngineError(f"the engine core died and is started again: {message}"))
         waiting = {record.request_id for record in self._to_add}
@@ -463,8 +470,10 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
         return self._dead or EngineDeadError("the engine is not dead")
 
     async def check_health(self) -> None:
-        """Raises EngineDeadError when the core has died, also while another one is started."""
+        """Raises EngineDeadError when the core makes no progress or has died, also while another one is started."""
         self._check_alive()
+        if self._stalled:
+            raise EngineDeadError(self._stalled)
         if self._restarting:
             raise EngineDeadError(f"the engine core is started again: {self._restarting}")
 

@@ -21,6 +21,7 @@ from quire.core.preparations import Preparations
 from quire.core.scheduler import Scheduler
 from quire.engine.arg_resolve import hub_settings
 from quire.engine.collector import CollectorPause
+from quire.engine.heartbeat import Heartbeat
 from quire.engine.messages import Ready, refusal_of
 from quire.engine.pausing import Pause, PauseState, check_mode, is_named
 from quire.errors import CapacityError, ConfigError, EngineError, QuireError, RequestError
@@ -68,6 +69,9 @@ class EngineCore:
         serves: requests of any kind will come one by one, and none may hold up the others: what the first request of a kind would
             wait for is prepared at the start.
 
+    Attributes:
+        heartbeat: says what the core does. Who runs the core may put another one in its place.
+
     Raises:
         ConfigError: the model cannot be loaded, or its cache does not fit.
     """
@@ -76,6 +80,7 @@ class EngineCore:
         started = time.monotonic()
         STARTUP.begin_engine()
         self.config = config
+        self.heartbeat = Heartbeat()
         if executor is None:
             fetch_missing_weights(config)
         with CollectorPause():  # imports and models make a million objects that stay
@@ -244,6 +249,7 @@ class EngineCore:
             self._end_draining()
             return self._with_outputs(EngineCoreOutputs(stats=self._gauges() if self._lost_some else None))
         self._scheduler.catch_up()  # The device works: the host has time.
+        self._beat()
         return self._with_outputs(self._take_in())
 
     def _end_draining(self) -> None:
@@ -277,13 +283,24 @@ class EngineCore:
                 self._check_progress()
                 return
             self._num_empty_plans = 0
+            self._beat()
             self._executor.execute(step)
             in_flight.append(step)
+
+    def _beat(self) -> None:
+        """The next part of a step begins."""
+        scheduler = self._scheduler
+        self.heartbeat.step(scheduler.flights.predicted_ms if scheduler.cost_model.is_ready else None)
 
     def _check_progress(self) -> None:
         """Raises EngineError after too many plans without a token. A few are normal (everything was preempted), any number while
         a request waits for its grammar."""
-        if self._in_flight or self._preparations.wait(_PREPARATION_WAIT_S):
+        if self._in_flight:
+            self._num_empty_plans = 0
+            return
+        if len(self._preparations):
+            self.heartbeat.wait_for_grammar()
+        if self._preparations.wait(_PREPARATION_WAIT_S):
             self._num_empty_plans = 0
             return
         self._num_empty_plans += 1

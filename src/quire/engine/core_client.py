@@ -5,6 +5,7 @@ A client sends messages to a core and hands out the core's messages: a blocking 
 """
 
 import abc
+import faulthandler
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -13,10 +14,16 @@ from quire.config import EngineConfig
 from quire.engine import messages
 from quire.engine.core import EngineCore
 from quire.engine.core_loop import CoreLoop, ThreadInbox, last_words
-from quire.engine.messages import AbortRequests, AddRequests, CoreMessage, Dead, FrontendMessage, Shutdown
+from quire.engine.messages import AbortRequests, AddRequests, CoreMessage, Dead, FrontendMessage, Shutdown, Stalled
+from quire.engine.watchdog import Watchdog
 from quire.errors import EngineDeadError, describe
 from quire.executor.interface import Executor
+from quire.logger import init_logger
 from quire.request import EngineCoreOutputs
+
+logger = init_logger(__name__)
+
+_STDERR = 2
 
 OnMessage = Callable[[CoreMessage], None]
 
@@ -124,11 +131,13 @@ class ThreadClient(CoreClient):
         self._started.wait()
         if self._start_error is not None:
             raise self._start_error
+        self._watchdog.begin()
 
     def _run(self) -> None:
         try:
             core = EngineCore(self._config, serves=True)
             self.ready = core.ready()
+            self._watchdog = Watchdog(core.heartbeat.words, self._on_hang)
         except BaseException as error:  # handed to the thread that waits for the start
             self._start_error = error
             return
@@ -142,11 +151,23 @@ class ThreadClient(CoreClient):
         finally:
             core.shutdown()
 
+    def _on_hang(self, reason: str) -> None:
+        """In the watching thread. A thread cannot be ended: say it, and where the threads are."""
+        if reason:
+            reason = f"the engine core {reason}; it is a thread of this process and cannot be replaced"
+            logger.error("%s; stacks of this process:", reason)
+            faulthandler.dump_traceback(file=_STDERR)
+        else:
+            logger.warning("the engine core makes progress again")
+        self._on_message(Stalled(reason))
+
     def send(self, message: FrontendMessage) -> None:
         self._inbox.put(message)
+        self._watchdog.sent()
 
     def shutdown(self) -> None:
         """End the thread after the step that it is in."""
+        self._watchdog.end()
         self._inbox.put(Shutdown())
         if self._thread is not threading.current_thread():
             self._thread.join()

@@ -87,11 +87,18 @@ class CoreLoop:
         core.on_failure(inbox.interrupt)
         could_prepare = True
         while True:
-            for message in inbox.receive(block=not could_prepare and not core.has_work()):
+            waits = not could_prepare and not core.has_work()
+            if waits:
+                core.heartbeat.rest()
+            taken = inbox.receive(block=waits)
+            if taken:
+                core.heartbeat.took(len(taken))
+            for message in taken:
                 if isinstance(message, messages.Shutdown):
                     return
                 self._handle(message)
             if not core.has_work():  # also after an interruption: `idle` says what was wrong
+                core.heartbeat.prepare()
                 could_prepare = core.idle()
             else:
                 could_prepare = True
@@ -106,6 +113,7 @@ class CoreLoop:
             case messages.AbortRequests(request_ids=request_ids):
                 self._core.abort_requests(request_ids)
             case messages.UtilityCall():
+                self._core.heartbeat.call(_timeout_of(message))
                 answer = self._answer(message)
                 if _has_content(outputs := self._core.take_outputs()):  # what it led to comes first
                     self._send(messages.Outputs(outputs))
@@ -122,6 +130,12 @@ class CoreLoop:
             refusal = messages.refusal_of(error)
             text = str(error) if refusal is not None else f"{call.utility}: {describe(error)}"
             return messages.UtilityResult(call.call_id, error=text, refusal=refusal)
+
+
+def _timeout_of(call: messages.UtilityCall) -> float:
+    """Seconds that the caller allows the workers."""
+    given = call.kwargs.get("timeout", next(iter(call.args[1:]), None))
+    return given if call.utility == "collective_rpc" and isinstance(given, int | float) else 0.0
 
 
 def _has_content(outputs: EngineCoreOutputs) -> bool:

@@ -12,12 +12,13 @@ from quire.config.wire import config_from_plain
 from quire.engine import messages
 from quire.engine.core import EngineCore
 from quire.engine.core_loop import CoreLoop, last_words
+from quire.engine.heartbeat import Heartbeat, map_words
 from quire.errors import EngineError
 from quire.executor.interface import Executor
 from quire.executor.selector import import_class
 from quire.logger import set_process_label, trace_this_thread_if_asked
 from quire.plugins import load_general_plugins
-from quire.processes import begin_child
+from quire.processes import begin_child, name_process
 
 EXIT_FAILED = 1
 _LINGER_MS = 2000
@@ -83,11 +84,16 @@ def start_core(inbox: SocketInbox) -> EngineCore | None:
 
 
 def main(arguments: list[str]) -> int:
-    """Connect to the parent's two sockets, start the core, run it; the exit code."""
+    """Connect to the parent's two sockets, start the core, run it; the exit code. The third argument is a descriptor of the
+    heartbeat's memory."""
     import zmq
 
     arguments, _ = begin_child(arguments)
     set_process_label("core")
+    name_process("quire core")
+    memory_fd = int(arguments[2])
+    words = map_words(memory_fd)
+    os.close(memory_fd)
     context = zmq.Context()
     inbox = SocketInbox(messages.zmq_socket(context, zmq.PULL, arguments[0], bind=False, linger_ms=_LINGER_MS))
     output = messages.zmq_socket(context, zmq.PUSH, arguments[1], bind=False, linger_ms=_LINGER_MS)
@@ -99,6 +105,7 @@ def main(arguments: list[str]) -> int:
     try:
         core = start_core(inbox)
         if core is not None:
+            core.heartbeat = Heartbeat(words)
             send(core.ready())
             CoreLoop(core, inbox, send).run()
     except BaseException as error:

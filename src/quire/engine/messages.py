@@ -113,8 +113,14 @@ class Restarted(msgspec.Struct, tag="restarted", array_like=True):
     """A new core serves, which knows of no request."""
 
 
+class Stalled(msgspec.Struct, tag="stalled", array_like=True):
+    """The core's client says: the core makes no progress, for this reason; where the text is empty: it goes on after all."""
+
+    message: str
+
+
 FrontendMessage = Start | AddRequests | AbortRequests | UtilityCall | Shutdown
-CoreMessage = Ready | Outputs | UtilityResult | Dead | Restarting | Restarted
+CoreMessage = Ready | Outputs | UtilityResult | Dead | Restarting | Restarted | Stalled
 
 
 @functools.cache

@@ -6,6 +6,7 @@ folder that only the owner may enter. `open_client` chooses between a process an
 
 import collections
 import functools
+import os
 import shutil
 import tempfile
 import threading
@@ -18,14 +19,20 @@ from quire import envs
 from quire.codec import encode
 from quire.config import EngineConfig
 from quire.config.wire import config_to_plain
+from quire.descriptors import memory_file
 from quire.engine import messages
 from quire.engine.core import fetch_missing_weights
 from quire.engine.core_client import BlockingClient, CoreClient, OnMessage, ThreadClient
-from quire.engine.messages import CoreMessage, Dead, FrontendMessage
+from quire.engine.heartbeat import NUM_BYTES, map_words
+from quire.engine.messages import CoreMessage, Dead, FrontendMessage, Stalled
 from quire.engine.recovery import RecoveringClient
+from quire.engine.watchdog import Watchdog, show_stacks
 from quire.errors import ConfigError, EngineDeadError, RequestError
+from quire.logger import init_logger
 from quire.processes import Child
 from quire.request import EngineCoreOutputs
+
+logger = init_logger(__name__)
 
 _PATIENCE_S = 5.0
 """How long an orderly end may take before the child is killed."""
@@ -214,7 +221,7 @@ def _release(context: Any, sockets: tuple[Any, ...], release: Callable[[], None]
 
 
 class ProcessClient(SocketClient):
-    """The core is a child process.
+    """The core is a child process. One that makes no progress is ended.
 
     Args:
         executor: class path of the executor, if not the one that the configuration names.
@@ -225,6 +232,8 @@ class ProcessClient(SocketClient):
         EngineDeadError: the core died before it was ready, or is not ready in time.
     """
 
+    _hang = ""
+
     def __init__(
         self, config: EngineConfig, executor: str | None = None, *, on_message: OnMessage | None = None
     ) -> None:
@@ -234,13 +243,19 @@ class ProcessClient(SocketClient):
         folder = tempfile.mkdtemp(prefix="quire-", dir=envs.QUIRE_RPC_BASE_PATH)
         try:
             out_address, in_address = f"ipc://{folder}/in", f"ipc://{folder}/out"
-            self._child = child = Child("quire.engine.core_process:main", [out_address, in_address])
+            memory_fd = memory_file(NUM_BYTES, "quire-heartbeat")
+            try:
+                words = [out_address, in_address, str(memory_fd)]
+                self._child = child = Child("quire.engine.core_process:main", words, (memory_fd,))
+                self._watchdog = Watchdog(map_words(memory_fd), self._on_hang)
+            finally:
+                os.close(memory_fd)
             super().__init__(
                 out_address,
                 in_address,
                 bind=True,
                 life_fds=(child.life_fd,),
-                release=child.close,
+                release=functools.partial(_close, child, self._watchdog),
                 on_message=on_message,
             )
             try:
@@ -255,24 +270,48 @@ class ProcessClient(SocketClient):
     def _start(self, start: messages.Start) -> None:
         self.send(start)
         if not self._await_ready(envs.QUIRE_ENGINE_READY_TIMEOUT_S):
+            show_stacks(self.pid)
+            self._child.kill()
             raise EngineDeadError(
                 f"the engine core was not ready within {envs.QUIRE_ENGINE_READY_TIMEOUT_S:.0f} s "
                 "(QUIRE_ENGINE_READY_TIMEOUT_S)"
             )
+        self._watchdog.begin()
         self._start_listener()
+
+    def _send_data(self, *frames: bytes) -> None:
+        super()._send_data(*frames)
+        self._watchdog.sent()
+
+    def _on_hang(self, reason: str) -> None:
+        """In the watching thread: end the core, with its ranks; what follows is as with any death."""
+        self._watchdog.end()
+        self._hang = f"the engine core process {self.pid} {reason}"
+        logger.error("%s; it is ended", self._hang)
+        if self._on_message is not None:
+            self._on_message(Stalled(self._hang))
+        show_stacks(self.pid)
+        self._child.kill()
 
     @property
     def pid(self) -> int:
         return self._child.pid
 
     def _describe_death(self) -> str:
-        return f"the engine core process {self.pid} {self._child.describe_exit()}"
+        how = self._child.describe_exit()
+        return f"{self._hang}, and was ended" if self._hang else f"the engine core process {self.pid} {how}"
 
     def _leave(self) -> None:
         """End the child: in good order if it can, else by force."""
+        self._watchdog.end()
         if self._child.process.poll() is None:
             self.send(messages.Shutdown())
             self._child.end(_PATIENCE_S)
+
+
+def _close(child: Child, watchdog: Watchdog) -> None:
+    watchdog.end()
+    child.close()
 
 
 def open_client(config: EngineConfig, core: str | None, on_message: OnMessage, *, recovers: bool = False) -> CoreClient:

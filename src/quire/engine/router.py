@@ -97,7 +97,7 @@ class FrontendRouter:
                 self._send(call_id >> _CALL_BITS, msgspec.structs.replace(message, call_id=own_id))
             case messages.Dead():
                 self._greet(message)
-            case messages.Restarting() | messages.Restarted():
+            case messages.Restarting() | messages.Restarted() | messages.Stalled():
                 for number in range(len(self._outboxes)):
                     self._send(number, message)
             case _:

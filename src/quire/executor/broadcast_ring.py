@@ -11,9 +11,10 @@ import mmap
 import os
 import select
 import struct
-import tempfile
 import time
 from collections.abc import Callable
+
+from quire.descriptors import memory_file
 
 CAPACITY = 16 << 20
 """Bytes of the ring. Its memory is taken where it is written: small messages of a long life go round all of it."""
@@ -21,17 +22,6 @@ _WORD = struct.Struct("=Q")
 _WORDS_AT_ONCE = 512
 _PAUSE_S = 50e-6
 """Between two looks at a full ring; only messages of millions of tokens fill it."""
-
-
-def _memory_file(size: int) -> int:
-    """A file descriptor of so many bytes that belong to no name."""
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("quire-ring")
-    else:
-        with tempfile.TemporaryFile() as file:
-            descriptor = os.dup(file.fileno())
-    os.ftruncate(descriptor, size)
-    return descriptor
 
 
 def _header_bytes(num_readers: int) -> int:
@@ -49,7 +39,7 @@ class RingWriter:
     def __init__(self, num_readers: int, capacity: int = CAPACITY) -> None:
         self._header = _header_bytes(num_readers)
         self._capacity = capacity
-        self.memory_fd = _memory_file(self._header + capacity)
+        self.memory_fd = memory_file(self._header + capacity, "quire-ring")
         self._map = mmap.mmap(self.memory_fd, self._header + capacity)
         self._bytes = memoryview(self._map)
         self._read_words = self._bytes[: num_readers * _WORD.size].cast("Q")

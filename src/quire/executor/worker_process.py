@@ -32,7 +32,7 @@ from quire.executor.wire import Answer, Call, End, Prepare, Prepared, Problem, R
 from quire.logger import init_logger, set_process_label, trace_this_thread_if_asked
 from quire.platforms.host import usable_cpus
 from quire.plugins import load_general_plugins
-from quire.processes import begin_child, write_message
+from quire.processes import begin_child, name_process, write_message
 
 if TYPE_CHECKING:
     from quire.worker.runner import PendingStep  # which imports torch
@@ -209,6 +209,7 @@ def main(arguments: list[str]) -> NoReturn:
     for descriptor in (memory_fd, ring_fd, answer_fd):
         os.set_inheritable(descriptor, False)
     set_process_label(f"rank {rank}")
+    name_process(f"quire rank {rank}")
     sys.setswitchinterval(SWITCH_S)
     gc.set_threshold(*_COLLECT_AFTER)
     # The ranks of one host meet on its loopback device: no other host can connect.

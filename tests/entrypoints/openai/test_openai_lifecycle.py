@@ -160,7 +160,9 @@ async def test_health_fails_when_the_engine_is_dead(server):
     async with server() as s:
         s.engine.failure = EngineDeadError("gone")
         for method, path in (("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")):
-            assert (await s.client.request(method, path)).status_code == 503
+            response = await s.client.request(method, path)
+            assert response.status_code == 503
+            assert response.json()["error"]["message"] == "The engine is not running: gone."
         s.engine.errored = True
         assert (await s.client.get("/ready")).status_code == 503
 

@@ -72,12 +72,12 @@ async def get_model(request: Request) -> Response:
 
 
 async def health(request: Request) -> Response:
-    """`GET /health`: 200 while the engine lives and makes progress."""
+    """`GET /health`: 200 while the engine lives and makes progress; else 503 with the reason."""
     engine = state_of(request).engine
     try:
         await engine.check_health()
-    except EngineDeadError:
-        raise not_ready("The engine is not running.") from None
+    except EngineDeadError as error:
+        raise not_ready(f"The engine is not running: {error}.") from None
     return Response(status_code=200)
 
 
