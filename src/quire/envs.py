@@ -157,6 +157,10 @@ QUIRE_EXECUTE_MODEL_TIMEOUT_SECONDS: Annotated[
 QUIRE_RPC_BASE_PATH: Annotated[
     str | None, Variable(None, "Folder of the internal Unix sockets; unset means a private temporary folder.", _text)
 ]
+QUIRE_FAULTS: Annotated[
+    str | None,
+    Variable(None, "For tests: where the engine's processes kill or stop themselves (`quire/faults.py`).", _text),
+]
 QUIRE_KEEP_ALIVE_ON_ENGINE_DEATH: Annotated[
     bool, Variable(False, "1 keeps a server up whose engine has died; see the flag.", _switch)
 ]

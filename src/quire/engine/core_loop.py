@@ -104,7 +104,11 @@ class CoreLoop:
                 could_prepare = True
                 outputs = core.step()
                 if _has_content(outputs):
-                    self._send(messages.Outputs(outputs))
+                    self.tell(outputs)
+
+    def tell(self, outputs: EngineCoreOutputs) -> None:
+        """Send a step's outputs."""
+        self._send(messages.Outputs(outputs))
 
     def _handle(self, message: messages.FrontendMessage) -> None:
         match message:
@@ -116,7 +120,7 @@ class CoreLoop:
                 self._core.heartbeat.call(_timeout_of(message))
                 answer = self._answer(message)
                 if _has_content(outputs := self._core.take_outputs()):  # what it led to comes first
-                    self._send(messages.Outputs(outputs))
+                    self.tell(outputs)
                 self._send(answer)
             case messages.Start() | messages.Shutdown():
                 logger.warning("a running engine core got a %s message", type(message).__name__)

@@ -7,6 +7,7 @@ import gc
 import os
 from typing import Any
 
+from quire import faults
 from quire.codec import encode
 from quire.config.wire import config_from_plain
 from quire.engine import messages
@@ -94,6 +95,7 @@ def main(arguments: list[str]) -> int:
     memory_fd = int(arguments[2])
     words = map_words(memory_fd)
     os.close(memory_fd)
+    faults.begin_process("core")
     context = zmq.Context()
     inbox = SocketInbox(messages.zmq_socket(context, zmq.PULL, arguments[0], bind=False, linger_ms=_LINGER_MS))
     output = messages.zmq_socket(context, zmq.PUSH, arguments[1], bind=False, linger_ms=_LINGER_MS)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
+from quire import faults
 from quire.codec import encode
 from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig
@@ -210,6 +211,7 @@ def main(arguments: list[str]) -> NoReturn:
         os.set_inheritable(descriptor, False)
     set_process_label(f"rank {rank}")
     name_process(f"quire rank {rank}")
+    faults.begin_process(f"rank {rank}")
     sys.setswitchinterval(SWITCH_S)
     gc.set_threshold(*_COLLECT_AFTER)
     # The ranks of one host meet on its loopback device: no other host can connect.
