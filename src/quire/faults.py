@@ -33,7 +33,7 @@ POINTS: dict[str, tuple[str, ...]] = {
     "grammar": ("quire.structured_output.grammars:Grammars._build",),
     "step": ("quire.worker.worker:Worker.execute",),
 }
-"""The functions behind each point, as `module:Class.method`. `step` and `load` are passed by every rank, the others by the core."""
+"""The functions behind each point, as `module:Class.method`. Every rank passes `load` and `step`, and the core the others."""
 
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
@@ -122,10 +122,15 @@ def _take(path: str) -> bool:
 def install(point: str, is_before: bool, callback: Callable[[], None]) -> None:
     """Have `callback` called at each pass of a point in this process."""
     for path in POINTS[point]:
-        module, _, name = path.partition(":")
-        class_name, _, method_name = name.partition(".")
-        owner = getattr(importlib.import_module(module), class_name)
-        setattr(owner, method_name, _around(getattr(owner, method_name), is_before, callback))
+        owner, name = find(path)
+        setattr(owner, name, _around(getattr(owner, name), is_before, callback))
+
+
+def find(path: str) -> tuple[Any, str]:
+    """The class that a path in `POINTS` names, and its method's name."""
+    module, _, name = path.partition(":")
+    class_name, _, method_name = name.partition(".")
+    return getattr(importlib.import_module(module), class_name), method_name
 
 
 def _around(function: Callable[..., Any], is_before: bool, callback: Callable[[], None]) -> Callable[..., Any]:
