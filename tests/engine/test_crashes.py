@@ -33,5 +33,7 @@ def test_no_request_is_lost_however_often_cores_die(fate: str, monkeypatch: pyte
 @pytest.mark.parametrize("seed", range(8))
 def test_nor_of_a_million(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     fate = list(FATES.values())[seed % len(FATES)]
+    if "poison_rate" in fate:
+        fate = fate | {"poison_rate": 0.001}  # each costs several cores
     tally = crash(100 + seed, 125_000, monkeypatch, max_tokens=4, at_once=96, **fate)
     assert tally.ended.total() == 125_000

@@ -238,7 +238,8 @@ class CrashingEngine:
 
         def over(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
-            self._failure = self._failure or task.exception()
+            if not task.cancelled():
+                self._failure = self._failure or task.exception()
 
         task.add_done_callback(over)
 
