@@ -10,6 +10,15 @@ import numpy.typing as npt
 from quire.logprobs import PromptLogprobs, SampleLogprobs
 
 
+@dataclasses.dataclass(slots=True, frozen=True)
+class WeightVersionSpan:
+    """Output tokens `start` to (not including) `end` were made by weights of this version."""
+
+    version: str
+    start: int
+    end: int
+
+
 @dataclasses.dataclass(slots=True)
 class CompletionOutput:
     """One generated sequence of a request.
@@ -17,6 +26,7 @@ class CompletionOutput:
     Attributes:
         finish_reason: None while it runs; then `stop`, `length`, `abort` or `error`.
         stop_reason: the stop string or stop token id that ended it; None for end of sequence.
+        weight_versions: of a sequence that has ended: which of its tokens were made by which weights.
         text_ends: by token, where its text ends in `text`; only in streams with logprobs. Text at the end that no token is
             said to have is the last one's: what was held back of it.
     """
@@ -29,6 +39,7 @@ class CompletionOutput:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     lora_request: Any = None
+    weight_versions: list[WeightVersionSpan] | None = None
     text_ends: list[int] | None = dataclasses.field(default=None, repr=False)
 
     def finished(self) -> bool:
@@ -50,6 +61,7 @@ class CompletionOutput:
             self.cumulative_logprob = delta.cumulative_logprob
         self.finish_reason = delta.finish_reason
         self.stop_reason = delta.stop_reason
+        self.weight_versions = delta.weight_versions
 
     def by_token(self) -> Iterator["CompletionOutput"]:
         """The same as one output a token, where it is known which text is whose (`text_ends`); the last one has the end."""
@@ -63,6 +75,7 @@ class CompletionOutput:
             one.logprobs = None if self.logprobs is None else self.logprobs[index : index + 1]
             if index == last:
                 one.finish_reason, one.stop_reason = self.finish_reason, self.stop_reason
+                one.weight_versions = self.weight_versions
             start = end
             yield one
 

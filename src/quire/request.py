@@ -167,13 +167,36 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True):
     num_deferred: int = 0
 
 
+class WeightState(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
+    """Which weights an engine computes with.
+
+    Attributes:
+        version: what they are called.
+        num_updates: how often they have changed.
+        path: the folder that they were read from, if that is not the model's.
+        is_sent: a trainer sent them: they are in no file.
+        problem: why nothing can be computed with them, if it cannot.
+    """
+
+    version: str = "default"
+    num_updates: int = 0
+    path: str | None = None
+    is_sent: bool = False
+    problem: str | None = None
+
+
 class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True):
-    """A step's outputs. The common case (one new token, nothing else) is in columns: `plain_ids[i]` got `plain_tokens[i]`."""
+    """A step's outputs. The common case (one new token, nothing else) is in columns: `plain_ids[i]` got `plain_tokens[i]`.
+
+    Attributes:
+        weights: after these outputs the weights have changed.
+    """
 
     plain_ids: list[str] = []
     plain_tokens: list[int] = []
     outputs: list[EngineCoreOutput] = []
     stats: SchedulerStats | None = None
+    weights: WeightState | None = None
 
     @property
     def num_new_tokens(self) -> int:

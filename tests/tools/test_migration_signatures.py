@@ -9,6 +9,7 @@ import asyncio
 import importlib
 import inspect
 import json
+import threading
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from tests.oracles.tiny_models import make_tiny_model
 from tools.migration_table import ABSENT, ROOT, check_attributes, notes
 
 from quire import LLM, AsyncLLMEngine, PoolingParams, RequestOutput, SamplingParams
+from quire.distributed.weight_transfer import TrainerGroup
 from quire.engine.arg_utils import AsyncEngineArgs, EngineArgs, UsageContext
 from quire.engine.vllm_settings import DEFAULTS
 from quire.sampling_params import BeamSearchParams
@@ -32,11 +34,12 @@ PARAMS = SamplingParams(max_tokens=2, temperature=0.0)
 CHAT = [{"role": "user", "content": "hello"}]
 TEMPLATE = "{{ messages[0].content }}"
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+TRAINER = TrainerGroup(1)
 
 REQUIRED: dict[str, Any] = {
     "prompts": ["hello"], "prompt": "hello", "messages": CHAT, "data_1": "one", "data_2": "two", "method": "bandwidth",
     "request_id": "r", "request_ids": ["r"], "engine_args": EngineArgs(**SETTINGS), "sampling_params": PARAMS, "params": PARAMS,
-    "pooling_params": PoolingParams(),
+    "pooling_params": PoolingParams(), "new_version": "1", "request": {"init_info": TRAINER.init_info},
 }  # fmt: skip
 LEGAL: dict[str, list[Any]] = {
     "use_tqdm": [False], "lora_request": [], "priority": [1], "tokenization_kwargs": [{"add_special_tokens": False}],
@@ -50,7 +53,7 @@ LEGAL: dict[str, list[Any]] = {
     "trace_headers": [{"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}], "session_id": ["s"],
     "prompt_text": ["hello"], "kv_hints": [], "data_parallel_rank": [], "reasoning_ended": [], "reasoning_parser_kwargs": [],
     "clear_cache": [False], "drain_timeout": [1], "pooling_task": ["embed"], "sampling_params": [PARAMS, [PARAMS]],
-    "pooling_params": [PoolingParams(), [PoolingParams()]],
+    "pooling_params": [PoolingParams(), [PoolingParams()]], "weight_version": ["1"],
 }  # fmt: skip
 """Beside each default; an empty list where only the default means anything here."""
 
@@ -114,6 +117,8 @@ def calls(of: str, name: str) -> Iterator[tuple[list[Any], dict[str, Any]]]:
     """Positional and keyword arguments: the required ones alone, then each other with every legal value."""
     parameters = theirs(SIGNATURES[of][name])
     required = [REQUIRED[each] for each, parameter in parameters.items() if parameter.default is parameter.empty]
+    if name == "update_weights":
+        required = [{"update_info": {"path": EngineArgs(**SETTINGS).create_engine_config().model.path}}]
     if name == "beam_search":
         required[1] = BeamSearchParams(beam_width=2, max_tokens=2)
     if name == "from_engine_args" and of == "quire:AsyncLLMEngine":
@@ -170,6 +175,10 @@ def prepare(engine: Any, name: str) -> Any:
         return engine.enqueue(["hello"], PARAMS)
     if name in ("wake_up", "resume_generation"):
         return engine.sleep(0 if name == "resume_generation" else 1)
+    if name in ("update_weights", "finish_weight_update"):
+        return engine.start_weight_update()
+    if name == "init_weight_transfer_engine":
+        threading.Thread(target=TRAINER.connect).start()
     return None
 
 
@@ -180,6 +189,8 @@ def tidy_up(engine: Any, name: str, arguments: dict[str, Any]) -> list[Any]:
         done.append(engine.stop_profile())
     if name in ("sleep", "release_kv_cache_memory", "wake_up", "pause_generation"):
         done.append(engine.wake_up())
+    if name in ("start_weight_update", "update_weights"):
+        done.append(engine.finish_weight_update())
     return done
 
 

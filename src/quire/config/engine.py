@@ -189,6 +189,15 @@ class EngineConfig:
             scheduler=dataclasses.replace(self.scheduler, max_model_len=max_model_len),
         )
 
+    def reading_from(self, path: str) -> Self:
+        """The configuration with another folder that weights are read from."""
+        load_format = "auto" if self.load.load_format == "dummy" else self.load.load_format
+        return dataclasses.replace(
+            self,
+            model=dataclasses.replace(self.model, path=path),
+            load=dataclasses.replace(self.load, load_format=load_format),
+        )
+
     # --- the names by which users of vLLM know the parts ---
 
     @property

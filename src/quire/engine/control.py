@@ -61,6 +61,15 @@ class EngineControl(abc.ABC):
     stop_profile = _blocking(EngineCore.stop_profile)
     collective_rpc = _blocking(EngineCore.collective_rpc)
     explain = _blocking(EngineCore.explain)
+    init_weight_transfer_engine = _blocking(EngineCore.init_weight_transfer_engine)
+    shutdown_weight_transfer_engine = _blocking(EngineCore.shutdown_weight_transfer_engine)
+    start_weight_update = _blocking(EngineCore.start_weight_update)
+    update_weights = _blocking(EngineCore.update_weights)
+    finish_weight_update = _blocking(EngineCore.finish_weight_update)
+    reload_weights = _blocking(EngineCore.reload_weights)
+    update_weight_version = _blocking(EngineCore.update_weight_version)
+    get_weight_version = _blocking(EngineCore.get_weight_version)
+    weight_info = _blocking(EngineCore.weight_info)
 
     def reset_mm_cache(self) -> None:
         """Forget media that were prepared. None are kept: no model reads media yet."""
@@ -85,6 +94,15 @@ class AsyncControl(abc.ABC):
     resume_generation = _awaitable(EngineCore.resume)
     abort_named = _awaitable(EngineCore.abort_named)
     explain = _awaitable(EngineCore.explain)
+    init_weight_transfer_engine = _awaitable(EngineCore.init_weight_transfer_engine)
+    shutdown_weight_transfer_engine = _awaitable(EngineCore.shutdown_weight_transfer_engine)
+    start_weight_update = _awaitable(EngineCore.start_weight_update)
+    update_weights = _awaitable(EngineCore.update_weights)
+    finish_weight_update = _awaitable(EngineCore.finish_weight_update)
+    reload_weights = _awaitable(EngineCore.reload_weights)
+    update_weight_version = _awaitable(EngineCore.update_weight_version)
+    get_weight_version = _awaitable(EngineCore.get_weight_version)
+    weight_info = _awaitable(EngineCore.weight_info)
     inspect = _awaitable(EngineCore.inspect)
     timeline = _awaitable(EngineCore.timeline)
 

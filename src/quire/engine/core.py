@@ -8,7 +8,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from quire import param_checks as checks
 from quire.config import EngineConfig
@@ -24,11 +24,12 @@ from quire.engine.collector import CollectorPause
 from quire.engine.heartbeat import Heartbeat
 from quire.engine.messages import Ready, refusal_of
 from quire.engine.pausing import Pause, PauseState, check_mode, is_named
+from quire.engine.weights import BY_RPC, UTILITIES, WeightVerbs, restored, utility
 from quire.errors import CapacityError, ConfigError, EngineError, QuireError, RequestError
 from quire.executor.interface import Executor
 from quire.executor.selector import import_class, make_executor
 from quire.logger import init_logger
-from quire.request import EngineCoreOutput, EngineCoreOutputs, EngineRequest, FinishReason, SchedulerStats
+from quire.request import EngineCoreOutput, EngineCoreOutputs, EngineRequest, FinishReason, SchedulerStats, WeightState
 from quire.timeline import STARTUP
 
 logger = init_logger(__name__)
@@ -48,19 +49,8 @@ _PREPARATION_WAIT_S = 0.002
 _MAX_EMPTY_PLANS = 64
 """Plans without a token, nothing being in flight, after which the scheduler must be at fault."""
 
-CoreMethod = TypeVar("CoreMethod", bound=Callable[..., Any])
 
-UTILITIES: set[str] = set()
-"""The control verbs: methods of the core that frontends may call. Nothing else of it can be called from outside."""
-
-
-def utility(method: CoreMethod) -> CoreMethod:
-    """Mark a method as a control verb. `engine/control.py` gives it to both engines, with its parameters and its docstring."""
-    UTILITIES.add(method.__name__)
-    return method
-
-
-class EngineCore:
+class EngineCore(WeightVerbs):
     """Runs requests.
 
     Args:
@@ -68,6 +58,7 @@ class EngineCore:
         executor: runs the steps; by default the one that the configuration names.
         serves: requests of any kind will come one by one, and none may hold up the others: what the first request of a kind would
             wait for is prepared at the start.
+        weights: those of a core in whose place this one is started.
 
     Attributes:
         heartbeat: says what the core does. Who runs the core may put another one in its place.
@@ -76,8 +67,18 @@ class EngineCore:
         ConfigError: the model cannot be loaded, or its cache does not fit.
     """
 
-    def __init__(self, config: EngineConfig, executor: Executor | None = None, *, serves: bool = False) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        executor: Executor | None = None,
+        *,
+        serves: bool = False,
+        weights: WeightState | None = None,
+    ) -> None:
         started = time.monotonic()
+        if weights is not None:
+            config, weights = restored(config, weights)
+        super().__init__(weights)
         STARTUP.begin_engine()
         self.config = config
         self.heartbeat = Heartbeat()
@@ -105,6 +106,7 @@ class EngineCore:
         self._pause = Pause()
         self._num_empty_plans = 0
         self._lost_some = False  # requests were aborted, and no step has told the figures since
+        self._has_dropped_weights = False
         logger.info(
             "engine core ready in %.2f s: %d KV-cache pages of %d tokens",
             time.monotonic() - started,
@@ -186,6 +188,7 @@ class EngineCore:
             try:
                 if self._asleep:
                     raise CapacityError("the engine sleeps; wake it up first (wake_up)")
+                self._check_weights()
                 self._executor.check_request(request)
                 self._enter(request)
             except QuireError as error:
@@ -229,19 +232,19 @@ class EngineCore:
 
     def has_work(self) -> bool:
         """Whether `step` would have anything to do."""
-        waits = bool(self._outputs or self._in_flight or self._lost_some)
+        waits = bool(self._outputs or self._in_flight or self._lost_some or self._has_weight_news)
         return (
             waits or self._pause.state is PauseState.DRAINING or (self._schedules and self._scheduler.has_unfinished())
         )
 
     @property
     def _schedules(self) -> bool:
-        return not self._asleep and self._pause.state is not PauseState.PAUSED
+        return not self._asleep and self._pause.state is not PauseState.PAUSED and self._weights_are_whole
 
     def step(self) -> EngineCoreOutputs:
         """Start the steps that can start, take in the oldest finished step; returns its outputs.
         Raises EngineError: the executor failed. The core is of no use after that."""
-        if self._outputs:  # older than what another step would tell
+        if self._outputs or self._has_weight_news:  # older than what another step would tell
             return self.take_outputs()
         if self._schedules:
             self._start_steps()
@@ -329,7 +332,7 @@ class EngineCore:
 
     def take_outputs(self) -> EngineCoreOutputs:
         """What is to be told without another step."""
-        return self._with_outputs(EngineCoreOutputs())
+        return self._with_outputs(EngineCoreOutputs(weights=self._take_weight_news()))
 
     def _with_outputs(self, outputs: EngineCoreOutputs) -> EngineCoreOutputs:
         if self._outputs:
@@ -398,11 +401,14 @@ class EngineCore:
             return
         if mode == "wait" and self._scheduler.has_unfinished():
             raise RequestError("mode is 'wait', and requests are unfinished still", param="mode")
+        if self._is_updating and level == 2:
+            raise RequestError("a weight update has begun: finish it first (finish_weight_update)", param="level")
         self._drain()
         if mode == "abort":
             self._abort_and_tell(self._all_ids())
         self._scheduler.reset_prefix_cache(drop_running=True)
         self._executor.sleep(level)
+        self._has_dropped_weights |= level == 2
         self._asleep = set(_SLEEPING_PARTS)
 
     @utility
@@ -410,6 +416,19 @@ class EngineCore:
         """Give the pages alone back, until `wake_up(["kv_cache"])`; unfinished requests are kept, and computed anew."""
         self.sleep(1, "keep")
         self._asleep = {"kv_cache"}
+
+    @property
+    def _weights_sleep(self) -> bool:
+        return "weights" in self._asleep and self._has_dropped_weights
+
+    def _forget_computed(self) -> None:
+        self._scheduler.reset_prefix_cache(drop_running=True)
+
+    def _refuse_all(self, error: QuireError) -> None:
+        ids = self._all_ids()
+        self.abort_requests(ids)
+        for request_id in ids:
+            self._refuse(request_id, error)
 
     def _drain(self) -> None:
         """Take in what is in flight; nothing of it is lost."""
@@ -430,6 +449,9 @@ class EngineCore:
         if parts := sorted(asked & self._asleep):
             self._executor.wake_up(parts)
             self._asleep -= asked
+            if "weights" in parts and self._has_dropped_weights:
+                self._has_dropped_weights = False
+                self._weights_were_dropped()
         if "scheduling" in asked:
             self.resume()
         return not self.is_sleeping()
@@ -478,6 +500,9 @@ class EngineCore:
         """Call a method on every worker, or a function whose first argument is the worker.
         Raises RequestError: there is no such method, or workers in other processes cannot be sent a function.
         Raises TimeoutError: workers in other processes gave no answer within `timeout` seconds."""
+        if method in BY_RPC:
+            value = self.call_utility(str(method), *args, **(kwargs or {}))
+            return [value] * self.config.parallel.world_size
         return self._executor.collective_rpc(method, tuple(args), kwargs, timeout)
 
     @utility

@@ -143,4 +143,4 @@ def _timeout_of(call: messages.UtilityCall) -> float:
 
 
 def _has_content(outputs: EngineCoreOutputs) -> bool:
-    return bool(outputs.plain_ids or outputs.outputs or outputs.stats is not None)
+    return bool(outputs.plain_ids or outputs.outputs or outputs.stats is not None or outputs.weights is not None)

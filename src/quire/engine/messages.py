@@ -8,15 +8,16 @@ import msgspec
 
 from quire.codec import decoder
 from quire.errors import CapacityError, EngineError, QuireError, RequestError
-from quire.request import EngineCoreOutputs, EngineRequest, Refusal
+from quire.request import EngineCoreOutputs, EngineRequest, Refusal, WeightState
 
 
 class Start(msgspec.Struct, tag="start", array_like=True):
-    """First message to a new core process: its configuration as plain data, and the class path of its executor, if not
-    the usual one."""
+    """First message to a new core process: its configuration as plain data, the class path of its executor, if not the usual one,
+    and the weights of the core in whose place it is started, if they had changed."""
 
     config: dict[str, Any]
     executor: str | None = None
+    weights: WeightState | None = None
 
 
 class AddRequests(msgspec.Struct, tag="add", array_like=True):

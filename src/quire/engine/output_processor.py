@@ -11,7 +11,7 @@ from quire.engine.messages import to_error
 from quire.engine.request_record import RequestRecord, SequenceState
 from quire.errors import RequestError
 from quire.metrics.engine_metrics import FinishedRequest
-from quire.request import EngineCoreOutput, EngineCoreOutputs, FinishReason, SchedulerStats
+from quire.request import EngineCoreOutput, EngineCoreOutputs, FinishReason, SchedulerStats, WeightState
 
 DETOKENIZE_EVERY = 16
 """Steps after which a quiet sequence's tokens become text: joining a few at a time costs no more than all at once."""
@@ -42,11 +42,13 @@ class OutputProcessor:
 
     Attributes:
         on_end: called with each sequence that ends, its record and its figures.
+        weight_version: of the weights that tokens come from.
     """
 
     def __init__(self, hooks: Sequence[StatsHook] = ()) -> None:
         self.hooks: list[StatsHook] = list(hooks)
         self.on_end: list[Callable[[RequestRecord, SequenceState, FinishedRequest], None]] = []
+        self.weight_version = WeightState().version
         self._records: dict[str, RequestRecord] = {}
         self._sequences: dict[str, tuple[RequestRecord, SequenceState]] = {}
         self._silent: list[SequenceState] = []
@@ -136,7 +138,14 @@ class OutputProcessor:
         if outputs.stats is not None:
             for hook in self.hooks:
                 hook.record_step(outputs.stats)
+        if outputs.weights is not None:
+            self._change_weights(outputs.weights)
         return touched, aborts
+
+    def _change_weights(self, weights: WeightState) -> None:
+        for _, sequence in self._sequences.values():
+            sequence.note_weights(self.weight_version)
+        self.weight_version = weights.version
 
     def detokenize_some(self) -> None:
         """Make text for some sequences that are read only at their end; after `DETOKENIZE_EVERY` calls, for all of them.
@@ -216,6 +225,7 @@ class OutputProcessor:
     def _end(self, record: RequestRecord, sequence: SequenceState, now: float) -> None:
         """A sequence ended: forget it, and its request with the last of them."""
         self._sequences.pop(sequence.core_id, None)
+        sequence.note_weights(self.weight_version)
         sequence.last_token_time = now
         record.num_unfinished -= 1
         if record.num_unfinished == 0:

@@ -30,7 +30,7 @@ from quire.engine.watchdog import Watchdog, show_stacks
 from quire.errors import ConfigError, EngineDeadError, RequestError
 from quire.logger import init_logger
 from quire.processes import Child
-from quire.request import EngineCoreOutputs
+from quire.request import EngineCoreOutputs, WeightState
 
 logger = init_logger(__name__)
 
@@ -225,6 +225,7 @@ class ProcessClient(SocketClient):
 
     Args:
         executor: class path of the executor, if not the one that the configuration names.
+        weights: of the core in whose place this one is started, if they had changed.
         on_message: called with the core's messages, in another thread; None: the caller waits for them.
 
     Raises:
@@ -235,11 +236,16 @@ class ProcessClient(SocketClient):
     _hang = ""
 
     def __init__(
-        self, config: EngineConfig, executor: str | None = None, *, on_message: OnMessage | None = None
+        self,
+        config: EngineConfig,
+        executor: str | None = None,
+        *,
+        weights: WeightState | None = None,
+        on_message: OnMessage | None = None,
     ) -> None:
         if executor is None:
             fetch_missing_weights(config)
-        start = messages.Start(config_to_plain(config), executor)
+        start = messages.Start(config_to_plain(config), executor, weights)
         folder = tempfile.mkdtemp(prefix="quire-", dir=envs.QUIRE_RPC_BASE_PATH)
         try:
             out_address, in_address = f"ipc://{folder}/in", f"ipc://{folder}/out"
@@ -332,8 +338,9 @@ def open_client(config: EngineConfig, core: str | None, on_message: OnMessage, *
     if core == "inproc":
         return ThreadClient(config, on_message)
     if core == "process":
-        start = functools.partial(_start_process, config)
-        return RecoveringClient(start, on_message) if recovers else start(on_message)
+        last = LastWeights(on_message)
+        start = functools.partial(_start_process, config, last)
+        return RecoveringClient(start, last.heard) if recovers else start(on_message)
     raise ConfigError(f"core is {core!r}; it may be 'inproc' or 'process'", setting="core")
 
 
@@ -344,5 +351,19 @@ def chosen_core(usual: str = "process") -> str:
     return usual if asked is None else ("process" if asked else "inproc")
 
 
-def _start_process(config: EngineConfig, on_message: OnMessage) -> CoreClient:
-    return ProcessClient(config, on_message=on_message)
+def _start_process(config: EngineConfig, last: "LastWeights", on_message: OnMessage) -> CoreClient:
+    return ProcessClient(config, weights=last.weights, on_message=on_message)
+
+
+class LastWeights:
+    """Listens to cores that follow one another: which weights a new one must have; None: those of its configuration."""
+
+    def __init__(self, on_message: OnMessage) -> None:
+        self._on_message = on_message
+        self.weights: WeightState | None = None
+
+    def heard(self, message: CoreMessage) -> None:
+        """Pass a message on."""
+        if isinstance(message, messages.Outputs) and message.outputs.weights is not None:
+            self.weights = message.outputs.weights
+        self._on_message(message)

@@ -21,6 +21,7 @@ from quire.outputs import (
     PoolingRequestOutput,
     RequestMetrics,
     RequestOutput,
+    WeightVersionSpan,
 )
 from quire.request import EngineCoreOutput, EngineRequest, Pooled
 from quire.sampling_params import RequestOutputKind, SamplingParams
@@ -107,6 +108,7 @@ class SequenceState:
         text: their text, as far as it was needed.
         is_quiet: nothing has to be done for a token but to keep it: no reader before the end, no stop strings.
         has_stops: each token's text is looked at as it comes.
+        weight_versions: which tokens were made by which weights, as far as these have changed; all of it when it has ended.
         is_plain: until it ends there is nothing to tell but its text as it comes.
     """
 
@@ -142,6 +144,7 @@ class SequenceState:
         is_delta = params.output_kind is RequestOutputKind.DELTA
         self.is_plain = tells_text and is_delta
         self._ends: list[int] | None = [] if is_delta and self.logprobs is not None else None
+        self.weight_versions: list[WeightVersionSpan] = []
 
     # --- tokens come in ---
 
@@ -151,6 +154,12 @@ class SequenceState:
         if self._stops is None:
             return False
         return self._advance_and_check(len(self.token_ids))
+
+    def note_weights(self, version: str) -> None:
+        """The tokens that came since the last note were made by these weights."""
+        start, end = self.weight_versions[-1].end if self.weight_versions else 0, len(self.token_ids)
+        if end > start:
+            self.weight_versions.append(WeightVersionSpan(version, start, end))
 
     def append_logprobs(self, output: EngineCoreOutput) -> None:
         """Keep the logprobs of the tokens that came with `output`."""
@@ -309,6 +318,7 @@ class SequenceState:
             logprobs=None if self.logprobs is None else self.logprobs[first_token:],
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
+            weight_versions=None if self.finish_reason is None else self.weight_versions,
         )
         if self._ends is not None:
             ends = [min(end, chars) - first_char for end in self._ends[first_token:]]

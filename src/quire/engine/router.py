@@ -90,7 +90,7 @@ class FrontendRouter:
         match message:
             case messages.Outputs(outputs=outputs):
                 for number, part in enumerate(self._split(outputs)):
-                    if part.plain_ids or part.outputs or part.stats is not None:
+                    if part.plain_ids or part.outputs or part.stats is not None or part.weights is not None:
                         self._send(number, messages.Outputs(part))
             case messages.UtilityResult(call_id=call_id):
                 own_id = call_id & (1 << _CALL_BITS) - 1
@@ -105,7 +105,7 @@ class FrontendRouter:
 
     def _split(self, outputs: EngineCoreOutputs) -> list[EngineCoreOutputs]:
         owners = self._owners
-        parts = [EngineCoreOutputs() for _ in self._outboxes]
+        parts = [EngineCoreOutputs(weights=outputs.weights) for _ in self._outboxes]
         for core_id, token_id in zip(outputs.plain_ids, outputs.plain_tokens, strict=True):
             number = owners.get(core_id)
             if number is not None:

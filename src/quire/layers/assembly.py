@@ -57,6 +57,7 @@ class _Unfinished:
     matrices: dict[tuple[str, int], _Matrix] = dataclasses.field(default_factory=dict)
     parts: dict[int, Decoded] = dataclasses.field(default_factory=dict)
     keeps_experts: bool = True
+    has_begun: bool = False
 
 
 class Assembler:
@@ -95,11 +96,22 @@ class Assembler:
         """Names that have not come yet."""
         return sorted(name for unfinished in self._unfinished.values() for name in unfinished.missing)
 
+    def missing_of_begun(self) -> list[str]:
+        """Names that have not come yet of modules of which something came."""
+        begun = (unfinished for unfinished in self._unfinished.values() if unfinished.has_begun)
+        return sorted(name for unfinished in begun for name in unfinished.missing)
+
+    def awaits(self, name: str) -> bool:
+        """Whether a tensor has not come yet."""
+        unfinished = self._unfinished.get(self._sources[name].module.name)
+        return unfinished is not None and name in unfinished.missing
+
     def add(self, name: str, tensor: Sliceable) -> tuple[Module, Weight] | None:
         """Take one tensor; returns the module that it completes, with its weight."""
         source = self._sources[name]
         unfinished = self._unfinished[source.module.name]
         unfinished.missing.discard(name)
+        unfinished.has_begun = True
         if source.is_decoded:
             self._decode(source, tensor, unfinished)
         elif source.suffix != "bias" or source.module.has_bias_on(self._plan):

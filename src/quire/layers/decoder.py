@@ -106,22 +106,25 @@ class Decoder(CausalLM):
 
     def assemble(self, weights: Iterable[tuple[str, Sliceable]]) -> Iterator[tuple[str, Weight]]:
         """(module, weight), each as soon as its last part came; raises as `load_weights`."""
-        assembler = Assembler(self.sources, self.plan, self.dtype, self.device, self.linear_method)
-        unexpected: list[str] = []
-        seen: list[str] = []
+        assembler, seen = self.assembler(), list[str]()
         for name, tensor in weights:
-            canonical = weight_table.canonical_name(name, self.sources, self.spec)
-            if canonical in self.sources:
-                seen.append(canonical)
-                finished = assembler.add(canonical, tensor)
-                if finished is not None:
-                    yield finished[0].name, finished[1]
-            elif not weight_table.is_ignored(name, self.spec):
-                unexpected.append(name)
-            for module in weight_table.cache_scales(name, self.spec):
-                yield module, tensor[()]
-        if unexpected or assembler.missing():
-            weight_table.check_names(self.sources, self.spec, seen + unexpected)
+            seen.append(name)
+            yield from self.put(assembler, name, tensor)
+        weight_table.check_names(self.sources, self.spec, seen)
+
+    def assembler(self) -> Assembler:
+        """Puts a checkpoint's tensors together, as `put` hands them over."""
+        return Assembler(self.sources, self.plan, self.dtype, self.device, self.linear_method)
+
+    def put(self, assembler: Assembler, name: str, tensor: Sliceable) -> Iterator[tuple[str, Weight]]:
+        """(module, weight) that a tensor of the checkpoint finishes. One that the model has no place for is passed over."""
+        canonical = weight_table.canonical_name(name, self.sources, self.spec)
+        if canonical in self.sources:
+            finished = assembler.add(canonical, tensor)
+            if finished is not None:
+                yield finished[0].name, finished[1]
+        for module in weight_table.cache_scales(name, self.spec):
+            yield module, tensor[()]
 
     def _set_weight(self, module: str, weight: Weight) -> None:
         if module.startswith("layers."):
@@ -133,6 +136,8 @@ class Decoder(CausalLM):
             self._inputs.set_weight(module, weight)
         else:
             self._weights[module] = weight
+            if self.spec.tied_embeddings:
+                self._weights.pop("lm_head", None)  # made of the embedding
 
     # One step.
 

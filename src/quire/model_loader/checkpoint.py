@@ -86,6 +86,16 @@ class WeightReader(abc.ABC):
         self.infos[name] = info
 
 
+class OwnMemory:
+    """A tensor, or what can be sliced as one, whose slices are copies."""
+
+    def __init__(self, tensor: Any) -> None:
+        self._tensor = tensor
+
+    def __getitem__(self, index: Any, /) -> torch.Tensor:
+        return self._tensor[index].clone()
+
+
 def read_index(folder: Path, index_name: str, ignore_patterns: Sequence[str]) -> dict[str, str]:
     """The file of every tensor; empty without an index.
 

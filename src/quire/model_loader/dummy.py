@@ -8,13 +8,13 @@ device gets the block once and lays it out itself; there every tensor is a copy,
 import hashlib
 import math
 from collections.abc import Collection, Iterator
-from typing import Any
 
 import torch
 
 from quire.errors import ConfigError
 from quire.layers.assembly import Sliceable
 from quire.layers.weights import CheckpointTensor
+from quire.model_loader.checkpoint import OwnMemory
 from quire.models.spec import DecoderSpec
 
 BLOCK_VALUES = (1 << 20) + 7
@@ -24,16 +24,6 @@ NORM_NOISE = 0.1
 
 
 CPU = torch.device("cpu")
-
-
-class OwnMemory:
-    """A tensor whose slices are copies."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor
-
-    def __getitem__(self, index: Any, /) -> torch.Tensor:
-        return self._tensor[index].clone()
 
 
 def dummy_weights(

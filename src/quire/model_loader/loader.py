@@ -27,7 +27,7 @@ from quire.layers.pooling.trunk import as_trunk, trunk_architectures
 from quire.layers.spec_check import check_spec
 from quire.layers.weights import cache_scales, canonical_name, check_names, check_shapes, is_cache_scale
 from quire.logger import init_logger
-from quire.model_loader.checkpoint import DTYPE_NAMES, PLAIN_DTYPES, TensorInfo, WeightReader
+from quire.model_loader.checkpoint import DTYPE_NAMES, PLAIN_DTYPES, OwnMemory, TensorInfo, WeightReader
 from quire.model_loader.device_reader import upload_tensors
 from quire.model_loader.dummy import dummy_weights
 from quire.model_loader.gguf_reader import GGUFReader
@@ -226,11 +226,14 @@ def _warn_of_experts(model: Decoder, asked: str | None) -> None:
         logger.warning("Experts stay in the model's own type: quantization=%r covers the other matrices only", asked)
 
 
-def load_weights(model: CausalLM, config: EngineConfig, uploads: UploadStream | None = None) -> int:
+def load_weights(
+    model: CausalLM, config: EngineConfig, uploads: UploadStream | None = None, *, copies: bool = False
+) -> int:
     """Read the weights as `load_format` says.
 
     Args:
         uploads: copies to a device that run beside the reading; None where weights are used where they lie.
+        copies: no weight is to lie in the files' own memory: they may be written anew.
 
     Returns:
         Bytes of the weights as they were stored.
@@ -246,14 +249,21 @@ def load_weights(model: CausalLM, config: EngineConfig, uploads: UploadStream | 
         return int(model.describe()["weight_bytes"])
     reader = open_weights(config)
     check_checkpoint(model, reader.infos)
-    if uploads is None or not isinstance(reader, SafetensorsReader):
-        model.load_weights(with_progress(reader))
-    else:
-        model.load_weights(upload_tensors(reader, _wanted_rows(model, reader), uploads, model.device))
+    model.load_weights(read_tensors(model, reader, uploads, copies=copies))
     logger.info("Read %.2f GiB of weights from %s", reader.num_bytes / GIB, reader.path)
     for note in model.linear_method.notes():
         logger.warning("Of the checkpoint, %s", note)
     return reader.num_bytes
+
+
+def read_tensors(
+    model: Decoder, reader: WeightReader, uploads: UploadStream | None, *, copies: bool = False
+) -> Iterator[tuple[str, Sliceable]]:
+    """A checkpoint's tensors on their way to the model; see `load_weights`."""
+    if uploads is not None and isinstance(reader, SafetensorsReader):
+        return upload_tensors(reader, _wanted_rows(model, reader), uploads, model.device)
+    tensors = with_progress(reader)
+    return ((name, OwnMemory(tensor)) for name, tensor in tensors) if copies else tensors
 
 
 def _random_weights(model: Decoder, config: EngineConfig) -> Iterator[tuple[str, Sliceable]]:
@@ -367,12 +377,21 @@ def check_checkpoint(model: Decoder, infos: Mapping[str, TensorInfo]) -> None:
     _check_twice(model, infos)
     check_names(model.sources, model.spec, [name for name, info in infos.items() if 0 not in info.shape])
     check_shapes(model.sources, model.spec, {name: info.shape for name, info in infos.items()})
+    check_types(model, infos)
+    num_cache_scales = sum(is_cache_scale(name) for name in infos)
+    if num_cache_scales and model.kv_dtype != torch.float8_e4m3fn:
+        logger.info(
+            "The checkpoint's %d scales for keys and values are not used: they are for kv_cache_dtype='fp8'",
+            num_cache_scales,
+        )
+
+
+def check_types(model: Decoder, infos: Mapping[str, TensorInfo]) -> None:
+    """Raises ConfigError that lists tensors of another number type than the model's format has."""
     wrong: list[str] = []
-    num_cache_scales = 0
     for name, info in infos.items():
         source = model.sources.get(canonical_name(name, model.sources, model.spec))
         if source is None:
-            num_cache_scales += is_cache_scale(name)
             continue
         allowed = [DTYPE_NAMES[dtype] for dtype in source.stored.dtypes or PLAIN_DTYPES]
         if info.dtype not in allowed:
@@ -386,11 +405,6 @@ def check_checkpoint(model: Decoder, infos: Mapping[str, TensorInfo]) -> None:
         )
         raise ConfigError(
             f"{len(wrong)} weights have another type than they should: {', '.join(wrong[:5])}. {why}", setting="model"
-        )
-    if num_cache_scales and model.kv_dtype != torch.float8_e4m3fn:
-        logger.info(
-            "The checkpoint's %d scales for keys and values are not used: they are for kv_cache_dtype='fp8'",
-            num_cache_scales,
         )
 
 

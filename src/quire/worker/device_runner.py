@@ -180,7 +180,22 @@ class DeviceRunner(Runner):
         self._inputs = DeviceInputs(self._state, self._sampler.table, self._max_tokens, block_size, self._runtime)
         if self._pooler is not None:
             self._inputs.token_types = self._pooler.token_types
-        self._graphs = StepGraphs(
+        self._graphs = self._make_graphs()
+        for _ in range(NUM_SLOTS):
+            tokens_S = self._runtime.pinned(torch.zeros(self._max_rows, dtype=torch.int32))
+            self._slots.append(_Slot(tokens_S, tokens_S.numpy(), self._runtime.event(), self._runtime.event()))
+        self._prepare_empty()
+        self._runtime.rehearse(self._compute_all)
+        if self._features is not None:
+            self._features.rehearse()
+        self._run_first_steps()
+        self._runtime.await_kernels()
+        self._runtime.synchronize()
+        if self._features is not None:
+            self._features.begin()
+
+    def _make_graphs(self) -> StepGraphs:
+        return StepGraphs(
             self._runtime,
             self._max_rows,
             self._max_tokens,
@@ -189,19 +204,11 @@ class DeviceRunner(Runner):
             not self._config.model.enforce_eager and self._model.can_replay,
             has_logits=self._pooler is None,
         )
-        for _ in range(NUM_SLOTS):
-            tokens_S = self._runtime.pinned(torch.zeros(self._max_rows, dtype=torch.int32))
-            self._slots.append(_Slot(tokens_S, tokens_S.numpy(), self._runtime.event(), self._runtime.event()))
-        self._prepare_empty()
-        self._runtime.rehearse(self._compute_all)
-        if self._features is not None:
-            self._features.rehearse()
+
+    def _run_first_steps(self) -> None:
+        """Those that a first request has."""
         self._graphs.run(self._graphs.decode_shape(1, True))
         self._graphs.run(self._graphs.mixed_shape(16, 1, 1, 16, True))
-        self._runtime.await_kernels()
-        self._runtime.synchronize()
-        if self._features is not None:
-            self._features.begin()
 
     def free_pages(self) -> None:
         """Give the cache back; rows are forgotten with it."""
@@ -213,6 +220,19 @@ class DeviceRunner(Runner):
         self._in_flight.clear()
         self._late = None
         super().free_pages()
+
+    def forget_recorded(self) -> None:
+        if self.has_pages:
+            self._runtime.synchronize()
+            self._graphs.clear()
+
+    def record_again(self) -> None:
+        """The commonest steps; graphs of others are captured when the device idles, or where they are wanted."""
+        if self.has_pages:
+            self._graphs = self._make_graphs()
+            self._prepare_empty()
+            self._run_first_steps()
+            self._runtime.synchronize()
 
     def _prepare_empty(self) -> None:
         """A step without tokens on the device: whatever then runs does no harm."""

@@ -58,13 +58,19 @@ class ModelRunner(Runner):
         self._inputs.prepare(SchedulerOutput(-1, one - 1, one, one.astype(np.bool_), total_num_tokens=1))
         self._compute()
         self._state.remove_row(0)
-        if not self._config.model.enforce_eager and self._model.can_replay:
-            self._record()
+        self.record_again()
 
     def free_pages(self) -> None:
         super().free_pages()
+        self.forget_recorded()
+
+    def forget_recorded(self) -> None:
         self._recorded = None
         self._recorded_out = None
+
+    def record_again(self) -> None:
+        if self.has_pages and not self._config.model.enforce_eager and self._model.can_replay:
+            self._record()
 
     def _compute(self) -> torch.Tensor:
         """The prepared step's logits [S, V]; of a pooling model its hidden states [T, D]."""

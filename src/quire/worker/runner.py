@@ -138,6 +138,14 @@ class Runner(abc.ABC):
         self._model.bind_kv_cache([torch.empty(0)] * num_layers, [0] * num_layers)
 
     @abc.abstractmethod
+    def forget_recorded(self) -> None:
+        """Weights are going to change: recorded steps have the old ones. No step may come before `record_again`."""
+
+    @abc.abstractmethod
+    def record_again(self) -> None:
+        """Weights have changed. Rows keep no request."""
+
+    @abc.abstractmethod
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput | PendingStep:
         """Run or submit one step; at most two are in flight."""
 

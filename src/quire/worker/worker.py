@@ -26,6 +26,7 @@ from quire.worker.runner import PendingStep, Runner
 
 if TYPE_CHECKING:
     from quire.worker.profiling import StepProfiler
+    from quire.worker.weight_update import WeightUpdates
 
 logger = init_logger(__name__)
 GIB = 1 << 30
@@ -50,6 +51,7 @@ class Worker:
         self._kv_cache: KVCacheConfig | None = None
         self._timings: dict[str, float] = {}
         self._profiler: StepProfiler | None = None
+        self._weight_updates: WeightUpdates | None = None
 
     @property
     def runner(self) -> "Runner":
@@ -192,6 +194,47 @@ class Worker:
         if (tags is None or "kv_cache" in tags) and self._kv_cache is not None and not self.runner.has_pages:
             self.runner.allocate(self._kv_cache)
 
+    # New weights: the core calls these, and sees to it that no step is computed meanwhile.
+
+    @property
+    def _updates(self) -> "WeightUpdates":
+        if self._weight_updates is None:
+            from quire.worker.weight_update import WeightUpdates
+
+            self._weight_updates = WeightUpdates(self.config, self.platform, self.runtime.device())
+        return self._weight_updates
+
+    def connect_trainer(self, info: dict[str, Any] | None) -> None:
+        """Join a trainer's group (`InitInfo`); None: leave it."""
+        if info is None:
+            self._updates.close()
+        else:
+            self._updates.connect(info)
+
+    def begin_update(self) -> None:
+        """Tensors of a trainer are going to come."""
+        self._updates.begin(self.runner)
+
+    def check_tensors(self, info: dict[str, Any]) -> None:
+        """Whether these (`UpdateInfo`) could be taken; nothing changes."""
+        self._updates.check(info)
+
+    def take_tensors(self, info: dict[str, Any]) -> None:
+        """Take tensors that were checked."""
+        self._updates.take(self.runner, info)
+
+    def finish_update(self) -> None:
+        """All have come."""
+        self._updates.finish(self.runner)
+
+    def check_folder(self, path: str | None) -> None:
+        """Whether the weights of a folder (None: the model's own) fit; nothing changes."""
+        self._updates.check_reload(self.runner, path)
+
+    def read_folder(self, path: str | None) -> None:
+        """Read all weights from it."""
+        self.config = self._updates.reload(self.runner, path)
+
     def save_sharded_state(self, path: str, pattern: str | None = None, max_size: int | None = None) -> list[str]:
         """Write this rank's finished weights (`model_loader/sharded_state.py`); returns the files' names."""
         from quire.model_loader.loader import save_sharded_state
@@ -219,6 +262,8 @@ class Worker:
 
     def shutdown(self) -> None:
         """Release everything; may be called twice."""
+        if self._weight_updates is not None:
+            self._weight_updates.close()
         if self._runner is not None:
             self._runner.stop()
         self.runtime.close()

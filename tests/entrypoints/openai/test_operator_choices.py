@@ -261,6 +261,22 @@ async def test_certificates_are_read_again_when_they_change(tmp_path, monkeypatc
     assert read[0] == (tmp_path / "cert.pem").read_text()
 
 
+def _weights_change_by_routes(ask: Any, body: dict[str, Any], expected: str) -> None:
+    assert ask.get("/weight_info").json()["weight_version"] == "default"
+    assert ask.post("/update_weights", json={"update_info": {"path": "/absent"}}).status_code == 400
+    assert ask.post("/reload_weights", json={"weights_path": "/absent"}).json()["error"]["param"] == "weights_path"
+    assert ask.post("/reload_weights").json()["weight_version"] == "1"
+    assert ask.post("/start_weight_update").status_code == 200
+    assert ask.get("/weight_info").json()["is_updating"]
+    assert ask.post("/finish_weight_update", json={"weight_version": "step-2"}).json()["num_updates"] == 2
+    (choice,) = ask.post("/v1/chat/completions", json=body).json()["choices"]
+    assert choice["message"]["content"] == expected
+    assert [span["version"] for span in choice["weight_versions"]] == ["step-2"]
+    assert ask.post("/update_weight_version", json={"weight_version": "step-3"}).json()["weight_version"] == "step-3"
+    assert ask.post("/init_weight_transfer_engine", json={"init_info": {}}).status_code == 400
+    assert ask.post("/shutdown_weight_transfer_engine").status_code == 200
+
+
 def test_an_engine_sleeps_wakes_and_calls_its_workers(monkeypatch):
     monkeypatch.setenv("QUIRE_SERVER_DEV_MODE", "1")
     server = DemoServer()
@@ -310,6 +326,7 @@ def test_an_engine_sleeps_wakes_and_calls_its_workers(monkeypatch):
         unknown = ask.post("/collective_rpc", json={"method": "no_such_thing"})
         assert unknown.status_code == 400 and unknown.json()["error"]["param"] == "method"
         assert ask.post("/collective_rpc", json={}).status_code == 400
+        _weights_change_by_routes(ask, body | {"return_weight_versions": True}, before)
         assert ask.get("/health").status_code == 200
     finally:
         assert server.end(signal.SIGTERM)[0] == 0

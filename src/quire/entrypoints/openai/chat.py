@@ -90,7 +90,14 @@ def _choice(job: ChatGeneration, choice: CompletionOutput, role: str, echoed: st
         finish_reason=reader.finish_reason(choice.finish_reason, len(answer.calls)),
         stop_reason=choice.stop_reason,
         token_ids=list(choice.token_ids) if job.request.return_token_ids else None,
+        **_weight_fields(job, choice),
     )
+
+
+def _weight_fields(job: ChatGeneration, choice: CompletionOutput) -> dict[str, Any]:
+    """Which weights made the answer, where the request asks for that."""
+    asks = job.request.return_weight_versions and choice.weight_versions is not None
+    return {"weight_versions": choice.weight_versions} if asks else {}
 
 
 def _logprobs(job: ChatGeneration, choice: CompletionOutput) -> ChatLogprobs | None:
@@ -178,7 +185,7 @@ class ChatStream(ChunkStream):
         if choice.finish_reason is not None:
             reason = job.reader.finish_reason(choice.finish_reason, reader.num_calls)
             finish = _delta(choice.index, {}) | {"finish_reason": reason, "stop_reason": choice.stop_reason}
-            chunks.append(self._writer.choice(finish, usage))
+            chunks.append(self._writer.choice(finish | _weight_fields(job, choice), usage))
         return chunks
 
 

@@ -206,6 +206,8 @@ class _ChoiceWriter:
         }
         if request.return_token_ids:
             fields["token_ids"] = [] if job.prompt_only else list(choice.token_ids)
+        if request.return_weight_versions and choice.weight_versions is not None:
+            fields["weight_versions"] = choice.weight_versions
         if is_first and request.prompt_logprobs is not None and output.prompt_logprobs is not None:
             fields["prompt_logprobs"] = prompt_logprobs_json(output.prompt_logprobs)
         return fields

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from quire.outputs import WeightVersionSpan
+
 PromptItem = str | int | list[int]
 CacheSalt = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
 Priority = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
@@ -83,6 +85,7 @@ class GenerationFields(RequestFields, kw_only=True):
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     return_token_ids: bool | None = None
+    return_weight_versions: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     response_format: ResponseFormat | None = None
     guided_json: Any = None
@@ -299,6 +302,7 @@ class ChatChoice(msgspec.Struct):
     finish_reason: str | None
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
+    weight_versions: list[WeightVersionSpan] | Optional = UNSET
 
 
 class ChatCompletionResponse(msgspec.Struct, kw_only=True):
@@ -330,6 +334,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     prompt_logprobs: list[dict[str, Any] | None] | None = None
     prompt_token_ids: list[int] | None = None
     token_ids: list[int] | None = None
+    weight_versions: list[WeightVersionSpan] | Optional = UNSET
 
 
 class CompletionResponse(msgspec.Struct, kw_only=True):

@@ -6,7 +6,7 @@ keep them off open networks.
 
 import time
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -216,6 +216,8 @@ OPERATIONS = (
 )
 
 
+StructT = TypeVar("StructT", bound=msgspec.Struct)
+
 _LEVELS = ("0", "1", "2")
 _TAGS = ("weights", "kv_cache", "scheduling")
 
@@ -233,6 +235,37 @@ class AbortRequests(msgspec.Struct, kw_only=True):
     """Body of `POST /abort_requests`."""
 
     request_ids: list[str]
+
+
+class InitTransfer(msgspec.Struct, kw_only=True):
+    """Body of `POST /init_weight_transfer_engine`."""
+
+    init_info: dict[str, Any]
+
+
+class UpdateWeights(msgspec.Struct, kw_only=True):
+    """Body of `POST /update_weights`."""
+
+    update_info: dict[str, Any]
+
+
+class ReloadWeights(msgspec.Struct, kw_only=True):
+    """Body of `POST /reload_weights`, which may be empty."""
+
+    weights_path: str | None = None
+    weight_version: str | None = None
+
+
+class FinishUpdate(msgspec.Struct, kw_only=True):
+    """Body of `POST /finish_weight_update`, which may be empty."""
+
+    weight_version: str | None = None
+
+
+class NewVersion(msgspec.Struct, kw_only=True):
+    """Body of `POST /update_weight_version`."""
+
+    weight_version: str
 
 
 async def sleep(request: Request) -> Response:
@@ -286,6 +319,20 @@ def _engine(request: Request) -> Any:
     return state_of(request).engine
 
 
+def _changes_weights(
+    kind: type[StructT], change: Callable[[Any, StructT], Awaitable[None]], *, may_be_empty: bool = False
+) -> Handler:
+    """A route that changes weights; it tells which there are afterwards."""
+
+    async def handler(request: Request) -> Response:
+        body = await read_bytes(request)
+        asked = kind() if may_be_empty and not body else state_of(request).decoder.decode(body, kind)
+        await change(_engine(request), asked)
+        return json_response(await _engine(request).weight_info())
+
+    return handler
+
+
 def _asks(ask: Callable[[Any], Awaitable[Any]]) -> Handler:
     """A route that calls a verb of the engine and tells what it gives, if anything."""
 
@@ -323,4 +370,33 @@ DEV_ROUTES = (
     Endpoint("/get_world_size", _asks(_world_size), methods=_GET),
     Endpoint("/server_info", _asks(lambda engine: engine.explain()), methods=_GET),
     Endpoint("/collective_rpc", collective_rpc),
+    Endpoint(
+        "/init_weight_transfer_engine",
+        _changes_weights(InitTransfer, lambda engine, asked: engine.init_weight_transfer_engine(asked.init_info)),
+    ),
+    Endpoint("/shutdown_weight_transfer_engine", _asks(lambda engine: engine.shutdown_weight_transfer_engine())),
+    Endpoint("/start_weight_update", _asks(lambda engine: engine.start_weight_update())),
+    Endpoint(
+        "/update_weights",
+        _changes_weights(UpdateWeights, lambda engine, asked: engine.update_weights(asked.update_info)),
+    ),
+    Endpoint(
+        "/finish_weight_update",
+        _changes_weights(
+            FinishUpdate, lambda engine, asked: engine.finish_weight_update(asked.weight_version), may_be_empty=True
+        ),
+    ),
+    Endpoint(
+        "/reload_weights",
+        _changes_weights(
+            ReloadWeights,
+            lambda engine, asked: engine.reload_weights(asked.weights_path, weight_version=asked.weight_version),
+            may_be_empty=True,
+        ),
+    ),
+    Endpoint(
+        "/update_weight_version",
+        _changes_weights(NewVersion, lambda engine, asked: engine.update_weight_version(asked.weight_version)),
+    ),
+    Endpoint("/weight_info", _asks(lambda engine: engine.weight_info()), methods=_GET),
 )
