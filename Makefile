@@ -4,7 +4,9 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEV_INSTALLED := $(VENV)/.installed-dev
 TORCH_ON_CPU := torch==2.13.0
-PYTEST_WORKERS ?= 2
+# Tests that start servers wait for them: one worker more than the usual two cores.
+PYTEST_WORKERS ?= 3
+PYTEST := $(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal
 SOURCES := pyproject.toml setup.py $(wildcard src/quire/kernels/cpu/build.py src/quire/kernels/cpu/csrc/*)
 
 # The first Python that is in range; `make PYTHON=… test` chooses another.
@@ -17,10 +19,10 @@ serve: install
 	$(BIN)/quire serve $(ARGS)
 
 test: lint types layers
-	$(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) -m "not exhaustive" tests
+	$(PYTEST) -m "not exhaustive" tests
 
 test-all: lint types layers
-	$(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) tests
+	$(PYTEST) tests
 
 # Builds the wheel, installs it into an empty environment, and generates text with it. Needs the network.
 test-wheel: install-dev

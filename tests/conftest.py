@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # several tests run at once, on tiny tensors; threads would only wait
 if not os.path.exists("/dev/nvidiactl"):  # before anything imports Triton
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
@@ -20,7 +21,7 @@ def pytest_configure() -> None:
     hypothesis.settings.load_profile("quire")
 
 
-CASES_BY_DEFAULT = {"tests/kernels/": 5, "tests/tools/test_gpu_cases.py": 12, "tests/parsers/": 24, "tests/models/": 40}
+CASES_BY_DEFAULT = {"tests/kernels/": 3, "tests/tools/test_gpu_cases.py": 12, "tests/parsers/": 24, "tests/models/": 24}
 """Of a test with more cases than this so many run by default, evenly spread; the others are `exhaustive`."""
 
 

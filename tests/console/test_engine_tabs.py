@@ -164,6 +164,14 @@ HAPPENED = {
         {"at": 1767600001.0, "kind": "replay", "text": "request <b>r-1</b> goes on", "count": 16},
     ],
     "event_totals": {"restart": 1, "replay": 16},
+    "batches": [
+        {
+            "id": "batch_" + 40 * "a",
+            "status": "in_progress",
+            "request_counts": {"total": 200, "completed": 47, "failed": 3},
+        },
+        {"id": "batch_b", "status": "validating", "request_counts": {"total": 0, "completed": 0, "failed": 0}},
+    ],
     "tenants": {"small": ROW, "<i>large</i>": {**ROW, "generation_tokens": 900, "refused": 2}},
 }
 
@@ -184,6 +192,8 @@ def test_what_happened_and_each_tenant_s_part_are_shown(open_page):
     tenants = page.locator("#engine .tenants tbody tr")
     cells = [row.split("\t") for row in tenants.all_inner_texts()]
     assert [(row[0], row[3], row[5]) for row in cells] == [("<i>large</i>", "900", "2"), ("small", "100", "0")]
+    batches = [row.split("\t") for row in page.locator("#engine .batches tbody tr").all_inner_texts()]
+    assert [row[1:] for row in batches] == [["in_progress", "50 (25 %)", "3", "200"], ["validating", "–", "0", "0"]]
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")  # tables scroll by themselves
 
 
@@ -201,3 +211,4 @@ def test_while_the_core_is_started_again_the_view_says_so_and_goes_on(page):
     page.unroute("**/console/state")
     until(page, "document.querySelector('#engine .notice').hidden")
     assert page.locator("#engine .tenants").is_hidden()  # nobody names tenants
+    assert page.locator("#engine .batches").is_hidden()

@@ -1,12 +1,15 @@
-"""One rank of a group that computes several models together: a process of the tests beside this file.
+"""One rank of a group that computes several models together: a process of `ranks.py`, which gives it one job after another.
 
-It is told its rank, the group's size, where the ranks meet, and a JSON file with the models' folders by name; it writes the
-logprobs of every prompt position, and the greedy tokens after it, to `rank<r>.npz` beside that file.
+A job, a line of JSON, names a folder, where the ranks meet, the models' folders by name, and how they are computed. The rank
+writes the logprobs of every prompt position, and the greedy tokens after it, to `rank<r>.npz` in the folder; then it answers
+with a line: an empty one, or what failed.
 """
 
 import dataclasses
 import json
+import os
 import sys
+import traceback
 from pathlib import Path
 
 import numpy as np
@@ -51,17 +54,32 @@ def compute(
     return torch.cat(pieces).numpy(), [first, *driver.generate(sequence, NEW_TOKENS)]
 
 
-def main(rank: int, size: int, address: str, models_file: Path, kernels: str, experts: str = "split") -> None:
-    torch.set_num_threads(1)
+def work(rank: int, size: int, folder: str, models: dict[str, str], kernels: str, experts: str) -> None:
+    """Do a job."""
     select_kernels(kernels)
-    group = GlooGroup(rank, size, address)
+    group = GlooGroup(rank, size, f"file://{folder}/meet")
     results: dict[str, np.ndarray] = {}
-    for name, path in json.loads(models_file.read_text()).items():
+    for name, path in models.items():
         logprobs, tokens = compute(Path(path), group, experts == "whole")
         results[f"{name}/logprobs"], results[f"{name}/tokens"] = logprobs, np.array(tokens)
-    np.savez(models_file.parent / f"rank{rank}.npz", **results)
+    np.savez(Path(folder) / f"rank{rank}.npz", **results)
     group.shutdown()
 
 
+def main(rank: int, size: int) -> None:
+    torch.set_num_threads(1)
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what libraries print is no answer
+    before = registry.choices()
+    for job in sys.stdin:
+        try:
+            work(rank, size, **json.loads(job))
+            failed = ""
+        except Exception:
+            failed = traceback.format_exc()
+        answers.write(json.dumps(failed) + "\n")
+        registry.use(before)
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]), *sys.argv[5:])
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,20 +1,17 @@
 """Models over several processes that sum through gloo: logprobs and tokens as on one rank, the same bits on every rank."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.distributed import one_rank
+from tests.distributed.ranks import ranks_of
 from tests.models.test_parity import SHAPES
 from tests.models.test_parity_dense import SHAPES as DENSE
 from tests.oracles.tiny_models import make_tiny_model
 
 TOLERANCE = 1e-4
-ROOT = Path(__file__).resolve().parents[2]
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", {}),
@@ -44,25 +41,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def run_ranks(size: int, folder: Path, models: dict[str, Path], kernels: str, experts: str = "split") -> list[Any]:
-    """What every rank wrote."""
-    listing = folder / "models.json"
-    listing.write_text(json.dumps({name: str(path) for name, path in models.items()}))
-    command = [sys.executable, "-m", "tests.distributed.one_rank"]
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank), str(size), f"file://{folder}/meet", str(listing), kernels, experts],
-            cwd=ROOT,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(size)
-    ]
-    errors = [process.communicate(timeout=240)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0] * size, errors
-    return [np.load(folder / f"rank{rank}.npz") for rank in range(size)]
-
-
 def check(
     size: int,
     folder: Path,
@@ -75,7 +53,7 @@ def check(
         name: make_tiny_model(architecture, folder / f"model{number}", tokenizer=False, **overrides)
         for number, (name, (architecture, overrides)) in enumerate(models.items())
     }
-    ranks = run_ranks(size, folder, paths, kernels, experts)
+    ranks = ranks_of(size).run(folder, paths, kernels, experts)
     one_rank.select_kernels(kernels)
     for name, path in paths.items():
         logprobs, tokens = one_rank.compute(path, None)

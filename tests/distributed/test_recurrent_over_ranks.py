@@ -57,6 +57,7 @@ def test_fused_layers_over_two_ranks_compute_what_one_computes(tmp_path: Path) -
     check(2, tmp_path, {name: SHAPES[name] for name in names} | ONE_GROUP, "fused", tolerance=5e-4)
 
 
+@pytest.mark.exhaustive  # four processes; by default two ranks share a norm (ONE_GROUP)
 def test_a_norm_may_go_over_several_of_four_ranks(tmp_path: Path) -> None:
     check(4, tmp_path, {"mamba2": SHAPES["mamba2"], "falcon h1": FOUR_RANKS}, "native")
 

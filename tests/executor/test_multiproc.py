@@ -134,7 +134,7 @@ def test_the_ranks_sleep_and_wake(two: TinyEngine, level: int) -> None:
     assert two.generate([make_request("r", prompt(9, 3))]) == expected
 
 
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("depth", [pytest.param(1, marks=pytest.mark.exhaustive), 2])
 def test_two_devices_that_work_beside_the_host_draw_what_one_draws(llama: Path, depth: int) -> None:
     settings: dict[str, Any] = {
         "worker_cls": ASYNC,

@@ -22,6 +22,7 @@ from quire.executor.multiproc import MultiprocExecutor
 
 WORKERS = "tests.executor.rank_workers"
 PATIENCE_S = 20.0
+LONG = pytest.mark.exhaustive
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -73,6 +74,7 @@ def test_a_rank_that_is_killed_while_steps_run_is_named(engine: TinyEngine) -> N
             engine.generate([make_request(f"r{number}", [1, 2, 3], max_tokens=100)])
 
 
+@pytest.mark.exhaustive  # by default a whole engine is told of it, below
 def test_a_rank_that_is_killed_while_nothing_runs_is_told_of(engine: TinyEngine) -> None:
     executor = executor_of(engine)
     told = threading.Event()
@@ -102,9 +104,9 @@ def test_ranks_that_wait_for_one_that_has_an_error_are_ended(engine: TinyEngine)
 @pytest.mark.parametrize(
     ("settings", "setting", "message"),
     [
-        ({"tensor_parallel_size": 3}, "tensor_parallel_size", "tensor_parallel_size=3 does not fit heads: 4"),
         ({"worker_cls": f"{WORKERS}:RefusingWorker"}, "dtype", "rank 1 has no room"),
-        ({"worker_cls": f"{WORKERS}:NoSuchWorker"}, "worker_cls", "cannot be imported"),
+        pytest.param({"worker_cls": f"{WORKERS}:NoSuchWorker"}, "worker_cls", "cannot be imported", marks=LONG),
+        pytest.param({"tensor_parallel_size": 3}, "tensor_parallel_size", "=3 does not fit heads: 4", marks=LONG),
     ],
 )
 def test_a_rank_that_refuses_the_configuration_says_so_with_the_setting(

@@ -44,7 +44,7 @@ def bodies(path: str) -> st.SearchStrategy[dict]:
 
 
 @pytest.mark.parametrize("path", ROUTES)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_json_in_any_field_is_served_or_refused(server, path, data):
     body = data.draw(bodies(path))
@@ -63,7 +63,7 @@ def test_any_json_in_any_field_is_served_or_refused(server, path, data):
 
 
 @given(raw=st.binary(max_size=60))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_bytes_are_refused(server, raw):
     async def ask() -> int:
         async with server() as s:

@@ -270,7 +270,7 @@ SERVED = {
 
 
 @pytest.mark.parametrize("path", SERVED)
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_json_in_any_field_is_served_or_refused(path, cross_encoder, data):
     kind, good = SERVED[path]

@@ -251,7 +251,10 @@ def test_beside_tools_a_response_format_is_that_of_answers(tools_format: str) ->
 # --- a server ---
 
 
-@pytest.fixture(scope="module", params=["auto", "qwen3_coder", "llama4_pythonic", "none"])
+MORE = [pytest.param(name, marks=pytest.mark.exhaustive) for name in ("llama4_pythonic", "none")]
+
+
+@pytest.fixture(scope="module", params=["auto", "qwen3_coder", *MORE])
 def demo(request: pytest.FixtureRequest) -> Iterator[DemoServer]:
     """The demo model, which is made to write formats that it has never seen, too."""
     server = DemoServer("--tool-call-parser", request.param)

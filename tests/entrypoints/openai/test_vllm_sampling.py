@@ -10,7 +10,10 @@ from tests.entrypoints.openai.test_demo_server import QUESTION, DemoServer
 THINKS = {"chat_template_kwargs": {"enable_thinking": True}, "return_token_ids": True}
 
 
-@pytest.fixture(scope="module", params=["--async-scheduling", "--no-async-scheduling"])
+LATE = pytest.param("--no-async-scheduling", marks=pytest.mark.exhaustive)
+
+
+@pytest.fixture(scope="module", params=["--async-scheduling", LATE])
 def demo(request: pytest.FixtureRequest) -> Iterator[DemoServer]:
     server = DemoServer(request.param)
     yield server

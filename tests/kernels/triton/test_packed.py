@@ -136,6 +136,9 @@ from quire.kernels.triton.packed import int8 as packed_int8
 from quire.kernels.triton.packed import tiles as packed_tiles
 from quire.kernels.triton.packed import vector as packed_vector
 
+def some(*forms):
+    return forms if sys.argv[1] == "all" else forms[:1]
+
 def compiled(kernel, warps, types, **constants):
     types = {"x_ptr": "*bf16", "scale_ptr": "*fp16", "zero_ptr": "*fp16", "w_ptr": "*u8", "out_ptr": "*bf16"} | types
     types |= {name: "*i32" for name in ("perm_ptr", "counter_ptr")}
@@ -150,20 +153,20 @@ def compiled(kernel, warps, types, **constants):
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
 
 form = dict(IS_FLOAT=False, HAS_ZERO=True, HAS_TABLE=False, HAS_PERM=False, HAS_BIAS=False, PDL=True)
-for bits, codes, group, table, rows in ((4, "*u8", 128, False, 1), (4, "*u8", 32, True, 1), (8, "*i8", 128, False, 4)):
+for bits, codes, group, table, rows in some((4, "*u8", 128, False, 1), (4, "*u8", 32, True, 1), (8, "*i8", 128, False, 4)):
     given = form | dict(K=4096, GROUP=group, BITS=bits, HAS_TABLE=table)
     run = 32 if bits == 4 else 16
     vector = compiled(
         packed_gemv.packed_gemv_kernel, 4, {"w_ptr": codes}, T=rows, BLOCK_N=8, BLOCK_K=128 * run, RUN=run, **given
     )
     assert "evict_first.L2::cache_hint.v4.b32" in vector.asm["ptx"], "a thread's codes are not one load"
-    for block_t, split in ((16, 4), (128, 1)):
+    for block_t, split in some((16, 4), (128, 1)):
         dot = compiled(
             packed_dot.packed_dot_kernel, 4, {"w_ptr": codes}, BLOCK_T=block_t, BLOCK_N=64,
             BLOCK_K=packed_dot.block_k_of(group, 4096), SPLIT=split, STAGES=3, **given,
         )
         assert dot.metadata.shared <= 227 * 1024 and "mma" in dot.asm["ptx"]
-for kind, columns, share in ((0, 128, 1), (1, 128, 4), (2, 64, 2), (3, 64, 2)):
+for kind, columns, share in some((0, 128, 1), (1, 128, 4), (2, 64, 2), (3, 64, 2)):
     given = dict(GROUP=32, COLUMNS=columns, WORDS=32, SHARE=share, KIND=kind, ASSEMBLY=True, PDL=True, K=4096)
     types = {"w_ptr": "*i16", "scale_ptr": "*i32"}
     expand = compiled(packed_tiles.expand_kernel, 4, types, **given)
@@ -173,7 +176,7 @@ for kind, columns, share in ((0, 128, 1), (1, 128, 4), (2, 64, 2), (3, 64, 2)):
     )
     assert tiles.metadata.shared * packed_tiles.PROGRAMS[16] <= 227 * 1024
     assert "wgmma" in tiles.asm["ptx"], "numbers go to the tensor cores from registers"
-for group, act, eights in ((128, 0, 4), (64, -1, 2)):
+for group, act, eights in some((128, 0, 4), (64, -1, 2)):
     vector = compiled(
         packed_vector.vector_kernel, 4, {"w_ptr": "*i16", "scale_ptr": "*i32"}, K=4096, GROUP=group, ACTIVATION=act,
         ADD=act < 0, R=eights, ASSEMBLY=True, PDL=True, bias_ptr=None,
@@ -185,7 +188,7 @@ for group, act, eights in ((128, 0, 4), (64, -1, 2)):
     assert ptx.count("bar.sync") <= 2, "numbers stay with their threads"
 shape = dict(WIDTH=2880, K=2944, GROUP=32, COLUMNS=128, WORDS=32, SHARE=4, CODES=1, ROW_DIVISOR=4, ACTIVATION=-1, SCALED=False)
 shape |= dict(KIND=0, WEIGHTED=False, CLAMPED=True, ALPHA=1.702, LIMIT=7.0, BLOCK_E=32, ASSEMBLY=True, PDL=True)
-for config in (packed_experts.FEW[8], packed_experts.SOME[64], packed_experts.MANY):
+for config in some(packed_experts.FEW[8], packed_experts.SOME[64], packed_experts.MANY):
     experts = compiled(
         packed_experts.packed_experts_kernel, config.num_warps,
         {"w_ptr": "*i16", "scale_ptr": "*i32", "counts_ptr": "*i32", "lists_ptr": "*i32"}, BLOCK_T=config.block_t,
@@ -202,7 +205,9 @@ assert whole.metadata.shared <= 227 * 1024 and "mma" in whole.asm["ptx"]
 """
 
 
-def test_the_kernels_compile_for_hopper_and_fit_a_multiprocessor():
+@pytest.mark.parametrize("forms", ["one of each", pytest.param("all", marks=pytest.mark.exhaustive)])
+def test_the_kernels_compile_for_hopper_and_fit_a_multiprocessor(forms):
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", COMPILE, forms]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

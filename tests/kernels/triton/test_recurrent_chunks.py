@@ -177,7 +177,7 @@ def check_drawn(name: str, data: st.DataObject, most: int) -> None:
 
 
 @pytest.mark.parametrize("name", MODULES)
-@settings(max_examples=8, derandomize=True, phases=[Phase.generate])  # shorter steps say no more
+@settings(max_examples=5, derandomize=True, phases=[Phase.generate])  # shorter steps say no more
 @given(data=st.data())
 def test_chunks_of_any_request_give_what_its_tokens_give(name: str, data: st.DataObject) -> None:
     check_drawn(name, data, most=60)
@@ -194,7 +194,8 @@ def test_chunks_of_many_requests_give_what_their_tokens_give(name: str, data: st
 @pytest.mark.parametrize("name", MODULES)
 def test_a_step_of_short_and_long_requests_takes_both_ways(name: str) -> None:
     """As in a captured graph: with more requests than there are."""
-    step = Step(Layer(name, heads=2, size=12, width=20), 48, [(0, 40, 1), (1, 3, FROM - 1), (2, 95, FROM)])
+    size = 3 if name == "selective_scan" else 12  # they are looked at one by one, which is slow here
+    step = Step(Layer(name, heads=2, size=size, width=20), 48, [(0, 40, 1), (1, 3, FROM - 1), (2, 95, FROM)])
     step.check(MODULES[name].__dict__[name], beyond=1)
 
 
@@ -211,7 +212,8 @@ def test_the_delta_rule_gives_the_same_in_parts_of_less_memory(tokens: int, monk
 @pytest.mark.parametrize("name", MODULES)
 def test_sixty_four_tokens_a_chunk(name: str) -> None:
     """Hopper's tiles, whose inverses have one level more."""
-    step = Step(Layer(name, heads=1, size=32, width=16, decay=0.02, alike=True, beta_scale=2.0), 150, [(0, 30, 140)])
+    size = 8 if name == "selective_scan" else 32
+    step = Step(Layer(name, heads=1, size=size, width=16, decay=0.02, alike=True, beta_scale=2.0), 150, [(0, 30, 140)])
     step.check(getattr(MODULES[name], LAUNCHES[name]), fewest=1, tiles=LARGEST[name])
 
 

@@ -42,7 +42,8 @@ def test_the_fused_way_gives_transformers_logprobs(architecture, tmp_path):
 
 def test_a_prompt_in_chunks_gives_transformers_logprobs(tmp_path, monkeypatch):
     """Mamba's alone: others' go token by token in float32. Its first page ends in the second step's chunk."""
-    path = make_tiny_model("MambaForCausalLM", tmp_path, tokenizer=False, num_hidden_layers=1)
+    small = {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 32}
+    path = make_tiny_model("MambaForCausalLM", tmp_path, tokenizer=False, **small)
     launch, launches = recurrent_selective.launch_selective_chunks, []
     monkeypatch.setattr(
         recurrent_selective, "launch_selective_chunks", lambda *x, **y: launches.append(launch(*x, **y))

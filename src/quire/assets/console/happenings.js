@@ -1,7 +1,7 @@
-// What happened to the engine besides answers, and each tenant's part of the work.
+// What happened to the engine besides answers, batches, and each tenant's part of the work.
 
 import { h, replace } from "./dom.js";
-import { number, share } from "./format.js";
+import { number, share, shortId } from "./format.js";
 
 const KINDS = {
   restart: "core restarted", replay: "request went on", given_up: "request given up", hang: "core stood still", refusal: "refused",
@@ -15,12 +15,15 @@ export function buildHappenings() {
   const totals = h("p", { class: "soft small happened-totals" });
   const events = table("What happened, latest first", ["Time", "What", "Detail", "Times"], "happened");
   const tenants = table("Tenants, by tokens of ended requests", ["Tenant", "Share lately", "Prompt tokens", "Generated", "Requests", "Refused"], "tenants");
-  const element = h("div", { class: "stack" }, events.box, totals, tenants.box);
+  const batches = table("Batches, the newest first", ["Batch", "Status", "Lines done", "Failed", "Lines"], "batches");
+  const element = h("div", { class: "stack" }, events.box, totals, batches.box, tenants.box);
 
   function update(state, earlier) {
     replace(events.rows, [...state.events].reverse().map(eventRow));
     if (!state.events.length) replace(events.rows, h("tr", {}, h("td", { colspan: 4, class: "soft" }, "Nothing but answers so far.")));
     totals.textContent = Object.entries(TOTALS).map(([kind, name]) => `${number(state.event_totals[kind] ?? 0)} ${name}`).join(", ");
+    batches.box.hidden = !state.batches?.length;
+    replace(batches.rows, (state.batches ?? []).map(batchRow));
     const names = Object.keys(state.tenants);
     tenants.box.hidden = names.length < 2 && (names[0] ?? "default") === "default";
     replace(tenants.rows, tenantRows(state.tenants, earlier.tenants));
@@ -41,6 +44,12 @@ function eventRow(event) {
   return h("tr", {}, h("td", {}, h("time", { datetime: at.toISOString(), title: at.toLocaleString() }, at.toLocaleTimeString())),
     h("td", {}, h("span", { class: `state is-${event.kind}` }, KINDS[event.kind] ?? event.kind)), h("td", {}, event.text),
     h("td", {}, event.count > 1 ? number(event.count) : ""));
+}
+
+function batchRow({ id, status, request_counts: { total, completed, failed } }) {
+  const done = total ? `${number(completed + failed)} (${share((completed + failed) / total)})` : "–";
+  return h("tr", {}, h("td", { class: "mono", title: id }, shortId(id)), h("td", {}, h("span", { class: `state is-batch-${status}` }, status)),
+    h("td", {}, done), h("td", {}, number(failed)), h("td", {}, number(total)));
 }
 
 const tokens = (row) => (row ? row.prompt_tokens + row.generation_tokens : 0);
