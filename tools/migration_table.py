@@ -183,7 +183,7 @@ def openapi() -> Any:
 
 
 def ask(method: str, path: str, body: Any) -> tuple[int, Any]:
-    from quire.entrypoints.server.batch import call_app
+    from quire.entrypoints.http.call import call_app
 
     answer = asyncio.run(call_app(server(), method, path, json.dumps(body).encode()))
     try:

@@ -164,7 +164,12 @@ def server(installation: Installation) -> Iterator[DemoServer]:
         "--max-model-len",
         "2048",
     ]
-    command += ["--profiler-config", '{"profiler": "torch", "torch_profiler_dir": "profiles"}']
+    command += [
+        "--profiler-config",
+        '{"profiler": "torch", "torch_profiler_dir": "profiles"}',
+        "--batch-store",
+        "batches",
+    ]
     environment = installation.environment | {"QUIRE_SERVER_DEV_MODE": "1"}
     with log.open("w") as output:
         process = subprocess.Popen(

@@ -67,3 +67,6 @@ MAX_GRAMMAR_SECONDS = 10.0
 """How long the compilation of one grammar is waited for."""
 MAX_GRAMMAR_MEMORY_BYTES = 1 << 30
 """Memory that the compilation of one grammar may take, in the process that tries it."""
+
+MAX_BATCH_FILE_BYTES = 200_000_000
+"""The default size of a file that may be uploaded for batches."""

@@ -1,22 +1,29 @@
-"""`quire run-batch`: a line in, a line out, in order; bad lines harm no other; an output that exists is gone on with."""
+"""`quire run-batch`: a line in, a line out, in order; bad lines harm no other; a run that was cut off goes on."""
 
+import argparse
 import asyncio
 import http.client
 import http.server
 import json
+import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.oracles.fake_async_llm import FakeAsyncLLM
 
+from quire.entrypoints.batches.beside import LineAnswerer
+from quire.entrypoints.batches.protocol import BatchError, BatchResult
+from quire.entrypoints.batches.runner import BatchRunner, Window
+from quire.entrypoints.batches.store import BatchStore
+from quire.entrypoints.batches.tables import BatchFolder
 from quire.entrypoints.cli import run_batch
 from quire.entrypoints.cli.main import main
 from quire.entrypoints.http.state import ServerSettings, ServerState
 from quire.entrypoints.server.app import build_app
-from quire.entrypoints.server.batch import BatchError, BatchResult, LineAnswerer, answer_lines, metrics_port
+from quire.entrypoints.server.metrics_port import metrics_port
 from quire.errors import CapacityError, ConfigError, EngineDeadError
 
 
@@ -33,22 +40,35 @@ def answerer(engine: FakeAsyncLLM) -> LineAnswerer:
     return LineAnswerer(build_app(state, docs=False), state)
 
 
-def answers(*lines: bytes, engine: FakeAsyncLLM | None = None, max_inflight: int = 4) -> list[dict[str, Any]]:
+def run(
+    folder: Path, lines: tuple[bytes, ...], answer: Callable[[bytes], Awaitable[BatchResult]], size: int = 4
+) -> None:
+    """What the command does, around an answerer."""
+    (folder / "in").write_bytes(b"".join(lines))
+    args = argparse.Namespace(output_file="out", input_file="in")
+
+    async def work() -> None:
+        journal = BatchFolder(str(folder / "out.batch"), "output_file")
+        try:
+            store = BatchStore(journal)
+            row = await run_batch._load_lines(args, store, str(folder / "in"))
+            await BatchRunner(store, answer, Window(size), (), 1 << 20).run(until_done=True)
+            await run_batch._write_output(store, row, str(folder / "out"))
+        finally:
+            journal.close()
+
+    asyncio.run(work())
+
+
+def answers(folder: Path, *lines: bytes, engine: FakeAsyncLLM | None = None) -> list[dict[str, Any]]:
     """The output lines of a batch over the fake engine."""
-    written: list[dict[str, Any]] = []
-
-    def write(result: BatchResult) -> None:
-        text = result.as_line()
-        assert text.count(b"\n") == 1
-        written.append(json.loads(text))
-
-    asyncio.run(answer_lines(lines, answerer(engine or FakeAsyncLLM()).answer, write, max_inflight))
-    return written
+    run(folder, lines, answerer(engine or FakeAsyncLLM()).answer)
+    return [json.loads(text) for text in (folder / "out").read_bytes().splitlines()]
 
 
-def test_a_line_gets_the_servers_own_answer() -> None:
+def test_a_line_gets_the_servers_own_answer(tmp_path: Path) -> None:
     chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4}
-    first, second = answers(line("a", chat, "/v1/chat/completions"), complete("b"))
+    first, second = answers(tmp_path, line("a", chat, "/v1/chat/completions"), complete("b"))
     assert first["custom_id"] == "a" and first["error"] is None and first["id"].startswith("batch_req_")
     assert first["response"]["status_code"] == 200 and first["response"]["request_id"]
     assert first["response"]["body"]["choices"][0]["message"]["content"] == "<USE"
@@ -56,8 +76,8 @@ def test_a_line_gets_the_servers_own_answer() -> None:
 
 
 BAD = {
-    "nonsense": (b"nonsense\n", None, "invalid_line"),
-    "not text": (b"\xff\xfe\n", None, "invalid_line"),
+    "nonsense": (b"nonsense\n", None, "invalid_json_line"),
+    "not text": (b"\xff\xfe\n", None, "invalid_json_line"),
     "a list": (b"[1]\n", None, "invalid_line"),
     "no url": (b'{"custom_id": "x", "body": {}}\n', "x", "invalid_line"),
     "no id": (b'{"url": "/v1/completions", "body": {}}\n', None, "invalid_line"),
@@ -70,9 +90,9 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_line_is_one_error_line_and_harms_no_other(name: str) -> None:
+def test_a_bad_line_is_one_error_line_and_harms_no_other(name: str, tmp_path: Path) -> None:
     bad, custom_id, code = BAD[name]
-    first, middle, last = answers(complete("first"), bad, complete("last"))
+    first, middle, last = answers(tmp_path, complete("first"), bad, complete("last"))
     assert first["error"] is None and last["error"] is None and last["custom_id"] == "last"
     assert (middle["custom_id"], middle["response"], middle["error"]["code"]) == (custom_id, None, code)
 
@@ -87,21 +107,20 @@ def test_a_bad_line_is_one_error_line_and_harms_no_other(name: str) -> None:
     ],
     ids=["route", "body", "type", "model"],
 )
-def test_what_a_route_refuses_is_told_with_its_status(bad: bytes, status: int, words: str) -> None:
-    (result,) = answers(bad)
+def test_what_a_route_refuses_is_told_with_its_status(bad: bytes, status: int, words: str, tmp_path: Path) -> None:
+    (result,) = answers(tmp_path, bad)
     assert result["response"]["status_code"] == status
     assert words in result["error"]["message"] and words in result["response"]["body"]["error"]["message"]
 
 
-def test_lines_run_together_and_come_out_in_order() -> None:
+def test_lines_run_together_and_come_out_in_order(tmp_path: Path) -> None:
     release = [asyncio.Event() for _ in range(6)]
     running: list[int] = []
-    written: list[str] = []
     most = 0
 
     async def answer(text: bytes) -> BatchResult:
         nonlocal most
-        number = int(text)
+        number = int(json.loads(text)["custom_id"])
         running.append(number)
         most = max(most, len(running))
         if len(running) == 3:  # the youngest ends first
@@ -110,15 +129,15 @@ def test_lines_run_together_and_come_out_in_order() -> None:
         running.remove(number)
         for event in release[:number] if number == 5 else ():
             event.set()
-        return BatchResult(str(number), None, None, None)
+        return BatchResult(custom_id=str(number))
 
-    lines = [str(number).encode() for number in range(6)]
-    asyncio.run(answer_lines(lines, answer, lambda result: written.append(result.id), 3))
+    run(tmp_path, tuple(complete(str(number)) for number in range(6)), answer, 3)
+    written = [json.loads(text)["custom_id"] for text in (tmp_path / "out").read_bytes().splitlines()]
     assert written == ["0", "1", "2", "3", "4", "5"] and most == 3
 
 
-def test_a_full_queue_is_tried_again_while_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.entrypoints.server.batch.RETRY_S", 0.0)
+def test_a_full_queue_is_tried_again_while_others_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("quire.entrypoints.batches.beside.RETRY_S", 0.0)
 
     class Full(FakeAsyncLLM):
         refusals = 3
@@ -131,21 +150,31 @@ def test_a_full_queue_is_tried_again_while_others_run(monkeypatch: pytest.Monkey
                 yield output
 
     engine = Full()
-    results = answers(complete("a"), complete("b"), engine=engine)
+    results = answers(tmp_path, complete("a"), complete("b"), engine=engine)
     assert [result["error"] for result in results] == [None, None] and engine.refusals == 0
 
 
-def test_a_dead_engine_ends_the_run_with_the_first_answers_kept() -> None:
+def test_a_dead_engine_ends_the_run_and_the_next_one_goes_on(tmp_path: Path) -> None:
     engine = FakeAsyncLLM()
-    written: list[str | None] = []
+    answer = answerer(engine).answer
 
-    def write(result: BatchResult) -> None:
-        written.append(result.custom_id)
+    async def answer_one(text: bytes) -> BatchResult:
+        result = await answer(text)
         engine.errored, engine.failure = True, EngineDeadError("dead")
+        return result
 
-    with pytest.raises(EngineDeadError, match="--resume"):
-        asyncio.run(answer_lines([complete("a"), complete("b")], answerer(engine).answer, write, 1))
-    assert written == ["a"]
+    lines = (complete("a"), complete("b"), complete("c"))
+    with pytest.raises(EngineDeadError, match="goes on where it stopped"):
+        run(tmp_path, lines, answer_one, 1)
+    again = FakeAsyncLLM()
+    assert [result["custom_id"] for result in answers(tmp_path, *lines, engine=again)] == ["a", "b", "c"]
+    assert len(again.started) == 2
+
+
+def test_another_input_does_not_go_on(tmp_path: Path) -> None:
+    answers(tmp_path, complete("a"))
+    with pytest.raises(ConfigError, match="a run of another input was cut off"):
+        answers(tmp_path, complete("b"))
 
 
 def write_lines(path: Path, *lines: bytes) -> str:
@@ -154,35 +183,19 @@ def write_lines(path: Path, *lines: bytes) -> str:
 
 
 def result_line(custom_id: str) -> bytes:
-    return BatchResult(custom_id=custom_id, error=BatchError("c", "m")).as_line()
-
-
-def test_a_torn_last_line_is_cut_off_when_going_on(tmp_path: Path) -> None:
-    requests = write_lines(tmp_path / "i", complete("a"), b"\n", complete("b"), complete("c"))
-    output = write_lines(tmp_path / "o", result_line("a"), result_line("b"), result_line("c")[:20])
-    assert run_batch.find_resume_point(output, requests) == 2
-    assert (tmp_path / "o").read_bytes().count(b"\n") == 2 and (tmp_path / "o").read_bytes().endswith(b"\n")
-
-
-@pytest.mark.parametrize(
-    ("ids", "words"), [("ax", "answers 'x', the input has 'b' there"), ("abc", "the input has no such line")]
-)
-def test_an_output_of_another_input_is_refused(ids: str, words: str, tmp_path: Path) -> None:
-    requests = write_lines(tmp_path / "i", complete("a"), complete("b"))
-    output = write_lines(tmp_path / "o", *map(result_line, ids))
-    with pytest.raises(ConfigError, match=words):
-        run_batch.find_resume_point(output, requests)
+    return BatchResult(custom_id=custom_id).as_line()
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ([], "exists; --resume goes on with it, --overwrite replaces it"),
+        ([], "exists; --overwrite replaces it, --resume accepts it"),
         (["--resume", "--overwrite"], "give one of them"),
+        (["--resume"], "has 2 lines and the input 1: it belongs to another input"),
         (["--max-inflight", "0"], "max_inflight=0"),
         (["--input-file", "/nowhere"], "cannot open '/nowhere'"),
         (["--input-file", "http://127.0.0.1:1/x"], "cannot get 'http://127.0.0.1:1/x'"),
-        (["--output-file", "http://127.0.0.1:1/x", "--resume"], "an output that is PUT cannot be resumed"),
+        (["--output-file", "{folder}/none/out"], "cannot write in"),
         (["--output-file", "http://127.0.0.1:1/x", "--output-tmp-dir", "/nowhere"], "output_tmp_dir"),
         (["--ssl-keyfile", "x"], "unrecognized arguments: --ssl-keyfile"),
         (["--tool-call-parser", "nonsense", "--overwrite"], "nonsense"),
@@ -191,7 +204,8 @@ def test_an_output_of_another_input_is_refused(ids: str, words: str, tmp_path: P
 )
 def test_a_wrong_setting_is_one_line(flags: list[str], words: str, tmp_path: Path, capsys: Any) -> None:
     requests = write_lines(tmp_path / "i", complete("a"))
-    output = write_lines(tmp_path / "o", result_line("a"))
+    output = write_lines(tmp_path / "o", result_line("a"), result_line("b"))
+    flags = [flag.format(folder=tmp_path) for flag in flags]
     assert main(["run-batch", "-i", requests, "-o", output, *flags]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and words in error
@@ -254,6 +268,12 @@ def test_metrics_are_given_on_a_port_while_a_batch_runs() -> None:
     assert answers[:2] == [(200, b"/metrics")] * 2 and [status for status, _ in answers[2:]] == [404, 404]
 
 
+async def answer_one_and_die(text: bytes) -> BatchResult:
+    if b'"r0"' not in text:
+        raise EngineDeadError("dead")
+    return BatchResult(custom_id="r0", error=BatchError("c", "m"))
+
+
 QUESTION = {"messages": [{"role": "user", "content": "What is 17 + 25?"}], "max_tokens": 16, "temperature": 0}
 
 
@@ -271,10 +291,15 @@ def test_the_demo_model_answers_a_file_from_a_url_and_an_interrupted_run_goes_on
     assert all("42" in result["response"]["body"]["choices"][0]["message"]["content"] for result in results)
 
     source, output = write_lines(tmp_path / "i", *requests), tmp_path / "o"
-    output.write_bytes(result_line("r0") + b'{"torn')
-    assert main([*command, "-i", source, "-o", str(output), "--resume"]) == 0
+    with pytest.raises(EngineDeadError):
+        run(tmp_path, tuple(requests), answer_one_and_die, 1)
+    os.rename(tmp_path / "out.batch", tmp_path / "o.batch")
+    os.unlink(tmp_path / "in")
+    assert not output.exists()
+    assert main([*command, "-i", source, "-o", str(output)]) == 0
     first, *rest = [json.loads(each) for each in output.read_text().splitlines()]
     assert first["error"]["code"] == "c" and [each["custom_id"] for each in rest] == ["r1", "r2"]
-    assert "2 lines answered, 0 refused or failed" in capsys.readouterr().err
+    assert "2 lines answered, 1 refused or failed" in capsys.readouterr().err
     assert main([*command, "-i", source, "-o", str(output), "--resume"]) == 0
     assert "all 3 lines are answered already" in capsys.readouterr().err
+    assert sorted(os.listdir(tmp_path)) == ["i", "o"]

@@ -115,7 +115,9 @@ async def answers() -> dict[str, Any]:
     for path, methods in build_openapi([*WORK, *OPERATIONS])["paths"].items():
         for method, operation in () if path in NEEDS_AN_ENGINE else methods.items():
             content = operation.get("requestBody", {}).get("content", {})
-            options = {"json": content["application/json"]["example"]} if content else {}
+            form = {"data": {"purpose": "batch"}, "files": {"file": ("in.jsonl", b"")}}
+            options = {"json": content["application/json"]["example"]} if "application/json" in content else {}
+            options = form if "multipart/form-data" in content else options
             name = f"{method.upper()} {path}"
             found[name] = await ask(plain, method.upper(), re.sub(r"{\w+}", "some", path), options)
     for name, (method, path, options) in ODD.items():

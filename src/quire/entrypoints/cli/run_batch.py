@@ -1,26 +1,29 @@
 """`quire run-batch`: answers for OpenAI's batch files, by the server's own routes, without a server.
 
-Lines are worked on together and written in the order of the input as soon as they and all before them are there. A line that is
-wrong gets an error line. `--resume` goes on after the last whole line of the output.
+Answers are kept in a folder beside the output (`FILE.batch`) until all are there; then the output is written, in the order of the
+input. A run that was cut off, and is started again, goes on where it stopped. A line that is wrong gets an error line.
 """
 
 import argparse
 import asyncio
-import collections
 import contextlib
-import itertools
+import hashlib
 import os
 import shutil
 import sys
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from typing import IO, BinaryIO
+from collections.abc import Generator
+from io import BufferedReader
+from typing import TYPE_CHECKING
 
 from quire.engine.arg_parser import switch
-from quire.entrypoints.server.batch import BatchResult, LineAnswerer, answer_lines, custom_id_of
 from quire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from quire.entrypoints.batches.protocol import BatchResult
+    from quire.entrypoints.batches.store import BatchRow, BatchStore
 
 TIMEOUT_S = 300.0
 OFFLINE_GROUPS = ("Chat", "Answers and log")
@@ -47,9 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("-i", "--input-file", required=True, metavar="FILE", help="requests: a path or an http(s) address")
     add("-o", "--output-file", required=True, metavar="FILE", help="answers: a path, or an http(s) address to PUT to")
-    switch(parser, "--resume", "go on after the last whole line of an output that exists")
+    switch(
+        parser, "--resume", "accept an output that exists and is complete; a run that was cut off goes on in any case"
+    )
     switch(parser, "--overwrite", "replace an output that exists")
-    kept = "where answers are kept until they are PUT (the system's temporary folder)"
+    kept = "where answers are kept until they are PUT (the system's temporary folder, without going on after an interruption)"
     add("--output-tmp-dir", metavar="DIR", help=kept)
     add("--max-inflight", type=int, metavar="N", help="requests at once (twice --max-num-seqs)")
     switch(parser, "--no-progress", "no progress bar")
@@ -93,104 +98,165 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _answer_file(args: argparse.Namespace, requests: str) -> int:
-    total = sum(1 for _ in read_lines(requests))
-    output, goes_to_url = args.output_file, _is_url(args.output_file)
-    if goes_to_url:
-        if args.resume:
-            raise ConfigError.of("resume", "an output that is PUT cannot be resumed; write to a file.")
-        output = _new_temporary_file(args.output_tmp_dir)
-    done = _resume_point(args, output, requests)
-    if total and done == total:
-        print(f"{args.output_file}: all {total} lines are answered already", file=sys.stderr)
-    else:
-        with _open(output, "ab" if done else "wb", "output_file") as sink:
-            if total:
-                asyncio.run(_answer_lines(args, requests, sink, done, total))
-            else:
-                print(f"{args.input_file}: no request, so no answer", file=sys.stderr)
-    if goes_to_url:
-        _upload(output, args.output_file)
-        os.unlink(output)
+    if args.resume and args.overwrite:
+        raise ConfigError("resume and overwrite: give one of them.", setting="resume")
+    _open(requests, "input_file").close()
+    with _place_for(args) as output:
+        journal = f"{output}.batch"
+        _remove(f"{journal}.old")
+        if args.overwrite:
+            _remove(journal)
+        elif os.path.exists(output) and os.path.getsize(output) and not os.path.exists(journal):
+            return _check_complete(args, output, requests)
+        asyncio.run(_run(args, requests, output, journal))
+        if _is_url(args.output_file):
+            _upload(output, args.output_file)
+        os.rename(journal, f"{journal}.old")  # in one go: a half-removed journal would be taken for one
+        _remove(f"{journal}.old")
     return 0
 
 
-def _resume_point(args: argparse.Namespace, output: str, requests: str) -> int:
-    if args.resume and args.overwrite:
-        raise ConfigError("resume and overwrite: give one of them.", setting="resume")
-    if args.overwrite or not os.path.exists(output) or not os.path.getsize(output):
-        return 0
-    if args.resume:
-        return find_resume_point(output, requests)
-    raise ConfigError.of("output_file", f"{output!r} exists; --resume goes on with it, --overwrite replaces it.")
+@contextlib.contextmanager
+def _place_for(args: argparse.Namespace) -> Generator[str]:
+    """The file that the output is written to. One that is PUT has a name of its own in --output-tmp-dir, so that a run can go
+    on there; it is removed once it was taken."""
+    if not _is_url(args.output_file):
+        yield args.output_file
+        return
+    if args.output_tmp_dir is None:
+        output = _new_temporary_file(None)
+    else:
+        name = hashlib.sha256(args.output_file.partition("?")[0].encode()).hexdigest()[:16]
+        output = os.path.join(args.output_tmp_dir, f"quire-batch-{name}.jsonl")
+        _remove(output)
+    yield output
+    os.unlink(output)
 
 
-def find_resume_point(output: str, requests: str) -> int:
-    """How many lines of the input are answered; a torn last line of the output is cut off.
-    Raises ConfigError: the output does not belong to this input."""
-    answered, size = 0, 0
-    lines = read_lines(requests)
-    with _open(output, "rb", "output_file") as file:
-        for line in file:
-            if not line.endswith(b"\n"):
-                break
-            custom_id, expected = custom_id_of(line), next(lines, None)
-            if expected is None or custom_id != custom_id_of(expected):
-                asked = "no such line" if expected is None else f"{custom_id_of(expected)!r} there"
-                message = f"line {answered + 1} of {output!r} answers {custom_id!r}, the input has {asked}"
-                raise ConfigError.of("output_file", f"{message}: it belongs to another input.")
-            answered += 1
-            size += len(line)
-    os.truncate(output, size)
-    return answered
+def _check_complete(args: argparse.Namespace, output: str, requests: str) -> int:
+    """An output that exists is whole: it is written in one go."""
+    if not args.resume:
+        raise ConfigError.of("output_file", f"{output!r} exists; --overwrite replaces it, --resume accepts it.")
+    with _open(requests, "input_file") as asked, _open(output, "output_file") as answered:
+        num_asked, num_answered = (sum(1 for line in file if line.strip()) for file in (asked, answered))
+    if num_asked != num_answered:
+        why = f"{output!r} has {num_answered} lines and the input {num_asked}: it belongs to another input."
+        raise ConfigError.of("output_file", why)
+    print(f"{args.output_file}: all {num_asked} lines are answered already", file=sys.stderr)
+    return 0
 
 
-async def _answer_lines(args: argparse.Namespace, requests: str, sink: IO[bytes], done: int, total: int) -> None:
-    """Start an engine, answer the lines after the first `done`, end it."""
+async def _run(args: argparse.Namespace, requests: str, output: str, journal: str) -> None:
+    """Answer what is not answered yet, and write the output."""
+    from quire.entrypoints.batches.store import BatchStore
+    from quire.entrypoints.batches.tables import BatchFolder
+
+    folder = BatchFolder(journal, "output_tmp_dir" if _is_url(args.output_file) else "output_file")
+    try:
+        if not folder.lock():
+            raise ConfigError.of("output_file", f"{output!r} is being written by another run.")
+        store = BatchStore(folder)
+        row = await _load_lines(args, store, requests)
+        if not row.batch.request_counts.total:
+            print(f"{args.input_file}: no request, so no answer", file=sys.stderr)
+        elif row.num_unanswered:
+            await _answer_lines(args, store, row)
+        await _write_output(store, row, output)
+        counts = (await store.get(row.batch.id)).batch.request_counts
+        print(f"{counts.completed} lines answered, {counts.failed} refused or failed", file=sys.stderr)
+    finally:
+        folder.close()
+
+
+async def _load_lines(args: argparse.Namespace, store: "BatchStore", requests: str) -> "BatchRow":
+    """The batch of this input, with its lines. Raises ConfigError: the journal is one of another input."""
+    from quire import envs
+    from quire.entrypoints.batches.lines import LineChecker
+    from quire.entrypoints.batches.protocol import BatchCreateRequest
+    from quire.entrypoints.batches.runner import pieces_of
+    from quire.entrypoints.server.operations import CLOSED_PATHS
+
+    with _open(requests, "input_file") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        batches, _ = await store.page(None, 1)
+        if batches and batches[0].input_file_id != digest:
+            why = f"a run of another input was cut off before {args.output_file!r} was there; --overwrite forgets it."
+            raise ConfigError.of("input_file", why)
+        request = BatchCreateRequest(input_file_id=digest, endpoint="*")
+        batch = batches[0] if batches else await store.create(request, expires=False)
+        row = await store.get(batch.id)
+        if batch.status == "validating":
+            await store.forget_lines(row)
+            file.seek(0)
+            checker = LineChecker(CLOSED_PATHS, None, envs.QUIRE_HTTP_MAX_REQUEST_BODY_SIZE)
+            async for lines in pieces_of(checker.read(file)):
+                await store.add_lines(row, await store.add_lines(row, lines))
+            await store.begin(row)
+    return await store.get(batch.id)
+
+
+async def _answer_lines(args: argparse.Namespace, store: "BatchStore", row: "BatchRow") -> None:
+    """Start an engine, answer the lines without a result, end it."""
     from tqdm import tqdm
 
+    from quire import envs
     from quire.engine.arg_utils import AsyncEngineArgs
+    from quire.entrypoints.batches.beside import LineAnswerer
+    from quire.entrypoints.batches.runner import BatchRunner, Window
     from quire.entrypoints.cli.serve import server_settings
     from quire.entrypoints.http.state import ServerState
     from quire.entrypoints.server.app import build_app
-    from quire.entrypoints.server.batch import metrics_port
     from quire.entrypoints.server.engine_start import begin_engine, connect_engine
+    from quire.entrypoints.server.metrics_port import metrics_port
 
     state = ServerState(server_settings(args))
     loading = begin_engine(AsyncEngineArgs.from_cli_args(args))
     engine = connect_engine(await asyncio.wrap_future(loading), state)
     state.engine_or_none = engine
-    counts: collections.Counter[bool] = collections.Counter()
     app = build_app(state, docs=False)
-    answerer = LineAnswerer(app, state)
-    lines = read_lines(requests)
+    total = row.batch.request_counts.total
     try:
-        for line in itertools.islice(lines, done):
-            answerer.skip(line)
-        with tqdm(total=total, initial=done, unit="line", disable=args.no_progress) as progress:
+        with tqdm(total=total, initial=total - row.num_unanswered, unit="line", disable=args.no_progress) as progress:
 
-            def write(result: BatchResult) -> None:
-                sink.write(result.as_line())
-                sink.flush()
-                counts[result.error is None] += 1
+            def count(result: "BatchResult") -> None:
+                del result
                 progress.update()
 
+            window = Window(args.max_inflight or 2 * engine.config.scheduler.max_num_seqs)
+            answer = LineAnswerer(app, state).answer
+            runner = BatchRunner(store, answer, window, (), envs.QUIRE_HTTP_MAX_REQUEST_BODY_SIZE, on_result=count)
             async with metrics_port(app, args.host, args.port) if args.enable_metrics else contextlib.nullcontext():
-                limit = args.max_inflight or 2 * engine.config.scheduler.max_num_seqs
-                await answer_lines(lines, answerer.answer, write, limit)
+                await runner.run(until_done=True)
     finally:
         await asyncio.to_thread(engine.shutdown)
-    print(f"{counts[True]} lines answered, {counts[False]} refused or failed", file=sys.stderr)
 
 
-def read_lines(path: str) -> Iterator[bytes]:
-    """The lines that are not blank. Raises ConfigError: the file cannot be read."""
-    with _open(path, "rb", "input_file") as file:
-        yield from (line for line in file if line.strip())
-
-
-def _open(path: str, mode: str, setting: str) -> BinaryIO:
+async def _write_output(store: "BatchStore", row: "BatchRow", output: str) -> None:
+    """Write all results to a file beside the output, which takes its place in one go."""
+    part = f"{output}.part"
     try:
-        return open(path, mode)  # type: ignore[return-value]  # every mode here is binary; the caller closes it
+        with open(part, "wb") as file:
+            async for lines in store.files.read_results(row.number):
+                file.write(lines)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, output)
+    except OSError as error:
+        raise ConfigError.of("output_file", f"cannot write {output!r}: {error.strerror}.") from None
+
+
+def _remove(path: str) -> None:
+    """Remove a file or folder, if it is there."""
+    if os.path.isdir(path):
+        shutil.rmtree(path)
+    else:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+
+def _open(path: str, setting: str) -> BufferedReader:
+    try:
+        return open(path, "rb")
     except OSError as error:
         raise ConfigError.of(setting, f"cannot open {path!r}: {error.strerror}.") from None
 

@@ -7,7 +7,7 @@ import asyncio
 import functools
 import itertools
 import re
-from collections.abc import Iterator, Set
+from collections.abc import AsyncIterator, Iterator, Set
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -39,24 +39,32 @@ _MOST_LOOKED_AT = 64
 
 async def read_body(request: Request, limit: int = MAX_BODY_BYTES) -> bytes:
     """The whole body; refused as soon as it is known to be larger than `limit` bytes."""
+    return b"".join([part async for part in stream_body(request, limit, BODY_TIMEOUT_S)])
+
+
+async def stream_body(request: Request, limit: int, timeout_s: float) -> AsyncIterator[bytes]:
+    """The body as it comes; refused as soon as it is known to be larger than `limit` bytes, or takes too long."""
     declared = request.headers.get("content-length")
     if declared is not None and declared.isdigit() and int(declared) > limit:
         raise _too_large(limit)
-    parts: list[bytes] = []
     size = 0
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            async for part in request.stream():
-                size += len(part)
-                if size > limit:
-                    raise _too_large(limit)
-                parts.append(part)
-    except TimeoutError:
-        message = f"The request body did not arrive within {BODY_TIMEOUT_S:.0f} s."
-        raise HTTPError(408, message, code="body_timeout", headers={"connection": "close"}) from None
-    except ClientDisconnect:
-        raise HTTPError(400, "The client went away before its request was complete.") from None
-    return b"".join(parts)
+    parts = request.stream()
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    while True:
+        try:
+            async with asyncio.timeout_at(deadline):
+                part = await anext(parts, None)
+        except TimeoutError:
+            message = f"The request body did not arrive within {timeout_s:.0f} s."
+            raise HTTPError(408, message, code="body_timeout", headers={"connection": "close"}) from None
+        except ClientDisconnect:
+            raise HTTPError(400, "The client went away before its request was complete.") from None
+        if part is None:
+            return
+        size += len(part)
+        if size > limit:
+            raise _too_large(limit)
+        yield part
 
 
 def _too_large(limit: int) -> HTTPError:

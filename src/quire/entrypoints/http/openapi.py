@@ -10,6 +10,8 @@ from quire.entrypoints.http.errors import ErrorResponse, openapi_error_responses
 from quire.entrypoints.http.route_tools import Endpoint
 from quire.version import __version__
 
+_FORM_FIELDS = {"binary": {"type": "string", "format": "binary"}}
+
 
 def build_openapi(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     """The document of the routes that have a line about them."""
@@ -48,6 +50,10 @@ def _operation(path: str, endpoint: Endpoint, reference: dict[Any, Any]) -> dict
         schema = bodies[0] if len(bodies) == 1 else {"anyOf": bodies}
         body = {"application/json": {"schema": schema, "example": endpoint.example}}
         operation["requestBody"] = {"required": True, "content": body}
+    if endpoint.form:
+        fields = {name: _FORM_FIELDS.get(kind, {"type": kind}) for name, kind in endpoint.form.items()}
+        form = {"schema": {"type": "object", "properties": fields, "required": list(fields)}}
+        operation["requestBody"] = {"required": True, "content": {"multipart/form-data": form}}
     named = [(name, "path", "string") for name in re.findall(r"{(\w+)}", path)]
     named += [(name, "query", kind) for name, kind in endpoint.query.items()]
     if named:

@@ -34,6 +34,7 @@ class Endpoint:
         answer: what an answer in JSON holds, where that has a type.
         example: a body that works.
         query: the parameters of the query, and their types.
+        form: the fields of a form with a file (`multipart/form-data`), and their types; `binary` is the file.
     """
 
     path: str
@@ -44,6 +45,7 @@ class Endpoint:
     answer: type[msgspec.Struct] | None = None
     example: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     query: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
+    form: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
 
 
 def build_routes(endpoints: Iterable[Endpoint]) -> list[Route]:
@@ -77,6 +79,17 @@ def flag_of(request: Request, name: str, default: bool) -> bool:
     if value not in _TRUTH:
         raise bad_field(name, f"{value[:20]!r} is not true or false.")
     return _TRUTH[value]
+
+
+def number_of(request: Request, name: str, default: int, low: int, high: int = 1 << 62) -> int:
+    """A parameter of the query that is a whole number."""
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) < 19 and low <= int(text) <= high):
+        wanted = f"{low} to {high}" if high < 1 << 62 else f"at least {low}"
+        raise bad_field(name, f"{text[:60]!r} is no whole number from the range {wanted}.")
+    return int(text)
 
 
 def state_of(request: Request) -> ServerState:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
+from quire.config.limits import MAX_BATCH_FILE_BYTES
 from quire.entrypoints.fingerprint import build_fingerprint
 from quire.entrypoints.http.admission import AdmissionGate
 from quire.entrypoints.http.decoding import MAX_BODY_BYTES, BodyDecoder
@@ -24,6 +25,7 @@ from quire.parsers.choice import AUTO, AnswerFormats, apply_response_template, a
 if TYPE_CHECKING:
     from quire.config.reasoning import ReasoningConfig
     from quire.engine.async_llm import AsyncLLM
+    from quire.entrypoints.batches.service import Batches
     from quire.entrypoints.responses.store import ResponseStore
 
 
@@ -53,6 +55,8 @@ class ServerSettings:
     fingerprint_mode: str = "full"
     fingerprint_value: str | None = None
     responses_store: str | None = None
+    batch_store: str | None = None
+    max_batch_file_size: int = MAX_BATCH_FILE_BYTES
     error_format: str = "openai"
     api_key_for: str = "clients"
 
@@ -76,9 +80,11 @@ class ServerState:
     Attributes:
         engine_or_none: the engine; None while it is starting.
         responses: the responses that `/v1/responses` keeps; the application sets it.
+        batches: files and batches; None where the operator has given no folder for them. The application sets it.
     """
 
     responses: "ResponseStore"
+    batches: "Batches | None" = None
 
     def __init__(self, settings: ServerSettings, engine: "AsyncLLM | None" = None) -> None:
         self.settings = settings

@@ -5,6 +5,7 @@ import json
 import ssl
 from typing import Any
 
+from quire.config.limits import MAX_BATCH_FILE_BYTES
 from quire.engine.arg_parser import human_int, json_object, switch
 from quire.entrypoints.fingerprint import MODES
 from quire.entrypoints.http.errors import ERROR_FORMATS
@@ -84,6 +85,7 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     _add_response_flags(rest)
     _add_log_flags(rest)
     _add_process_flags(rest)
+    _add_batch_flags(parser.add_argument_group("Batches"))
 
 
 def _add_network_flags(network: argparse._ArgumentGroup) -> None:
@@ -286,6 +288,21 @@ def _add_process_flags(process: argparse._ArgumentGroup) -> None:
         "--keep-alive-on-engine-death",
         "answer with 503 when the engine has died, instead of ending with "
         "exit code 1 (QUIRE_KEEP_ALIVE_ON_ENGINE_DEATH)",
+    )
+
+
+def _add_batch_flags(batches: argparse._ArgumentGroup) -> None:
+    batches.add_argument(
+        "--batch-store",
+        metavar="DIR",
+        help="folder that keeps the files and batches of /v1/files and /v1/batches (none: these routes are off)",
+    )
+    batches.add_argument(
+        "--max-batch-file-size",
+        type=_size,
+        default=MAX_BATCH_FILE_BYTES,
+        metavar="N",
+        help="bytes of a file that may be uploaded (200m)",
     )
 
 

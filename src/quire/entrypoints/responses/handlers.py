@@ -6,7 +6,7 @@ from starlette.responses import Response
 
 from quire.entrypoints.http.errors import bad_field, bad_request
 from quire.entrypoints.http.push import stream_answer
-from quire.entrypoints.http.route_tools import Endpoint, flag_of, json_response, read_request, state_of
+from quire.entrypoints.http.route_tools import Endpoint, flag_of, json_response, number_of, read_request, state_of
 from quire.entrypoints.http.streaming import STREAM_HEADERS, EventStream, run_while_connected
 from quire.entrypoints.responses.prepare import count_input_tokens, prepare_response
 from quire.entrypoints.responses.protocol import (
@@ -52,7 +52,7 @@ async def count_tokens(request: Request) -> Response:
 async def retrieve_response(request: Request) -> Response:
     """`GET /v1/responses/{id}`; with `stream=true` its events, those behind number `starting_after`."""
     state, response_id = state_of(request), request.path_params["response_id"]
-    after = _number(request, "starting_after", -1, 0)
+    after = number_of(request, "starting_after", -1, 0)
     run: BackgroundRun | None = state.background.get(response_id)
     if not flag_of(request, "stream", False):
         if run is not None:
@@ -96,7 +96,7 @@ async def cancel_response(request: Request) -> Response:
 async def list_input_items(request: Request) -> Response:
     """`GET /v1/responses/{id}/input_items`: the request's own items, not those of the conversation before."""
     query = request.query_params
-    limit = _number(request, "limit", 20, 1, MAX_LISTED)
+    limit = number_of(request, "limit", 20, 1, MAX_LISTED)
     order, after = query.get("order", "desc"), query.get("after")
     if order not in ("asc", "desc"):
         raise bad_field("order", f"{order[:60]!r} is unknown; allowed: 'asc', 'desc'.")
@@ -116,16 +116,6 @@ async def list_input_items(request: Request) -> Response:
 
 def _json(body: bytes) -> Response:
     return Response(body, media_type="application/json")
-
-
-def _number(request: Request, name: str, default: int, low: int, high: int = 1 << 62) -> int:
-    text = request.query_params.get(name)
-    if text is None:
-        return default
-    if not (text.isascii() and text.isdigit() and len(text) < 19 and low <= int(text) <= high):
-        wanted = f"{low} to {high}" if high < 1 << 62 else f"at least {low}"
-        raise bad_field(name, f"{text[:60]!r} is no whole number from the range {wanted}.")
-    return int(text)
 
 
 _INPUT = {"input": "What is 17 + 25?"}

@@ -3,21 +3,17 @@
 Knows ids and JSON; knows nothing of what a response means. Ids cannot be guessed: a client may read what it can name.
 """
 
-import asyncio
 import dataclasses
-import os
 import sqlite3
 import time
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
-from quire.errors import ConfigError
+from quire.entrypoints.database import Database
 
-ResultT = TypeVar("ResultT")
 MAX_AGE_S = 30 * 24 * 3600.0
 """How long a response is kept after it was last part of a conversation."""
 _TABLES = """
@@ -108,66 +104,36 @@ class ResponseStore:
     def __init__(
         self, path: str | None = None, limits: StoreLimits | None = None, clock: Callable[[], float] = time.time
     ) -> None:
-        self._path = path
         self._limits = limits or (FILE_LIMITS if path else MEMORY_LIMITS)
         self._clock = clock
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="responses")
-        self._connection: sqlite3.Connection | None = None
         self._new_responses = self._new_bytes = 0
-        if path is not None:
-            try:
-                self._thread.submit(self._open).result()
-            except (OSError, sqlite3.Error) as error:
-                raise ConfigError.of("responses_store", f"{path!r} cannot be opened: {error}.") from None
+        self._database = Database(path, _TABLES, setting="responses_store", on_open=self._prune)
 
     async def save(self, record: Record) -> None:
         """Keep a response, in place of what was kept under its id."""
-        await self._run(self._save, record)
+        await self._database.run(self._save, record)
 
     async def get(self, response_id: str) -> Record:
         """A kept response. Raises Missing if there is none."""
-        return await self._run(self._get, response_id)
+        return await self._database.run(self._get, response_id)
 
     async def delete(self, response_id: str) -> None:
         """Forget a response. Raises Missing if there is none."""
-        await self._run(self._delete, response_id)
+        await self._database.run(self._delete, response_id)
 
     async def conversation(self, response_id: str) -> list[dict[str, Any]]:
         """Every item up to the end of a response, oldest first.
         Raises Missing if a response is not kept, StillRunning if one is not complete."""
-        return await self._run(self._conversation_until, response_id)
+        return await self._database.run(self._conversation_until, response_id)
 
     async def items(self, item_ids: Iterable[str]) -> dict[str, dict[str, Any]]:
         """Items of responses' outputs, by id; those that are not there are left out."""
-        return await self._run(self._find_items, set(item_ids))
+        return await self._database.run(self._find_items, set(item_ids))
 
     def close(self) -> None:
-        if self._connection is not None:
-            self._thread.submit(self._connection.close).result()
-        self._thread.shutdown()
+        self._database.close()
 
-    # --- in the thread ---
-
-    async def _run(self, function: Callable[..., ResultT], *args: Any) -> ResultT:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
-
-    def _open(self) -> sqlite3.Connection:
-        if self._path is not None:
-            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
-        connection = sqlite3.connect(self._path or ":memory:", isolation_level=None)
-        if self._path is not None:
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = NORMAL")
-            connection.execute("PRAGMA secure_delete = ON")
-        connection.execute("PRAGMA foreign_keys = ON")
-        connection.executescript(_TABLES)
-        self._connection = connection
-        self._prune(connection)
-        return connection
-
-    @property
-    def _database(self) -> sqlite3.Connection:
-        return self._connection or self._open()
+    # --- in the database's thread ---
 
     @property
     def _oldest(self) -> float:
@@ -177,16 +143,14 @@ class ResponseStore:
         events = None if record.events is None else zlib.compress(record.events, 1)
         size = len(record.body) + len(record.input) + len(events or b"")
         row = (record.id, record.previous, self._clock(), size, record.is_running, record.body, record.input, events)
-        database = self._database
-        with database:
-            database.execute("BEGIN")
+        with self._database.transaction() as database:
             database.execute("INSERT OR REPLACE INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
             items = [(item_id, record.id) for item_id in record.item_ids]
             database.executemany("INSERT OR REPLACE INTO items VALUES (?, ?)", items)
         self._new_responses += 1
         self._new_bytes += size
         if self._new_responses > self._limits.responses // 16 or self._new_bytes > self._limits.bytes // 16:
-            self._prune(database)
+            self._prune(self._database.connection)
 
     def _prune(self, database: sqlite3.Connection) -> None:
         database.execute(_SURPLUS, (self._oldest, self._limits.responses, self._limits.bytes))
@@ -194,19 +158,18 @@ class ResponseStore:
 
     def _get(self, response_id: str) -> Record:
         query = "SELECT id, previous, is_running, body, input, events FROM responses WHERE id = ? AND used >= ?"
-        row = self._database.execute(query, (response_id, self._oldest)).fetchone()
+        row = self._database.connection.execute(query, (response_id, self._oldest)).fetchone()
         if row is None:
             raise Missing(response_id)
         found, previous, is_running, body, given, events = row
         return Record(found, previous, bool(is_running), body, given, events and zlib.decompress(events))
 
     def _delete(self, response_id: str) -> None:
-        if not self._database.execute("DELETE FROM responses WHERE id = ?", (response_id,)).rowcount:
+        if not self._database.connection.execute("DELETE FROM responses WHERE id = ?", (response_id,)).rowcount:
             raise Missing(response_id)
 
     def _conversation_until(self, response_id: str) -> list[dict[str, Any]]:
-        database = self._database
-        rows = database.execute(_CONVERSATION, (response_id, self._oldest, self._oldest)).fetchall()
+        rows = self._database.connection.execute(_CONVERSATION, (response_id, self._oldest, self._oldest)).fetchall()
         if not rows or rows[0][1] is not None:
             raise Missing(rows[0][1] if rows else response_id)
         found: list[dict[str, Any]] = []
@@ -215,17 +178,15 @@ class ResponseStore:
                 raise StillRunning(row_id)
             found += msgspec.json.decode(given, type=list[dict[str, Any]])
             found += msgspec.json.decode(body, type=_Items).output
-        with database:
-            database.execute("BEGIN")
-            database.executemany(
-                "UPDATE responses SET used = ? WHERE id = ?", [(self._clock(), row[0]) for row in rows]
-            )
+        with self._database.transaction() as database:
+            used = [(self._clock(), row[0]) for row in rows]
+            database.executemany("UPDATE responses SET used = ? WHERE id = ?", used)
         return found
 
     def _find_items(self, item_ids: set[str]) -> dict[str, dict[str, Any]]:
         query = "SELECT body FROM items JOIN responses ON response = responses.id WHERE items.id = ? AND used >= ?"
         found: dict[str, dict[str, Any]] = {}
         for item_id in item_ids - found.keys():
-            for (body,) in self._database.execute(query, (item_id, self._oldest)):
+            for (body,) in self._database.connection.execute(query, (item_id, self._oldest)):
                 found |= {item["id"]: item for item in msgspec.json.decode(body, type=_Items).output}
         return {item_id: found[item_id] for item_id in item_ids & found.keys()}

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire import envs
 from quire.entrypoints.anthropic.protocol import error_body
+from quire.entrypoints.batches.service import Batches
 from quire.entrypoints.console.routes import build_console_routes, build_docs_routes
 from quire.entrypoints.http.errors import HTTPError
 from quire.entrypoints.http.middleware import (
@@ -28,7 +29,7 @@ from quire.entrypoints.http.openapi import build_openapi
 from quire.entrypoints.http.route_tools import Endpoint, Handler, build_routes, json_response
 from quire.entrypoints.http.state import ServerState
 from quire.entrypoints.responses.store import ResponseStore
-from quire.entrypoints.server.operations import DEV_ROUTES, OPERATIONS
+from quire.entrypoints.server.operations import CLOSED_PATHS, DEV_ROUTES, OPERATIONS
 from quire.entrypoints.server.routes import WORK
 from quire.errors import did_you_mean
 
@@ -51,6 +52,9 @@ def build_app(
     state.http.watch([endpoint.path for endpoint in (*WORK, *OPERATIONS)])
     pages = (*(build_console_routes() if console else ()), *(build_docs_routes() if docs else ()))
     work_paths = {endpoint.path for endpoint in WORK}
+    if state.settings.batch_store is not None:
+        key = api_keys[0] if api_keys else None
+        state.batches = Batches(state.settings.batch_store, work_paths, CLOSED_PATHS, key)
     write_error = functools.partial(error_body, error_format=state.settings.error_format)
     middleware = [
         Middleware(RequestContext, state=state, work_paths=work_paths, error_body=write_error),

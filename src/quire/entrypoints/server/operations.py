@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from quire.engine.pausing import PAUSE_MODES
 from quire.entrypoints.anthropic.protocol import ModelInfo, ModelPage
+from quire.entrypoints.batches.routes import FILES_AND_BATCHES
 from quire.entrypoints.http.errors import bad_field, bad_request, not_ready
 from quire.entrypoints.http.route_tools import (
     Endpoint,
@@ -195,6 +196,7 @@ OPERATIONS = (
     Endpoint("/v1/models", list_models, "The served models.", _GET, answer=ModelList),
     Endpoint("/v1/models/{model:path}", get_model, "One served model.", _GET, answer=ModelCard),
     *KEPT,
+    *FILES_AND_BATCHES,
     Endpoint("/health", health, "200 while the engine lives and makes progress; needs no key.", _GET),
     Endpoint("/live", live, "200 unless the engine has died, also while it starts; needs no key.", _GET),
     Endpoint("/ready", ready, "200 while new requests are welcome.", _GET),
@@ -400,3 +402,5 @@ DEV_ROUTES = (
     ),
     Endpoint("/weight_info", _asks(lambda engine: engine.weight_info()), methods=_GET),
 )
+CLOSED_PATHS = frozenset(endpoint.path for endpoint in (*OPERATIONS, *DEV_ROUTES))
+"""What a line of a batch may not ask for."""

@@ -22,6 +22,7 @@ from starlette.types import ASGIApp
 from quire import envs
 from quire.descriptors import raise_limit
 from quire.entrypoints import exit_codes
+from quire.entrypoints.batches.beside import serve_batches
 from quire.entrypoints.http.http_protocol import bounded_to
 from quire.entrypoints.http.listen import BACKLOG, ListenOptions
 from quire.entrypoints.http.state import ServerState
@@ -114,6 +115,8 @@ class ServerProcess:
         beside = [asyncio.ensure_future(self._load())]
         if self._options.ssl_refresh:
             beside.append(asyncio.ensure_future(refresh_certificates(config, self._options)))
+        if self._state.batches is not None:
+            beside.append(asyncio.ensure_future(serve_batches(self._app, self._state, self._state.batches)))
         try:
             await serving
         finally:

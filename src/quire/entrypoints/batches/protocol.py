@@ -1,0 +1,168 @@
+"""What clients and the routes of files and batches say to each other: OpenAI's objects, and the lines of its files."""
+
+import uuid
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 30 * 24 * 3600
+
+
+class ExpiresAfter(msgspec.Struct, kw_only=True):
+    """When a file is removed: so many seconds after it was made."""
+
+    anchor: Annotated[str, Meta(pattern="^created_at$")] = "created_at"
+    seconds: Annotated[int, Meta(ge=MIN_EXPIRY_S, le=MAX_EXPIRY_S)]
+
+
+class FileObject(msgspec.Struct, kw_only=True):
+    """A file, without its content."""
+
+    id: str
+    object: str = "file"
+    bytes: int
+    created_at: int
+    expires_at: int | None = None
+    filename: str
+    purpose: str
+    status: str = "processed"
+
+
+class FileList(msgspec.Struct, kw_only=True):
+    """A page of files."""
+
+    object: str = "list"
+    data: list[FileObject]
+    first_id: str | None = None
+    last_id: str | None = None
+    has_more: bool = False
+
+
+class FileDeleted(msgspec.Struct, kw_only=True):
+    """The answer to a deletion."""
+
+    id: str
+    object: str = "file"
+    deleted: bool = True
+
+
+Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
+]
+
+
+class BatchCreateRequest(msgspec.Struct, kw_only=True):
+    """Body of `POST /v1/batches`.
+
+    Attributes:
+        input_file_id: a file of purpose `batch`.
+        endpoint: the route of all its lines.
+        completion_window: after so long, lines without an answer get an error: `24h`, or another number of hours or days.
+    """
+
+    input_file_id: str
+    endpoint: str
+    completion_window: Annotated[str, Meta(pattern="^[1-9][0-9]{0,2}[hd]$")] = "24h"
+    metadata: Metadata | None = None
+    output_expires_after: ExpiresAfter | None = None
+
+
+class LineFault(msgspec.Struct, kw_only=True):
+    """Why an input file is refused, at one of its lines."""
+
+    code: str
+    message: str
+    line: int | None = None
+    param: str | None = None
+
+
+class FaultList(msgspec.Struct, kw_only=True):
+    """Why an input file is refused."""
+
+    object: str = "list"
+    data: list[LineFault]
+
+
+class RequestCounts(msgspec.Struct):
+    """How far a batch is."""
+
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+
+
+class BatchObject(msgspec.Struct, kw_only=True):
+    """A batch. Times are seconds since the epoch."""
+
+    id: str
+    object: str = "batch"
+    endpoint: str
+    errors: FaultList | None = None
+    input_file_id: str
+    completion_window: str
+    status: str = "validating"
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    created_at: int
+    in_progress_at: int | None = None
+    expires_at: int | None = None
+    finalizing_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    request_counts: RequestCounts = msgspec.field(default_factory=RequestCounts)
+    metadata: Metadata | None = None
+    output_expires_after: ExpiresAfter | None = None
+
+
+class BatchList(msgspec.Struct, kw_only=True):
+    """A page of batches, the newest first."""
+
+    object: str = "list"
+    data: list[BatchObject]
+    first_id: str | None = None
+    last_id: str | None = None
+    has_more: bool = False
+
+
+class BatchRequest(msgspec.Struct, kw_only=True):
+    """A line of the input."""
+
+    custom_id: str
+    method: str = "POST"
+    url: str
+    body: msgspec.Raw
+
+
+class BatchError(msgspec.Struct):
+    """Why a line has no good answer."""
+
+    code: str
+    message: str
+
+
+class BatchResponse(msgspec.Struct):
+    """What the route answered; `body` is its JSON as it came."""
+
+    status_code: int
+    request_id: str
+    body: msgspec.Raw
+
+
+class BatchResult(msgspec.Struct):
+    """A line of the output. A refusal of a route is in `response` and in `error`."""
+
+    id: str = msgspec.field(default_factory=lambda: f"batch_req_{uuid.uuid4().hex}")
+    custom_id: str | None = None
+    response: BatchResponse | None = None
+    error: BatchError | None = None
+
+    def as_line(self) -> bytes:
+        """This result as JSON on one line, whatever white space the body has."""
+        line = msgspec.json.encode(self)
+        if b"\n" in line:
+            line = msgspec.json.encode(msgspec.json.decode(line))
+        return line + b"\n"

@@ -1,0 +1,88 @@
+"""SQLite in a thread of its own: an event loop waits for it without standing still."""
+
+import asyncio
+import contextlib
+import os
+import sqlite3
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from quire.errors import ConfigError
+
+ResultT = TypeVar("ResultT")
+BUSY_TIMEOUT_S = 60.0
+"""How long a transaction waits for one of another process."""
+
+
+class Database:
+    """A connection that only its thread uses.
+
+    Args:
+        path: a file, made if need be, that only its owner may read; None: in memory.
+        tables: the statements that make them.
+        setting: the flag that names the file.
+        is_durable: what was written outlives a power failure, and not only the end of the process.
+        on_open: called in the thread, once the tables are there.
+
+    Raises:
+        ConfigError: the file cannot be opened, or is none of ours.
+    """
+
+    def __init__(
+        self,
+        path: str | None,
+        tables: str,
+        *,
+        setting: str,
+        is_durable: bool = False,
+        on_open: Callable[[sqlite3.Connection], None] | None = None,
+    ) -> None:
+        self._path = path
+        self._tables = tables
+        self._is_durable = is_durable
+        self._on_open = on_open
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=setting)
+        self._opened: sqlite3.Connection | None = None
+        if path is not None:
+            try:
+                self._thread.submit(self._open).result()
+            except (OSError, sqlite3.Error) as error:
+                raise ConfigError.of(setting, f"{path!r} cannot be opened: {error}.") from None
+
+    async def run(self, function: Callable[..., ResultT], *args: Any) -> ResultT:
+        """What a function gives that is called in the thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+
+    def close(self) -> None:
+        if self._opened is not None:
+            self._thread.submit(self._opened.close).result()
+        self._thread.shutdown()
+
+    # --- in the thread ---
+
+    @property
+    def connection(self) -> sqlite3.Connection:
+        return self._opened or self._open()
+
+    @contextlib.contextmanager
+    def transaction(self) -> Generator[sqlite3.Connection]:
+        """All of it happens, or nothing."""
+        with self.connection as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            yield connection
+
+    def _open(self) -> sqlite3.Connection:
+        if self._path is not None:
+            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
+        connection = sqlite3.connect(self._path or ":memory:", BUSY_TIMEOUT_S, isolation_level=None)
+        if self._path is not None:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute(f"PRAGMA synchronous = {'FULL' if self._is_durable else 'NORMAL'}")
+            connection.execute("PRAGMA secure_delete = ON")
+        connection.execute("PRAGMA foreign_keys = ON")
+        connection.executescript(self._tables)
+        if self._on_open is not None:
+            self._on_open(connection)
+        self._opened = connection
+        return connection

@@ -1,0 +1,74 @@
+"""Forms with files (`multipart/form-data`), read while they arrive: a file is never in memory as a whole."""
+
+from collections.abc import AsyncIterator
+from email import message_from_string
+from email.message import Message
+
+from quire.entrypoints.http.errors import bad_request
+
+MAX_HEAD_BYTES = 8 << 10
+MAX_PARTS = 32
+
+
+class FormReader:
+    """The parts of a form, one after the other.
+
+    Args:
+        content_type: the request's, which has the boundary.
+        pieces: the body as it comes.
+
+    Raises:
+        HTTPError: a 400, here and in every method, if this is no such form.
+    """
+
+    def __init__(self, content_type: str, pieces: AsyncIterator[bytes]) -> None:
+        head = message_from_string(f"Content-Type: {content_type}\n\n")
+        boundary = head.get_boundary()
+        if head.get_content_type() != "multipart/form-data" or not boundary or not boundary.isascii():
+            message = f"Content-Type: {content_type[:100]!r} cannot be read; send multipart/form-data with a boundary."
+            raise bad_request(message, code="unsupported_media_type")
+        self._delimiter = b"\r\n--" + boundary.encode()
+        self._pieces = pieces
+        self._buffer = bytearray(b"\r\n")
+        self._num_parts = 0
+
+    async def next_part(self) -> tuple[str, str | None] | None:
+        """The name of the next field, and the file's name if it is one; None at the end."""
+        while await self.read():
+            pass
+        del self._buffer[: len(self._delimiter)]
+        await self._fill(2)
+        if self._buffer[:2] == b"--":
+            return None
+        self._num_parts += 1
+        if self._num_parts > MAX_PARTS:
+            raise bad_request(f"The form has more than {MAX_PARTS} parts.", code="invalid_form")
+        while (end := self._buffer.find(b"\r\n\r\n")) < 0:
+            if len(self._buffer) > MAX_HEAD_BYTES:
+                raise bad_request(f"The head of a part is longer than {MAX_HEAD_BYTES} bytes.", code="invalid_form")
+            await self._fill(len(self._buffer) + 1)
+        head = message_from_string(self._buffer[2:end].decode("utf-8", "replace"))
+        del self._buffer[: end + 4]
+        return _parameter(head, "name") or "", _parameter(head, "filename")
+
+    async def read(self) -> bytes:
+        """A piece of the part's data; empty at its end."""
+        while (end := self._buffer.find(self._delimiter)) < 0 and len(self._buffer) <= len(self._delimiter):
+            await self._fill(len(self._buffer) + 1)
+        size = end if end >= 0 else len(self._buffer) - len(self._delimiter)
+        piece = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        return piece
+
+    async def _fill(self, size: int) -> None:
+        """Have at least so many bytes in the buffer."""
+        while len(self._buffer) < size:
+            try:
+                self._buffer += await anext(self._pieces)
+            except StopAsyncIteration:
+                raise bad_request("The form ends before its last boundary.", code="invalid_form") from None
+
+
+def _parameter(head: Message, name: str) -> str | None:
+    value = head.get_param(name, header="content-disposition")
+    return value[2] if isinstance(value, tuple) else value
