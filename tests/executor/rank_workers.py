@@ -1,12 +1,14 @@
 """Workers for tests of the executor with a process a rank: named by class path, made in the child."""
 
 import concurrent.futures
+import contextlib
 import ctypes
 import os
 import signal
 import sys
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -117,3 +119,15 @@ class InterpretedWorker(Worker):
     def __init__(self, config: EngineConfig, platform: Platform) -> None:
         torch.set_num_threads(1)
         super().__init__(config, AsyncCpuPlatform("cuda"))
+
+
+class SkippingWorker(Worker):
+    """Leaves out one step on rank 1 when a file is there, which it removes."""
+
+    def execute(self, step: Any) -> Any:
+        """The other rank waits for this one in the first collective operation."""
+        if self.config.parallel.rank == 1:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.environ["SKIP_A_STEP"])
+                return SimpleNamespace(result=lambda: None)
+        return super().execute(step)
