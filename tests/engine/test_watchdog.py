@@ -204,6 +204,8 @@ def test_a_heartbeat_says_what_the_core_does_and_how_long_that_may_take() -> Non
         lambda: heartbeat.step(None),
         lambda: heartbeat.step(1.0),
         lambda: heartbeat.step(5000.0),
+        lambda: heartbeat.took(1),
+        heartbeat.collect,
         heartbeat.wait_for_grammar,
         lambda: heartbeat.call(30.0),
         heartbeat.prepare,
@@ -216,13 +218,15 @@ def test_a_heartbeat_says_what_the_core_does_and_how_long_that_may_take() -> Non
         (Activity.MESSAGES, TIMEOUT_S),
         (Activity.STEP, first),
         (Activity.STEP, TIMEOUT_S),
-        (Activity.STEP, 50.0),
+        (Activity.STEP, 50.01),
+        (Activity.MESSAGES, TIMEOUT_S),
+        (Activity.STEP, 50.01),
         (Activity.GRAMMAR, first),
         (Activity.CALL, 630.0),
         (Activity.PREPARATION, first),
         (Activity.REST, TIMEOUT_S),
     ]
-    assert pulse(heartbeat).is_at_rest(2) and not pulse(heartbeat).is_at_rest(3)
+    assert pulse(heartbeat).is_at_rest(3) and not pulse(heartbeat).is_at_rest(4)
 
 
 def test_everything_that_a_core_begins_is_progress_but_asking_for_a_grammar_again() -> None:

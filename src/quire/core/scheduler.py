@@ -10,6 +10,7 @@ preemption that meets a step in flight waits for it. Freeing twice is thereby im
 
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -29,7 +30,6 @@ from quire.core.request_queue import build_request_queue
 from quire.core.request_state import Request, RequestStatus
 from quire.core.running import RunningBatch
 from quire.core.step import (
-    Flights,
     PendingDiff,
     StepInFlight,
     build_error,
@@ -96,7 +96,7 @@ class Scheduler:
         self._budget = StepBudget(config, self._batch, self.cost_model, self._timelines, self.kv.block_size)
         self._requests: dict[str, Request] = {}
         self._leaving: dict[int, Request] = {}
-        self.flights = Flights()
+        self.flights: deque[StepInFlight] = deque()
         self._diff = PendingDiff()
         self._dropped: set[int] = set()
         self._has_shortage = False

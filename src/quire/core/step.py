@@ -4,8 +4,6 @@ to the workers when it gets a row, to the frontend when it has new output.
 Plain records and the functions that fill them; takes no decisions.
 """
 
-from collections import deque
-
 import msgspec
 import numpy as np
 
@@ -43,15 +41,6 @@ class StepInFlight(msgspec.Struct):
     attended: float
     began: float
     predicted_ms: float
-
-
-class Flights(deque[StepInFlight]):
-    """The steps in flight, oldest first."""
-
-    @property
-    def predicted_ms(self) -> float:
-        """How long they take together."""
-        return sum(flight.predicted_ms for flight in self)
 
 
 def without_zeros(rows: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:

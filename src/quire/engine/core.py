@@ -252,7 +252,7 @@ class EngineCore(WeightVerbs):
             self._end_draining()
             return self._with_outputs(EngineCoreOutputs(stats=self._gauges() if self._lost_some else None))
         self._scheduler.catch_up()  # The device works: the host has time.
-        self._beat()
+        self.heartbeat.collect()
         return self._with_outputs(self._take_in())
 
     def _end_draining(self) -> None:
@@ -286,14 +286,9 @@ class EngineCore(WeightVerbs):
                 self._check_progress()
                 return
             self._num_empty_plans = 0
-            self._beat()
+            self.heartbeat.step(scheduler.flights[-1].predicted_ms if scheduler.cost_model.is_ready else None)
             self._executor.execute(step)
             in_flight.append(step)
-
-    def _beat(self) -> None:
-        """The next part of a step begins."""
-        scheduler = self._scheduler
-        self.heartbeat.step(scheduler.flights.predicted_ms if scheduler.cost_model.is_ready else None)
 
     def _check_progress(self) -> None:
         """Raises EngineError after too many plans without a token. A few are normal (everything was preempted), any number while

@@ -48,7 +48,7 @@ def map_words(memory_fd: int) -> memoryview:
 
 
 class Heartbeat:
-    """The core's side. Only the core's thread calls it, but for `words` and `read`.
+    """The core's side. Only the core's thread calls it, but for `words`.
 
     Args:
         words: shared with who watches, when that is another process.
@@ -61,6 +61,8 @@ class Heartbeat:
         self._beat = self._num_taken = 0
         self._activity = Activity.PREPARATION
         self._allowed_ms: int = 0
+        self._steps_ms = 0
+        self._before_ms = 0.0
         self._begin(Activity.PREPARATION, self._first_ms)
 
     def _begin(self, activity: Activity, allowed_ms: int) -> None:
@@ -72,13 +74,21 @@ class Heartbeat:
         words[_BEAT] = self._beat
 
     def step(self, predicted_ms: float | None) -> None:
-        """A part of a step begins. `predicted_ms`: of all steps in flight; None where it is not known."""
+        """A step begins, which may have to wait for the one before. `predicted_ms`: None where it is not known."""
         allowed_ms = self._step_ms
         if predicted_ms is None:
             allowed_ms = self._first_ms
-        elif predicted_ms * PREDICTION_FACTOR > allowed_ms:
-            allowed_ms = int(predicted_ms * PREDICTION_FACTOR)
+        else:
+            needed_ms = (predicted_ms + self._before_ms) * PREDICTION_FACTOR
+            self._before_ms = predicted_ms
+            if needed_ms > allowed_ms:
+                allowed_ms = int(needed_ms)
+        self._steps_ms = allowed_ms
         self._begin(Activity.STEP, allowed_ms)
+
+    def collect(self) -> None:
+        """The core waits for the result of a step that has begun."""
+        self._begin(Activity.STEP, self._steps_ms)
 
     def rest(self) -> None:
         """The core waits for messages."""
