@@ -13,7 +13,7 @@ SOURCES := pyproject.toml setup.py $(wildcard src/quire/kernels/cpu/build.py src
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$python && break; done)
 
-.PHONY: serve test test-all test-wheel lint types layers format docs docs-serve dist install install-dev clean
+.PHONY: serve test test-all test-wheel lint types layers format docs docs-serve dist install install-dev chaos clean
 
 serve: install
 	$(BIN)/quire serve $(ARGS)
@@ -23,6 +23,10 @@ test: lint types layers
 
 test-all: lint types layers
 	$(PYTEST) tests
+
+# Servers under streams whose processes are killed and stopped: about 10 minutes. ARGS=--write keeps the table.
+chaos: install-dev
+	$(BIN)/python -m bench chaos $(ARGS)
 
 # Builds the wheel, installs it into an empty environment, and generates text with it. Needs the network.
 test-wheel: install-dev

@@ -17,6 +17,7 @@ BENCHMARKS = {
     "client": "what the client of `quire bench serve` can take, beside a server that computes nothing",
     "step": "one step: host and device time, bytes and operations moved, share of the read bandwidth",
     "compare": "beside other engines, in rounds that alternate: ratios on the same machine in the same minutes",
+    "chaos": "the table of faults: streams on servers whose processes are killed and stopped, at random and at named points",
     "demo": "accuracy of the built-in demo model, task by task",
 }
 

@@ -31,9 +31,11 @@ POINTS: dict[str, tuple[str, ...]] = {
     "send": ("quire.engine.core_loop:CoreLoop.tell",),
     "utility": ("quire.engine.core:EngineCore.call_utility",),
     "grammar": ("quire.structured_output.grammars:Grammars._build",),
+    "weights": ("quire.worker.worker:Worker.read_folder",),
     "step": ("quire.worker.worker:Worker.execute",),
 }
-"""The functions behind each point, as `module:Class.method`. Every rank passes `load` and `step`, and the core the others."""
+"""The functions behind each point, as `module:Class.method`. Every rank passes `load`, `weights` and `step` (without ranks the
+core does), and the core the others."""
 
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
