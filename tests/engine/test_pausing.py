@@ -12,6 +12,7 @@ from quire.engine.llm_engine import LLMEngine
 from quire.engine.pausing import is_named
 from quire.entrypoints.llm import LLM
 from quire.errors import CapacityError, RequestError
+from quire.metrics.events import EventKind
 from quire.outputs import RequestOutput
 from quire.sampling_params import RequestOutputKind, SamplingParams
 
@@ -149,6 +150,8 @@ def test_an_engine_may_sleep_with_requests(engine, mode):
         await engine.wake_up(["kv_cache"])
         await asyncio.gather(*(reader.task for reader in readers))
         assert [reader.tokens for reader in readers] == [reader.expected for reader in readers]
+        told = [event.text for event in engine.events.latest() if event.kind == EventKind.CONTROL]
+        assert told[-2:] == ["wake_up ['weights']", "wake_up ['kv_cache']"]
 
     asyncio.run(main())
 

@@ -24,6 +24,15 @@ def test_a_burst_of_one_kind_is_one_entry():
     assert log.totals == {EventKind.REFUSAL: 1000, EventKind.DEADLINE: 2}
 
 
+def test_what_says_something_else_is_an_entry_of_its_own_but_for_what_comes_in_numbers():
+    log = EventLog()
+    for kind in (EventKind.CONTROL, EventKind.REPLAY):
+        for text in ("one", "two", "two"):
+            log.add(kind, text)
+    told = [(event.kind, event.text, event.count) for event in log.latest()]
+    assert told == [(EventKind.CONTROL, "one", 1), (EventKind.CONTROL, "two", 2), (EventKind.REPLAY, "one", 3)]
+
+
 def test_what_is_given_out_does_not_change():
     log = EventLog()
     log.add(EventKind.HANG, "core 1")

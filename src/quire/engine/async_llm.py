@@ -514,7 +514,7 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
         self._client.send(messages.UtilityCall(self._num_calls, utility, list(args), kwargs))
         value = await future
         if utility in NOTED:
-            self.events.add(EventKind.CONTROL, " ".join([utility, *map(str, args)]))
+            self.events.add(EventKind.CONTROL, " ".join([utility, *map(str, (*args, *kwargs.values()))])[:200])
         return value
 
     async def is_tracing_enabled(self) -> bool:

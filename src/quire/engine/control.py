@@ -16,7 +16,9 @@ from quire.engine.pausing import PauseState
 P = ParamSpec("P")
 R = TypeVar("R")
 
-NOTED = frozenset({"pause", "resume", "sleep", "wake_up"})
+NOTED = frozenset(
+    {"pause", "resume", "sleep", "wake_up", "start_weight_update", "finish_weight_update", "reload_weights"}
+)
 """Verbs of the core that are events of their own (`EventKind.CONTROL`)."""
 
 _DRAIN_CHECK_S = 0.01

@@ -11,7 +11,7 @@ KEPT = 100
 """Events that are remembered."""
 
 MERGED_WITHIN_S = 1.0
-"""Events of one kind that follow each other so closely are one entry, with their number."""
+"""Events of a kind in `BURSTS`, and equal ones, that follow each other so closely are one entry, with their number."""
 
 
 class EventKind(enum.StrEnum):
@@ -35,6 +35,10 @@ class EventKind(enum.StrEnum):
     """Pause, sleep, wake-up, an update of weights."""
     BATCH = "batch"
     """A batch began or ended."""
+
+
+BURSTS = frozenset({EventKind.REPLAY, EventKind.REFUSAL, EventKind.DEADLINE, EventKind.HANDOVER})
+"""Kinds that come in numbers, one for each request."""
 
 
 @dataclasses.dataclass
@@ -61,7 +65,8 @@ class EventLog:
         with self._lock:
             self.totals[kind] += count
             last = self._events[-1] if self._events else None
-            if last is not None and last.kind == kind and now - last.at < MERGED_WITHIN_S:
+            alike = last is not None and last.kind == kind and (kind in BURSTS or last.text == text)
+            if last is not None and alike and now - last.at < MERGED_WITHIN_S:
                 last.at, last.count = now, last.count + count
             else:
                 self._events.append(Event(kind, now, text, count))
