@@ -122,6 +122,7 @@ class EngineMetrics:
     Attributes:
         events: what happened besides answers.
         tenants: each tenant's requests and tokens.
+        batch_lines: lines of batches that were answered, by how.
     """
 
     def __init__(self, model_name: str, max_model_len: int) -> None:
@@ -141,6 +142,7 @@ class EngineMetrics:
         self.num_steps = 0
         self.events = EventLog()
         self.tenants = TenantTable()
+        self.batch_lines = {"completed": 0, "failed": 0}
         self.success: dict[str, int] = dict.fromkeys(FINISH_REASONS, 0)
         self.iteration_tokens = Histogram(ITERATION_BOUNDS)
         self.step_time = Histogram(STEP_BOUNDS)

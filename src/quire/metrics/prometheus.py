@@ -155,6 +155,12 @@ class EngineCollector(Collector):
             counter = CounterMetricFamily(prefix + name, text, labels=_LABELS)
             counter.add_metric(labels, self._metrics.events.totals[kind])
             yield counter
+        lines = CounterMetricFamily(
+            prefix + "batch_requests", "Answered lines of batches.", labels=[*_LABELS, "status"]
+        )
+        for status, count in self._metrics.batch_lines.items():
+            lines.add_metric([*labels, status], count)
+        yield lines
         for name, field, text in _TENANTS:
             counter = CounterMetricFamily(prefix + name, text, labels=[*_LABELS, "tenant"])
             for tenant, row in list(self._metrics.tenants.rows.items()):

@@ -46,6 +46,10 @@ async def test_a_batch_is_uploaded_answered_and_read(server: Any) -> None:
         assert shown.purpose == "batch_output" and shown.bytes == len(content)
         events = [event.text for event in s.engine.events.latest()]
         assert events and batch.id in events[0]
+        assert s.engine.metrics.batch_lines == {"completed": 2, "failed": 1}
+        (told,) = (await s.http.get("/console/state")).json()["batches"]
+        assert (told["id"], told["status"]) == (batch.id, "completed")
+        assert told["request_counts"] == {"total": 3, "completed": 2, "failed": 1}
 
 
 async def test_lines_go_on_in_a_new_process_where_they_stopped(tmp_path: Path) -> None:

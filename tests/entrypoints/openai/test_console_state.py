@@ -3,7 +3,9 @@
 import msgspec
 import pytest
 
+from quire.entrypoints.http.call import call_app
 from quire.entrypoints.http.siblings import OWN
+from quire.entrypoints.server.app import build_app
 from quire.errors import CapacityError, EngineDeadError, RequestError
 from quire.metrics.engine_metrics import FinishedRequest
 from quire.metrics.events import Event, EventKind
@@ -35,6 +37,13 @@ async def test_a_probe_that_finds_the_queue_full_is_no_refused_request(server):
         assert (await s.client.get("/ready")).status_code == 429
         assert (await s.chat()).status_code == 429
         assert s.engine.metrics.events.totals == {EventKind.REFUSAL: 1}
+
+
+async def test_a_line_of_a_batch_that_waits_for_room_is_no_refused_request(server):
+    async with server() as s:
+        s.engine.failure = CapacityError("the queue is full")
+        answer = await call_app(build_app(s.state), "POST", "/v1/completions", b'{"prompt": "a"}')
+        assert answer.status == 429 and not s.engine.metrics.events.totals
 
 
 class Others:

@@ -120,13 +120,18 @@ def _build_runner(app: ASGIApp, state: ServerState, batches: Batches) -> BatchRu
             return Load(False, False)
         return Load(True, await _num_in_flight(state) > answerer.num_asked)
 
+    async def answer(line: bytes) -> BatchResult:
+        result = await answerer.answer(line)
+        engine.metrics.batch_lines["completed" if result.error is None else "failed"] += 1
+        return result
+
     def on_event(text: str) -> None:
         logger.info("Batch %s", text)
         engine.events.add(EventKind.BATCH, text)
 
     return BatchRunner(
         batches.store,
-        answerer.answer,
+        answer,
         Window(num_lines_at_once(engine.config.scheduler.max_num_seqs)),
         batches.closed,
         state.settings.max_body_bytes,

@@ -31,6 +31,7 @@ async def call_app(app: ASGIApp, method: str, path: str, body: bytes = b"", api_
         "root_path": "",
         "headers": headers,
         "client": None,
+        "state": {"is_batch_line": True},
         "server": None,
     }
     requests: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]

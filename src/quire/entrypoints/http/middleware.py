@@ -184,9 +184,11 @@ class RequestContext:
             self._note_refusal(scope["state"])
 
     def _note_refusal(self, kept: dict[str, Any]) -> None:
-        """Count a request for which there was no room."""
+        """Count a request for which there was no room. A line of a batch waits for room by itself."""
         error: HTTPError | None = kept.get("error")
-        if error is not None and error.code == OVER_CAPACITY and self._state.engine_or_none is not None:
+        if kept.get("is_batch_line") or error is None or error.code != OVER_CAPACITY:
+            return
+        if self._state.engine_or_none is not None:
             self._state.engine_or_none.metrics.record_refusal(str(error), kept.get("tenant", ""))
 
 

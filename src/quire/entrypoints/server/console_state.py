@@ -3,6 +3,8 @@
 Each of a server's processes has its own events and tenants; the one that is asked adds up all of them.
 """
 
+import contextlib
+import sqlite3
 import time
 from typing import Any
 
@@ -20,6 +22,7 @@ from quire.metrics.tenants import TenantFigures, TenantTable
 from quire.version import __version__
 
 STATE = "/console/state"
+MOST_BATCHES = 10
 
 
 class Happenings(msgspec.Struct):
@@ -66,6 +69,9 @@ async def console_state(request: Request) -> Response:
         "uptime_s": round(time.time() - server.started_at, 1),
         **msgspec.structs.asdict(Happenings.merge([own, *others])),
     }
+    if server.batches is not None:
+        with contextlib.suppress(sqlite3.Error, OSError):
+            shown["batches"], _ = await server.batches.store.page(None, MOST_BATCHES)
     try:
         shown |= await engine.inspect()
     except (CapacityError, EngineDeadError) as error:
