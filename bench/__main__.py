@@ -18,6 +18,7 @@ BENCHMARKS = {
     "step": "one step: host and device time, bytes and operations moved, share of the read bandwidth",
     "compare": "beside other engines, in rounds that alternate: ratios on the same machine in the same minutes",
     "chaos": "the table of faults: streams on servers whose processes are killed and stopped, at random and at named points",
+    "overload": "a flood, a tenant beside another one's flood, and streams beside long prompts",
     "demo": "accuracy of the built-in demo model, task by task",
 }
 

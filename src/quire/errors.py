@@ -77,6 +77,12 @@ class CapacityError(QuireError):
         self.retry_after = retry_after
 
 
+class DeadlineError(QuireError):
+    """The request did not end in the time that it, or the operator, allows; or it is certain that it will not."""
+
+    status = 504
+
+
 class EngineError(QuireError):
     """Ours: the engine failed, through no fault of the request."""
 

@@ -54,7 +54,8 @@ class EngineRequest(msgspec.Struct, array_like=True, omit_defaults=True):
         seed: always concrete; the sampler's tokens depend on (seed, position) alone.
         group_id: siblings (n > 1) share it: the scheduler lets them share the prompt's pages.
         cache_salt: keeps this request's cached pages apart from those of other salts.
-        tenant: the key of the `fair` policy.
+        tenant: who shares with others under the `fair` policy; `tenant_weight`: how much it gets, beside others' weights.
+        deadline: seconds of the same clock as `arrival_time`, when nobody waits for it any more; 0 for never.
         arrival_time: seconds, `time.monotonic()` of the frontend.
         priority: lower runs earlier, under the `priority` policy.
     """
@@ -70,6 +71,8 @@ class EngineRequest(msgspec.Struct, array_like=True, omit_defaults=True):
     tenant: str = ""
     group_id: str | None = None
     resumed_token_ids: list[int] = []
+    tenant_weight: float = 1.0
+    deadline: float = 0.0
 
     def __post_init__(self) -> None:
         self.prompt_token_ids = token_array(self.prompt_token_ids)
@@ -109,12 +112,13 @@ class Pooled(msgspec.Struct, array_like=True, omit_defaults=True):
 
 
 class Refusal(msgspec.Struct, array_like=True, omit_defaults=True):
-    """What kind of error refused a request at the scheduler's door: the client's (`param` names the field) or a lack of
-    room (`is_capacity`, with the seconds after which to try again)."""
+    """What kind of error refused a request: the client's (`param` names the field), a lack of room (`is_capacity`, with the
+    seconds after which to try again), or a deadline that cannot be met (`is_late`)."""
 
     is_capacity: bool = False
     param: str | None = None
     retry_after: float | None = None
+    is_late: bool = False
 
 
 class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True):
@@ -185,11 +189,26 @@ class WeightState(msgspec.Struct, array_like=True, omit_defaults=True, frozen=Tr
     problem: str | None = None
 
 
+class QueueState(msgspec.Struct, array_like=True, omit_defaults=True):
+    """What frontends know of the core's queue, so that they refuse what it would refuse.
+
+    Attributes:
+        max_waiting: requests with which it is full, if they are like those that wait now.
+        delay: predicted seconds until the last of them starts.
+        closed: tenants that have no room now; `""` stands for all of them where tenants have no shares.
+    """
+
+    max_waiting: int = 0
+    delay: float = 0.0
+    closed: list[str] = []
+
+
 class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True):
     """A step's outputs. The common case (one new token, nothing else) is in columns: `plain_ids[i]` got `plain_tokens[i]`.
 
     Attributes:
         weights: after these outputs the weights have changed.
+        queue: of the core, where it has changed.
     """
 
     plain_ids: list[str] = []
@@ -197,6 +216,13 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True):
     outputs: list[EngineCoreOutput] = []
     stats: SchedulerStats | None = None
     weights: WeightState | None = None
+    queue: QueueState | None = None
+
+    @property
+    def has_content(self) -> bool:
+        """Whether it tells anything."""
+        told = (self.stats, self.weights, self.queue)
+        return bool(self.plain_ids or self.outputs) or any(each is not None for each in told)
 
     @property
     def num_new_tokens(self) -> int:

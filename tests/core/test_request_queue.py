@@ -8,8 +8,11 @@ from quire.errors import ConfigError
 from quire.request import EngineRequest
 
 
-def request(arrival: int, *, tenant: str = "", cost: int = 10, rank: tuple[float, ...] | None = None) -> Request:
-    made = Request(EngineRequest(request_id=str(arrival), prompt_token_ids=[1], tenant=tenant), arrival, 100)
+def request(
+    arrival: int, *, tenant: str = "", cost: int = 10, rank: tuple[float, ...] | None = None, weight: float = 1.0
+) -> Request:
+    source = EngineRequest(request_id=str(arrival), prompt_token_ids=[1], tenant=tenant, tenant_weight=weight)
+    made = Request(source, arrival, 100)
     made.cost = cost
     made.rank = rank or (arrival,)
     return made
@@ -98,8 +101,9 @@ def test_fair_charges_output_tokens_to_whoever_has_more_waiting() -> None:
     queue = FairQueue(quantum=10)
     for index in range(20):
         queue.push(request(index, tenant="writer" if index % 2 else "reader"))
-    queue.charge("writer", 50)
-    assert [queue.pop().source.tenant for _ in range(6)] == [*["reader"] * 5, "writer"]
+    queue.left(queue.pop().source.tenant, 0)
+    queue.left("writer", 50)
+    assert [queue.pop().source.tenant for _ in range(5)] == [*["reader"] * 4, "writer"]
 
 
 def test_fair_survives_removal_at_random_and_serves_everyone_once() -> None:
@@ -122,3 +126,43 @@ def test_fair_survives_removal_at_random_and_serves_everyone_once() -> None:
         assert len(queue) == len(waiting)
     assert {each.arrival for each in drain(queue)} == set(waiting)
     assert len(served) > 300 and len(queue._heap) < 50
+
+
+def test_fair_gives_tokens_by_weight() -> None:
+    queue, tokens = FairQueue(quantum=50), {"heavy": 0, "light": 0}
+    for index in range(2000):
+        tenant = "heavy" if index % 2 else "light"
+        queue.push(request(index, tenant=tenant, cost=25, weight=3.0 if tenant == "heavy" else 1.0))
+    while sum(tokens.values()) < 20_000:
+        tokens[queue.pop().source.tenant] += 25
+    assert abs(tokens["heavy"] - 3 * tokens["light"]) <= 200
+
+
+def test_fair_leaves_rows_to_whoever_comes_next_and_gives_them_back() -> None:
+    queue = FairQueue(quantum=100, num_rows=16)
+    for index in range(40):
+        queue.push(request(index, tenant="flood"))
+    running = 0
+    while queue.peek() is not None:
+        queue.pop()
+        running += 1
+    assert running == 14 and len(queue) == 26
+    queue.push(request(100, tenant="quiet"))
+    assert queue.pop().source.tenant == "quiet"
+    assert queue.peek() is None  # the last row is the next newcomer's
+    queue.left("flood", 5)
+    assert queue.peek() is not None
+    queue.left("quiet", 5)
+    assert queue.pop().source.tenant == "flood" and queue.peek() is None
+
+
+def test_fair_with_one_row_serves_everybody_in_turn() -> None:
+    queue = FairQueue(quantum=10, num_rows=1)
+    for index in range(6):
+        queue.push(request(index, tenant="ab"[index % 2]))
+    served: list[str] = []
+    while len(queue):
+        served.append(queue.pop().source.tenant)
+        assert queue.peek() is None
+        queue.left(served[-1], 0)
+    assert sorted(served[:4]) == ["a", "a", "b", "b"]

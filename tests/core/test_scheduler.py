@@ -87,6 +87,36 @@ def test_chunks_are_sized_in_milliseconds_once_steps_are_known() -> None:
     assert chunks and all(12 <= chunk <= 20 for chunk in chunks), chunks
 
 
+@pytest.mark.parametrize(("waited", "first"), [(0.0, range(80, 115)), (5.0, range(256, 257))])
+def test_a_prompt_at_most_doubles_its_neighbours_steps_unless_it_has_waited_for_long(
+    waited: float, first: range
+) -> None:
+    harness = SchedulerHarness(max_step_factor=2.0, max_num_batched_tokens=256, max_model_len=400, num_blocks=400)
+    now = harness.scheduler._timelines.clock()
+    for index in range(4):
+        harness.add(f"warm{index}", [index] * (17 * index + 5), max_tokens=20, arrival_time=now)
+    harness.run()
+    harness.add("neighbour", PROMPT, max_tokens=60, arrival_time=now)
+    for _ in range(3):
+        harness.step()
+    before = len(harness.steps)
+    harness.add("long", list(range(390)), max_tokens=1, arrival_time=now - waited)
+    harness.run()
+    chunks = [step.total_num_tokens for step in harness.steps[before:] if step.total_num_tokens > 1]
+    assert chunks[0] in first, chunks
+    assert all(chunk in range(80, 115) for chunk in chunks[1:-1]), chunks
+
+
+def test_a_prompt_that_disturbs_nobody_takes_the_whole_step() -> None:
+    harness = SchedulerHarness(max_step_factor=2.0, max_num_batched_tokens=256, max_model_len=400, num_blocks=400)
+    for index in range(4):
+        harness.add(f"warm{index}", [index] * (17 * index + 5), max_tokens=20)
+    harness.run()
+    harness.add("long", list(range(390)), max_tokens=1, arrival_time=harness.scheduler._timelines.clock())
+    assert harness.step().total_num_tokens == 256
+    harness.run()
+
+
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 @pytest.mark.parametrize("depth", [1, 2])
 def test_preempted_requests_finish_with_the_same_tokens(mode: str, depth: int) -> None:

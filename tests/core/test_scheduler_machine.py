@@ -59,6 +59,7 @@ def harnesses(draw: st.DrawFn) -> SchedulerHarness:
         long_prefill_token_threshold=draw(st.sampled_from([0, 0, 5])),
         max_num_partial_prefills=draw(st.sampled_from([0, 0, 1])),
         max_step_ms=draw(st.sampled_from([0.0, 0.0, 1.2])),
+        max_step_factor=draw(st.sampled_from([0.0, 1.5])),
         preparer=preparer,
     )
 
@@ -90,6 +91,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 "group_id": group_id,
                 "priority": data.draw(st.integers(0, 2)),
                 "tenant": data.draw(st.sampled_from("ab")),
+                "tenant_weight": data.draw(st.sampled_from([0.5, 3.0])),
                 "cache_salt": data.draw(st.sampled_from([None, None, "x"])),
                 "max_tokens": data.draw(st.sampled_from([1, 2, 9, 30, None])),
                 "eos_token_ids": [eos],

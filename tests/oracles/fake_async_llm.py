@@ -21,7 +21,9 @@ from quire.config import (
     ParallelConfig,
     SchedulerConfig,
 )
+from quire.engine.caller import CALLER, Caller
 from quire.engine.input_processor import TokenizedPrompt
+from quire.engine.queue_view import QueueView
 from quire.engine.request_stream import OutputStream, no_text
 from quire.logprobs import Logprob
 from quire.metrics.engine_metrics import EngineMetrics
@@ -152,6 +154,8 @@ class FakeAsyncLLM:
         self.resets = 0
         self.news = asyncio.Event()
         self.num_unfinished = 0
+        self.callers: list[Caller] = []
+        self.queue = QueueView(self.config.scheduler)
 
     def get_tokenizer(self) -> ByteTokenizer | None:
         return self.tokenizer
@@ -181,6 +185,7 @@ class FakeAsyncLLM:
         self, prompt: TokenizedPrompt, sampling_params: SamplingParams, request_id: str, *, priority: int = 0
     ) -> AsyncGenerator[RequestOutput, None]:
         self.started.append((request_id, _shown(prompt), sampling_params))
+        self.callers.append(CALLER.get())
         self.news.set()
         finished = False
         try:
@@ -205,7 +210,12 @@ class FakeAsyncLLM:
     ) -> FakeStream:
         return FakeStream(self.generate(prompt, sampling_params, request_id, priority=priority))
 
-    async def beam_search(self, prompt: TokenizedPrompt, params: Any, request_id: str) -> AsyncIterator[RequestOutput]:
+    def check_queue(self, num_preparing: int = 0) -> None:
+        self.queue.check(CALLER.get().tenant, self.num_unfinished + num_preparing)
+
+    async def beam_search(
+        self, prompt: TokenizedPrompt, params: Any, request_id: str, *, priority: int = 0
+    ) -> AsyncIterator[RequestOutput]:
         sampling = SamplingParams(n=params.beam_width, max_tokens=params.max_tokens)
         yield self._output(prompt.token_ids, sampling, request_id, params.max_tokens - 1, True)
 

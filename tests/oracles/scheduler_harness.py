@@ -15,6 +15,8 @@ from quire.config.kv_spec import KVCacheConfig, group_layers
 from quire.core.block_pool import NULL_BLOCK
 from quire.core.output import SchedulerOutput
 from quire.core.preparations import Preparations
+from quire.core.queue_bounds import Load
+from quire.core.request_queue import FairQueue
 from quire.core.request_state import Request, RequestStatus
 from quire.core.scheduler import Scheduler
 from quire.request import EngineCoreOutput, EngineCoreOutputs, EngineRequest, FinishReason
@@ -120,6 +122,7 @@ class SchedulerHarness:
     def plan(self) -> SchedulerOutput:
         """Schedule, and start the step if it computes anything."""
         step = self.scheduler.schedule()
+        self.take(EngineCoreOutputs(outputs=self.scheduler.deadlines.take_missed()))
         self.steps.append(step)
         self._check_step(step)
         if step.total_num_tokens:
@@ -255,7 +258,7 @@ class SchedulerHarness:
         scheduler = self.scheduler
         waiting = [r for r in scheduler._requests.values() if r.status in (RequestStatus.WAITING, RequestStatus.HELD)]
         assert scheduler.num_waiting == len(waiting)
-        assert scheduler.waiting.num_tokens == sum(len(request.token_ids) for request in waiting)
+        assert scheduler.waiting.load.total.num_tokens == sum(len(request.token_ids) for request in waiting)
         assert all(not request.block_ids and request.row < 0 for request in waiting)
         swapped = [block for r in waiting for table in r.host_block_ids for block in table if block >= 0]
         host = scheduler.kv.host_pool
@@ -273,7 +276,11 @@ class SchedulerHarness:
         assert not scheduler.has_work() and scheduler.num_running == scheduler.num_waiting == 0
         assert scheduler.kv.pool.num_free == scheduler.kv.pool.num_usable
         assert scheduler.kv.host_pool.num_free == scheduler.kv.host_pool.num_blocks
-        assert scheduler.waiting.num_tokens == 0 and not scheduler._leaving and not scheduler.waiting.prefixes._groups
+        load = scheduler.waiting.load
+        assert load.total == Load() and not load._tenants
+        queue = scheduler.waiting._queue
+        assert not isinstance(queue, FairQueue) or not (queue._running or queue._tenants)
+        assert not scheduler._leaving and not scheduler.waiting.prefixes._groups
         assert not len(scheduler.waiting.preparations) and not scheduler.waiting.preparations._ahead
         assert not len(scheduler.waiting.prefixes) and not scheduler.waiting.prefixes._page_of
         assert all(expected.finish is not None for expected in self.expected.values())

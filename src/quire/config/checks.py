@@ -146,6 +146,12 @@ def number(minimum: float, maximum: float = math.inf, *, above: bool = False) ->
     return Check(f"a number {low}" + (f" and at most {maximum:g}" if math.isfinite(maximum) else ""), passes)
 
 
+def number_or(word: str, minimum: float) -> Check:
+    """A finite number from a minimum, or a word."""
+    numbers = number(minimum)
+    return Check(f"{numbers.allowed}, or {word}", lambda value: value == word or numbers.passes(value), (word,))
+
+
 def one_of(*words: str) -> Check:
     return Check(f"one of {', '.join(words)}", lambda value: isinstance(value, str) and value in words, words)
 

@@ -89,8 +89,12 @@ class SchedulerConfig:
         long_prefill_token_threshold: a prefill gets at most this many tokens a step; 0 means no limit.
         max_num_partial_prefills: prompts that may be part-way through their prefill at once; 0 means no limit.
         max_step_ms: size chunks so that a step is predicted to take at most this long; 0 turns it off.
+        max_step_factor: the same, as a multiple of the step without prompts; 0 turns it off. While requests queue for long, it
+            does not hold. `min_prefill_tokens`: so many prompt tokens may always join.
         async_scheduling: plan step N+1 before step N's tokens are known.
         max_num_waiting, max_waiting_tokens: bounds of the queue; 0 means the built-in limit.
+        max_waiting_time: predicted seconds in the queue from which on it is full; 0 means no limit.
+        request_timeout: seconds that any request may take in all; 0 means no limit.
         stream_interval: tokens of a stream that are sent together, after the first one.
         record_timelines: keep what happened to requests, for the console.
     """
@@ -107,8 +111,12 @@ class SchedulerConfig:
     long_prefill_token_threshold: int = 0
     max_num_partial_prefills: int = 0
     max_step_ms: float = 0.0
+    max_step_factor: float = 0.0
+    min_prefill_tokens: int = 0
     max_num_waiting: int = 0
     max_waiting_tokens: int = 0
+    max_waiting_time: float = 0.0
+    request_timeout: float = 0.0
     stream_interval: int = 1
     record_timelines: bool = True
 

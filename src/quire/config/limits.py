@@ -59,6 +59,15 @@ DEFAULT_MAX_NUM_WAITING = 65536
 """Requests that may wait, where the setting is 0."""
 DEFAULT_MAX_WAITING_TOKENS = 1 << 28
 """Prompt tokens that may wait, where the setting is 0: about 2 GiB as Python integers."""
+MIN_NUM_WAITING = 1024
+WAITING_BATCHES = 16
+"""By default a server's queue holds as many requests as run in so many full batches, and at least the number before."""
+WAITING_MEMORY_SHARE = 0.05
+BYTES_PER_WAITING_TOKEN = 64
+"""By default a server's queue holds as many prompt tokens as fit into this share of the host's memory: a prompt's text, its
+token ids as a list of integers in the frontend, and twice as 32-bit integers."""
+MAX_REQUEST_TIMEOUT_S = 7 * 24 * 3600.0
+"""Seconds that a request may name as its `timeout`."""
 MAX_MODEL_LEN = 1 << 24
 """Tokens that a request may have in all: positions stay exact in float32."""
 MAX_CONFIG_FILE_BYTES = 64 << 20

@@ -1,5 +1,5 @@
-"""What is refused at the door, and why: settings that cannot work together, requests that can never fit, a full queue; and
-how long the door stays shut for others (`delay_factor`).
+"""What is refused at the door, and why: settings that cannot work together, and requests that can never fit; and how long the
+door stays shut for others (`delay_factor`). A queue that is full is `queue_bounds.py`'s business.
 
 Knows limits and numbers; touches no request.
 """
@@ -7,11 +7,9 @@ Knows limits and numbers; touches no request.
 from collections.abc import Callable
 
 from quire.config import SchedulerConfig
-from quire.config.limits import DEFAULT_MAX_NUM_WAITING, DEFAULT_MAX_WAITING_TOKENS
-from quire.core.cost_model import CostModel
 from quire.core.kv_cache_manager import KVCacheManager
 from quire.core.request_state import compute_max_total
-from quire.errors import CapacityError, ConfigError, RequestError
+from quire.errors import ConfigError, RequestError
 from quire.request import EngineRequest
 
 
@@ -71,39 +69,6 @@ def check_fits(source: EngineRequest, kv: KVCacheManager, max_model_len: int, ma
             "more memory",
             param="prompt",
         )
-
-
-class QueueBounds:
-    """How long the waiting line may become, in requests and in tokens."""
-
-    def __init__(self, config: SchedulerConfig, cost_model: CostModel) -> None:
-        self._config = config
-        self._cost_model = cost_model
-        self._max_waiting = config.max_num_waiting or DEFAULT_MAX_NUM_WAITING
-        self._max_tokens = config.max_waiting_tokens or DEFAULT_MAX_WAITING_TOKENS
-
-    def check(self, source: EngineRequest, num_waiting: int, waiting_tokens: int) -> None:
-        """Refuse a request for which there is no room in the line. One that is resumed was accepted before.
-
-        Raises:
-            CapacityError: with the seconds after which trying again makes sense.
-        """
-        tokens = len(source.prompt_token_ids)
-        if source.resumed_token_ids:
-            return
-        if num_waiting >= self._max_waiting:
-            bound = f"{num_waiting} requests wait; max_num_waiting is {self._max_waiting}"
-        elif num_waiting and waiting_tokens + tokens > self._max_tokens:
-            bound = f"{waiting_tokens} prompt tokens wait; max_waiting_tokens is {self._max_tokens}"
-        else:
-            return
-        delay = self._cost_model.predict_queue_delay(
-            num_waiting,
-            waiting_tokens,
-            max_num_seqs=self._config.max_num_seqs,
-            max_num_batched_tokens=self._config.max_num_batched_tokens,
-        )
-        raise CapacityError(f"the queue is full: {bound}", retry_after=max(1.0, delay))
 
 
 class AdmissionDelay:

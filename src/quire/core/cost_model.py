@@ -101,12 +101,19 @@ class CostModel:
         self._mean_output = num_tokens if not self._mean_output else 0.95 * self._mean_output + 0.05 * num_tokens
 
     def predict_queue_delay(
-        self, num_waiting: int, waiting_tokens: int, *, max_num_seqs: int, max_num_batched_tokens: int
+        self,
+        num_waiting: int,
+        waiting_tokens: int,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        cache_tokens: int = 1 << 40,
     ) -> float:
-        """Seconds until a queue of this size has been admitted: its prompts' prefill, and rows becoming free."""
+        """Seconds until a queue of this size has been admitted: its prompts' prefill, and rows and pages becoming free."""
         if not self.is_ready or num_waiting == 0:
             return 0.0
         mean_prompt = waiting_tokens / num_waiting
+        max_num_seqs = max(1, min(max_num_seqs, int(cache_tokens / (mean_prompt + self._mean_output))))
         attended = max_num_batched_tokens * mean_prompt / 2
         prefill_steps = waiting_tokens / max_num_batched_tokens
         prefill_ms = prefill_steps * self.predict(max_num_batched_tokens, max_num_seqs, attended)
@@ -114,6 +121,16 @@ class CostModel:
         turns = num_waiting / max_num_seqs
         decode_ms = turns * self._mean_output * self.predict(max_num_seqs, max_num_seqs, decode_attended)
         return (prefill_ms + decode_ms) / 1000.0
+
+    def predict_alone(self, num_tokens: int, context: int, num_outputs: int, max_num_batched_tokens: int) -> float:
+        """Seconds that a request takes by itself at least: `num_tokens` of its prompt behind `context`, and its outputs."""
+        if not self.is_ready:
+            return 0.0
+        base, token, sequence, pair = self.coefficients
+        num_steps = -(-num_tokens // max_num_batched_tokens)
+        prefill = num_steps * (base + sequence) + num_tokens * (token + pair * (context + num_tokens / 2))
+        length = context + num_tokens + num_outputs / 2
+        return (prefill + num_outputs * (base + sequence + token + pair * length)) / 1000.0
 
     def _solve(self) -> None:
         """Least squares with non-negative coefficients, by cyclic coordinate descent on scaled normal equations."""

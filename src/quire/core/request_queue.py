@@ -10,14 +10,20 @@ request, so that finding the next tenant does not walk through rounds in which n
 """
 
 import abc
+import collections
 import heapq
+import math
 from typing import Literal
 
 from quire.core.request_state import Request
 from quire.errors import ConfigError
 
 FAIR_QUANTUM = 512
-"""Tokens that a tenant may spend a round under `fair`: a few ordinary prompts."""
+"""Tokens that a tenant of weight 1 may spend a round under `fair`: a few ordinary prompts."""
+
+FAIR_ROWS = 7
+"""Under `fair` a tenant of weight 1 may run this many times as many requests as rows are free. One alone leaves an eighth of
+them to whoever comes next, who would otherwise wait until a request of the first one ends."""
 
 
 class RequestQueue(abc.ABC):
@@ -42,8 +48,8 @@ class RequestQueue(abc.ABC):
     @abc.abstractmethod
     def __len__(self) -> int: ...
 
-    def charge(self, tenant: str, tokens: int) -> None:
-        """Tell that a tenant's running requests used this many more tokens."""
+    def left(self, tenant: str, tokens: int) -> None:
+        """A request of a tenant, which was popped, runs no more; it used so many tokens beside its prompt."""
 
 
 class RankedQueue(RequestQueue):
@@ -90,27 +96,37 @@ class RankedQueue(RequestQueue):
 class _Tenant:
     """One tenant's line and account."""
 
-    __slots__ = ("deficit", "name", "queue", "round", "version")
+    __slots__ = ("deficit", "name", "queue", "round", "version", "weight")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.queue = RankedQueue()
-        self.deficit = 0
+        self.weight = 1.0
+        self.deficit = 0.0
         self.round = 0
         self.version = 0
 
 
 class FairQueue(RequestQueue):
-    """Deficit round robin over `EngineRequest.tenant`: each round gives every waiting tenant `quantum` tokens to spend.
+    """Deficit round robin over `EngineRequest.tenant`: each round gives every waiting tenant `quantum` tokens to spend, times
+    its weight.
 
-    A request costs its prompt when it is admitted and its output as it ends (`charge`); one that returns from preemption
-    was paid for already. A tenant with nothing waiting has no account.
+    A request costs its prompt when it is admitted and its output as it ends (`left`); one that returns from preemption
+    was paid for already. A tenant with nothing waiting has no account. Tenants that have their part of the rows are set aside
+    until a request leaves its row.
+
+    Args:
+        quantum: tokens a round.
+        num_rows: requests that may run at once.
     """
 
-    def __init__(self, quantum: int) -> None:
+    def __init__(self, quantum: int, num_rows: int = 1 << 30) -> None:
         if quantum < 1:
             raise ConfigError(f"the fair policy's quantum is {quantum} tokens; it must be at least 1")
         self._quantum = quantum
+        self._num_free_rows = num_rows
+        self._running: collections.Counter[str] = collections.Counter()
+        self._aside: set[str] = set()
         self._tenants: dict[str, _Tenant] = {}
         self._heap: list[tuple[int, int, str]] = []
         self._round = 0
@@ -123,6 +139,7 @@ class FairQueue(RequestQueue):
         if tenant is None:
             tenant = self._tenants[name] = _Tenant(name)
             tenant.round = self._round
+        tenant.weight = request.source.tenant_weight
         first_before = tenant.queue.peek()
         tenant.queue.push(request)
         self._length += 1
@@ -138,11 +155,13 @@ class FairQueue(RequestQueue):
         if tenant is None:
             raise IndexError("pop from an empty queue")
         ready_round = self._heap[0][0]
-        tenant.deficit += (ready_round - tenant.round) * self._quantum
+        tenant.deficit += (ready_round - tenant.round) * self._quantum * tenant.weight
         tenant.round = self._round = ready_round
         request = tenant.queue.pop()
         tenant.deficit -= request.cost
         request.cost = 0
+        self._running[tenant.name] += 1
+        self._num_free_rows -= 1
         self._length -= 1
         self._after_removal(tenant)
         return request
@@ -153,11 +172,18 @@ class FairQueue(RequestQueue):
         self._length -= 1
         self._after_removal(tenant)
 
-    def charge(self, tenant: str, tokens: int) -> None:
+    def left(self, tenant: str, tokens: int) -> None:
+        self._running[tenant] -= 1
+        self._num_free_rows += 1
+        if not self._running[tenant]:
+            del self._running[tenant]
         account = self._tenants.get(tenant)
         if account is not None:
             account.deficit -= tokens
             self._enqueue(account)
+        for name in self._aside & self._tenants.keys():
+            self._enqueue(self._tenants[name])
+        self._aside.clear()
 
     def __len__(self) -> int:
         return self._length
@@ -167,7 +193,9 @@ class FairQueue(RequestQueue):
         while heap:
             tenant = self._tenants.get(heap[0][2])
             if tenant is not None and tenant.version == heap[0][1]:
-                return tenant
+                if self._running[tenant.name] < FAIR_ROWS * tenant.weight * self._num_free_rows:
+                    return tenant
+                self._aside.add(tenant.name)
             heapq.heappop(heap)
         return None
 
@@ -181,7 +209,7 @@ class FairQueue(RequestQueue):
         """File the tenant under the round in which it can pay for its first request; older entries become void."""
         first = tenant.queue.peek()
         assert first is not None
-        rounds = max(0, -(-(first.cost - tenant.deficit) // self._quantum))
+        rounds = max(0, math.ceil((first.cost - tenant.deficit) / (self._quantum * tenant.weight)))
         self._next_version += 1
         tenant.version = self._next_version
         heapq.heappush(self._heap, (max(tenant.round + rounds, self._round), tenant.version, tenant.name))
@@ -194,10 +222,13 @@ class FairQueue(RequestQueue):
         return tenant is not None and tenant.version == entry[1]
 
 
-def build_request_queue(policy: Literal["fcfs", "priority", "fair"], quantum: int = FAIR_QUANTUM) -> RequestQueue:
-    """The queue of a policy; `quantum` is the tokens a tenant may spend a round under `fair`."""
+def build_request_queue(
+    policy: Literal["fcfs", "priority", "fair"], quantum: int = FAIR_QUANTUM, num_rows: int = 1 << 30
+) -> RequestQueue:
+    """The queue of a policy. Under `fair`, `quantum` is the tokens that a tenant may spend a round, and `num_rows` the requests
+    that may run at once."""
     if policy == "fair":
-        return FairQueue(quantum)
+        return FairQueue(quantum, num_rows)
     if policy in ("fcfs", "priority"):
         return RankedQueue()
     raise ConfigError(f"policy is {policy!r}; allowed are fcfs, priority, fair", setting="policy")

@@ -170,6 +170,21 @@ class RunningBatch:
             self.prefill_end[row] = self.length[row]
             self.num_prefilling += 1
 
+    def launch(self, rows: IntArray, counts: IntArray, needs_sample: BoolArray) -> tuple[list[int], int]:
+        """A step computes `counts` tokens of `rows`, and samples for some of them. Returns the rows that prefill, and the tokens
+        of their prompts."""
+        computed, prefill_rows, num_prompt_tokens = self.computed[rows], list[int](), 0
+        ends = computed + counts
+        if self.num_prefilling:
+            prefill_end = self.prefill_end[rows]
+            is_prefill = computed < prefill_end
+            prefill_rows, num_prompt_tokens = rows[is_prefill].tolist(), int(counts[is_prefill].sum())
+            self.num_prefilling -= int(np.count_nonzero(is_prefill & (ends >= prefill_end)))
+        self.computed[rows] = ends
+        self.length[rows] += needs_sample
+        self.in_flight[rows] += 1
+        return prefill_rows, num_prompt_tokens
+
     def take_wanted(self, rows: IntArray) -> BoolArray:
         """Which rows' tokens have just been learned of; the others' draws have been awaited."""
         wanted = self.num_unwanted[rows] == 0

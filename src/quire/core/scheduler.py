@@ -17,15 +17,17 @@ import numpy as np
 
 from quire.config import CacheConfig, SchedulerConfig
 from quire.config.kv_spec import KVCacheConfig
-from quire.core.admission import AdmissionDelay, QueueBounds, check_fits, check_settings
+from quire.core.admission import AdmissionDelay, check_fits, check_settings
 from quire.core.common_prefix import MIN_COMMON_TOKENS
 from quire.core.cost_model import CostModel
+from quire.core.deadlines import Deadlines
 from quire.core.inspection import Inspection
 from quire.core.kv_cache_manager import NO_HIT, KVCacheManager, PrefixHit
 from quire.core.output import IntArray, ModelRunnerOutput, SchedulerOutput
 from quire.core.preemption import PageSaver
 from quire.core.prefix_hash import PrefixHasher
 from quire.core.publication import PendingPages
+from quire.core.queue_bounds import QueueBounds
 from quire.core.request_queue import build_request_queue
 from quire.core.request_state import Request, RequestStatus
 from quire.core.running import RunningBatch
@@ -88,9 +90,12 @@ class Scheduler:
         self._batch = RunningBatch(config.max_num_seqs, kv_config.block_size)
         self._pages = PendingPages(self.kv, self._batch)
         self._timelines = Timelines(config.record_timelines, clock)
-        self.waiting = WaitingRoom(build_request_queue(config.policy), self.kv, min_common_tokens, self._timelines)
+        queue = build_request_queue(config.policy, num_rows=config.max_num_seqs)
+        self.waiting = WaitingRoom(queue, self.kv, min_common_tokens, self._timelines)
         self._saver = PageSaver(self.kv, swaps=config.preemption_mode == "swap")
-        self._bounds = QueueBounds(config, self.cost_model)
+        cache_tokens = self.kv.pool.num_usable * self.kv.block_size
+        self.bounds = QueueBounds(config, self.waiting.load, self.cost_model, cache_tokens, clock)
+        self.deadlines = Deadlines(self.cost_model, config.max_num_batched_tokens, clock)
         self._delay = AdmissionDelay(config.delay_factor, clock)
         self._hindrance = ""
         self._budget = StepBudget(config, self._batch, self.cost_model, self._timelines, self.kv.block_size)
@@ -134,8 +139,8 @@ class Scheduler:
         """Gauges of this moment, and counters since the scheduler was made."""
         return self._stats.since_start(self.num_running, self.num_waiting)
 
-    def add_request(self, source: EngineRequest) -> None:
-        """Take in a request.
+    def add_request(self, source: EngineRequest, *, again: bool = False) -> None:
+        """Take in a request. One that comes `again`, or is resumed, was accepted before: it finds room.
 
         Raises:
             RequestError: it can never be served, or its id is in use.
@@ -144,7 +149,8 @@ class Scheduler:
         if source.request_id in self._requests:
             raise RequestError(f"request_id {source.request_id!r} is in use", param="request_id")
         check_fits(source, self.kv, self._max_model_len, self._config.max_open_tokens)
-        self._bounds.check(source, self.num_waiting, self.waiting.num_tokens)
+        if not (again or source.resumed_token_ids):
+            self.bounds.check(source)
         request = Request(source, self._num_arrivals, self._max_model_len)
         self._num_arrivals += 1
         if self._config.policy == "priority":
@@ -184,7 +190,7 @@ class Scheduler:
         self._has_shortage = False
         self._dropped.clear()
         self.waiting.take_ready()
-        rows, counts, budget = self._budget.divide(has_waiting=self.waiting.num_queued > 0)
+        rows, counts, budget = self._budget.divide(self.waiting)
         rows, counts = self._ensure_pages(rows, counts)
         if budget > 0 and self._may_admit():
             rows, counts = self._admit_waiting(rows, counts, budget)
@@ -282,7 +288,7 @@ class Scheduler:
             if request is None:
                 break
             count = self._admit(request, budget, may_be_partial=max_partial <= 0 or num_partial < max_partial)
-            if request.status is RequestStatus.HELD:
+            if request.status in (RequestStatus.HELD, RequestStatus.ENDED):
                 continue
             if count == 0:
                 break
@@ -306,6 +312,9 @@ class Scheduler:
             return 0
         hit = NO_HIT if request.is_swapped else self.waiting.find_hit(request)
         computed = request.num_computed_tokens if request.is_swapped else hit.num_tokens
+        if self.deadlines.is_missed(request, computed):
+            self._end(request, FinishReason.ERROR)
+            return 0
         remaining = len(request.token_ids) - computed
         count = min(remaining, budget)
         if self._config.enable_chunked_prefill:
@@ -354,8 +363,7 @@ class Scheduler:
     def _launch(self, rows: IntArray, counts: IntArray) -> SchedulerOutput:
         """Book a step as in flight, and pack it together with all output for the workers."""
         batch = self._batch
-        computed = batch.computed[rows]
-        ends = computed + counts
+        ends = batch.computed[rows] + counts
         needs_sample = ends == batch.length[rows]
         total = int(counts.sum())
         step = SchedulerOutput(
@@ -370,15 +378,7 @@ class Scheduler:
         diff, self._diff = self._diff, PendingDiff()
         step.new_requests, step.new_blocks, step.finished_rows = diff.new_requests, diff.new_blocks, diff.finished_rows
         step.swap_outs, step.swap_ins, step.known_tokens = diff.swap_outs, diff.swap_ins, diff.known_tokens
-        prefill_rows, num_prompt_tokens = list[int](), 0
-        if batch.num_prefilling:
-            prefill_end = batch.prefill_end[rows]
-            is_prefill = computed < prefill_end
-            prefill_rows, num_prompt_tokens = rows[is_prefill].tolist(), int(counts[is_prefill].sum())
-            batch.num_prefilling -= int(np.count_nonzero(is_prefill & (ends >= prefill_end)))
-        batch.computed[rows] = ends
-        batch.length[rows] += needs_sample
-        batch.in_flight[rows] += 1
+        prefill_rows, num_prompt_tokens = batch.launch(rows, counts, needs_sample)
         self._next_step_id += 1
         attended = float(np.dot(counts.astype(np.float64), ends))
         counted = (prefill_rows, num_prompt_tokens, int(np.count_nonzero(needs_sample)), attended)
@@ -530,7 +530,7 @@ class Scheduler:
         row = request.row
         self._batch.accepts[row] = False
         self._batch.deactivate(request)
-        self.waiting.charge(request, int(self._batch.known[row]) - request.num_prompt_tokens)
+        self.waiting.left(request, int(self._batch.known[row]) - request.num_prompt_tokens)
         request.status = RequestStatus.ENDING
         self._leave(request)
 

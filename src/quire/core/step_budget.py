@@ -11,6 +11,11 @@ from quire.core.output import IntArray
 from quire.core.running import RunningBatch
 from quire.core.step import NO_ROWS, without_zeros
 from quire.core.timelines import Timelines
+from quire.core.waiting import WaitingRoom
+
+PATIENCE_S = 1.0
+"""How long a request waits in the queue so that others' steps stay short (`max_step_factor`). A longer queue means that prompts
+come faster than short steps compute them: then they come first."""
 
 GOOD_STEPS = 64
 """Steps in a row that must succeed before the limit is doubled."""
@@ -49,9 +54,9 @@ class StepBudget:
     Args:
         config: budgets.
         batch: who runs.
-        cost_model: predicts steps, for `max_step_ms`.
+        cost_model: predicts steps, for `max_step_ms` and `max_step_factor`.
         timelines: are told of prompts that get nothing.
-        block_size: tokens a page; prompts get as many in any step.
+        block_size: tokens a page; prompts get as many in any step, or `min_prefill_tokens`.
 
     Attributes:
         limit: the tokens that a step may have now.
@@ -61,12 +66,16 @@ class StepBudget:
         self, config: SchedulerConfig, batch: RunningBatch, cost_model: CostModel, timelines: Timelines, block_size: int
     ) -> None:
         self._config, self._batch, self._cost_model = config, batch, cost_model
-        self._timelines, self._block_size = timelines, block_size
+        self._timelines, self._least = timelines, max(block_size, config.min_prefill_tokens)
+        self._is_patient = True
         self.limit = StepLimit(config.max_num_batched_tokens)
 
-    def divide(self, *, has_waiting: bool) -> tuple[IntArray, IntArray, int]:
+    def divide(self, waiting: WaitingRoom) -> tuple[IntArray, IntArray, int]:
         """Rows that run already, their tokens, and what is left of the budget for prompts that wait."""
         batch, budget = self._batch, self.limit.tokens
+        if self._config.max_step_factor > 0:
+            head = waiting.next()
+            self._is_patient = head is None or self._timelines.clock() - head.source.arrival_time < PATIENCE_S
         rows = batch.order()
         if len(rows) == 0:
             return NO_ROWS, NO_ROWS, self._limit_prefill(budget, NO_ROWS, 0)
@@ -75,7 +84,7 @@ class StepBudget:
             return self._divide_among_prompts(rows, counts, budget)
         rows, counts = without_zeros(rows, counts)
         rows, counts = rows[:budget], counts[:budget]
-        return rows, counts, self._limit_prefill(budget - len(rows), rows, 0) if has_waiting else 0
+        return rows, counts, self._limit_prefill(budget - len(rows), rows, 0) if waiting.num_queued else 0
 
     def _divide_among_prompts(self, rows: IntArray, counts: IntArray, budget: int) -> tuple[IntArray, IntArray, int]:
         """Decoding rows first, one token each; prompts share what is left, in order of rank."""
@@ -96,10 +105,12 @@ class StepBudget:
         return np.concatenate([decode_rows, rows]), np.concatenate([decode_counts, counts]), budget
 
     def _limit_prefill(self, budget: int, decode_rows: IntArray, context: int) -> int:
-        """The prompt tokens that may join these decoding rows: within the budget, and within `max_step_ms` if set."""
-        if self._config.max_step_ms <= 0 or not self._config.enable_chunked_prefill:
+        """The prompt tokens that may join these decoding rows: within the budget, and within `max_step_ms` or, while the queue
+        is short, `max_step_factor`."""
+        config, model, num_decodes = self._config, self._cost_model, len(decode_rows)
+        has_factor = config.max_step_factor > 0 and num_decodes > 0 and self._is_patient
+        if not config.enable_chunked_prefill or not (config.max_step_ms > 0 or has_factor):
             return budget
         attended = float(self._batch.computed[decode_rows].sum(dtype=np.int64))
-        num_decodes = len(decode_rows)
-        within = self._cost_model.tokens_within(self._config.max_step_ms, num_decodes, num_decodes, attended, context)
-        return min(budget, max(within, self._block_size))
+        step_ms = config.max_step_ms or config.max_step_factor * model.predict(num_decodes, num_decodes, attended)
+        return min(budget, max(model.tokens_within(step_ms, num_decodes, num_decodes, attended, context), self._least))

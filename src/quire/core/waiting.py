@@ -7,6 +7,7 @@ something that it needs is prepared (`preparations`). It then queues again at it
 from quire.core.common_prefix import CommonPrefixes
 from quire.core.kv_cache_manager import KVCacheManager, PrefixHit
 from quire.core.preparations import Preparations
+from quire.core.queue_bounds import QueueLoad
 from quire.core.request_queue import RequestQueue
 from quire.core.request_state import Request, RequestStatus
 from quire.core.timelines import Timelines
@@ -23,7 +24,7 @@ class WaitingRoom:
 
     Attributes:
         preparations: an engine core puts its own here.
-        num_tokens: tokens known of all requests that wait.
+        load: the requests that wait, and the tokens known of them.
     """
 
     def __init__(self, queue: RequestQueue, kv: KVCacheManager, min_common_tokens: int, timelines: Timelines) -> None:
@@ -32,7 +33,7 @@ class WaitingRoom:
         self._timelines = timelines
         self.prefixes = CommonPrefixes(kv, min_common_tokens)
         self.preparations = Preparations()
-        self.num_tokens = 0
+        self.load = QueueLoad()
 
     def __len__(self) -> int:
         return len(self._queue) + self.num_held
@@ -54,11 +55,15 @@ class WaitingRoom:
     def arrive(self, request: Request) -> None:
         """Take in a new request."""
         self.prefixes.arrived(request)
-        self.come_back(request)
+        self._wait(request)
 
     def come_back(self, request: Request) -> None:
-        """A request waits: it is new, or it gave its row back."""
-        self.num_tokens += len(request.token_ids)
+        """A request gave its row back, and waits again."""
+        self._queue.left(request.source.tenant, 0)
+        self._wait(request)
+
+    def _wait(self, request: Request) -> None:
+        self.load.add(request.source.tenant, len(request.token_ids))
         self._push(request)
 
     def take_ready(self) -> None:
@@ -90,7 +95,7 @@ class WaitingRoom:
     def start(self, request: Request) -> None:
         """The next request gets a row; its pages are attached already."""
         self._queue.pop()
-        self.num_tokens -= len(request.token_ids)
+        self.load.remove(request.source.tenant, len(request.token_ids))
         self.prefixes.started(request)
 
     def computed(self, request: Request, num_tokens: int) -> None:
@@ -107,12 +112,12 @@ class WaitingRoom:
         if request.status is RequestStatus.WAITING:
             self._queue.remove(request)
         if request.status in (RequestStatus.WAITING, RequestStatus.HELD):
-            self.num_tokens -= len(request.token_ids)
+            self.load.remove(request.source.tenant, len(request.token_ids))
         self._push(*self.prefixes.leave(request, has_ended=True))
 
-    def charge(self, request: Request, num_tokens: int) -> None:
+    def left(self, request: Request, num_tokens: int) -> None:
         """A request that ran has ended; its tenant used so many tokens beside the prompt."""
-        self._queue.charge(request.source.tenant, num_tokens)
+        self._queue.left(request.source.tenant, num_tokens)
 
     def forget_prefixes(self) -> None:
         """Nothing that is computed now will be found."""

@@ -50,6 +50,11 @@ def int_or(words: Sequence[str]) -> Callable[[str], int | str]:
     return lambda text: text.lower() if text.lower() in words else human_int(text)
 
 
+def float_or(words: Sequence[str]) -> Callable[[str], float | str]:
+    """A number, and one of some words stays as it is."""
+    return lambda text: text.lower() if text.lower() in words else float(text)
+
+
 def json_object(text: str) -> dict[str, Any]:
     """A JSON object; its numbers may be written as those of other options (`{"size": 80g}`).
 
@@ -264,9 +269,11 @@ def _flag_options(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
 def _converter(kinds: set[Any], words: Sequence[str]) -> Callable[[str], Any]:
     if any(typing.get_origin(kind) is dict for kind in kinds):
         return json_object
-    for kind, convert in ((int, int_or(words) if str in kinds else human_int), (float, float)):
-        if kind in kinds:
-            return convert
+    takes_words = str in kinds
+    if int in kinds:
+        return int_or(words) if takes_words else human_int
+    if float in kinds:
+        return float_or(words) if takes_words else float
     return str
 
 

@@ -11,7 +11,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from quire import envs
-from quire.config import CacheConfig, DeviceConfig, HFConfig, LoadConfig, ModelConfig, ParallelConfig, SchedulerConfig
+from quire.config import (
+    CacheConfig,
+    DeviceConfig,
+    HFConfig,
+    LoadConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    limits,
+)
 from quire.config.checks import check_keys, read_object
 from quire.config.generation import default_sampling, eos_token_ids, load_generation_config
 from quire.config.hub import FoundModel, find_model, find_tokenizer, stored_types
@@ -19,11 +28,13 @@ from quire.config.hub.listing import HubSettings
 from quire.config.observability import LoggingConfig
 from quire.config.pooling import PoolingConfig, limit_length, resolve_pooling
 from quire.config.resolve import load_hf_config, resolve_architecture, resolve_dtype, resolve_max_model_len
+from quire.core.step_budget import PATIENCE_S
 from quire.engine.settings import OTHER_FORMATS, SAME_FORMATS, SAME_HASHES, EngineSettings
 from quire.engine.vllm_settings import LIST, NO_EFFECT
 from quire.errors import ConfigError
 from quire.guards import is_sequence
 from quire.logger import init_logger, leave_logging_alone, use_log_config, use_log_format, use_log_level
+from quire.platforms.host import usable_memory
 from quire.platforms.interface import Capabilities, Platform
 
 
@@ -45,6 +56,8 @@ SectionT = TypeVar("SectionT")
 DEMO_MODEL = "quire-demo"
 """The name of the built-in demo model, which is also used if no model is named."""
 DEFAULT_BLOCK_SIZE = 16
+STEP_FACTOR = 2.0
+"""A prompt makes the steps of those who decode at most so many times longer, by default."""
 
 
 def _demo_model_path() -> str:
@@ -251,9 +264,44 @@ class Resolver:
             preemption_mode=self._preemption_mode(model),
             delay_factor=float(args.delay_factor),
             async_scheduling=self._async_scheduling(),
-            max_step_ms=float(args.max_step_ms),
+            **self._step_limit(chunked),
+            **self._queue_bounds(seqs),
             record_timelines=args.record_timelines and self.usage_context is not UsageContext.LLM_CLASS,
         )
+
+    def _step_limit(self, chunked: bool) -> dict[str, Any]:
+        """How long prompts may make the steps of those who decode."""
+        asked, least = self.args.max_step_ms, self.capabilities.min_prefill_tokens
+        if asked != "auto":
+            return {"max_step_ms": float(asked)}
+        if self.usage_context is UsageContext.LLM_CLASS or not chunked:
+            return {"max_step_ms": 0.0}
+        why = f"{STEP_FACTOR:g} times a step without prompts, but at least {least.value} prompt tokens ({least.why})"
+        self.provenance["scheduler.max_step_factor"] = (
+            f"{why}; while requests wait for more than {PATIENCE_S:g} s, no limit"
+        )
+        return {"max_step_ms": 0.0, "max_step_factor": STEP_FACTOR, "min_prefill_tokens": least.value}
+
+    def _queue_bounds(self, seqs: int) -> dict[str, Any]:
+        """How long a server's queue may become. Offline, who queues is who waits: only the built-in limits hold."""
+        args = self.args
+        bounds: dict[str, Any] = {"request_timeout": float(args.request_timeout), "max_waiting_time": 0.0}
+        if self.usage_context is UsageContext.LLM_CLASS:
+            return bounds
+        bounds["max_waiting_time"] = float(args.max_waiting_time)
+        if not args.max_num_waiting:
+            bounds["max_num_waiting"] = max(limits.MIN_NUM_WAITING, limits.WAITING_BATCHES * seqs)
+            why = f"{limits.WAITING_BATCHES} times max_num_seqs, at least {limits.MIN_NUM_WAITING}"
+            self.provenance["scheduler.max_num_waiting"] = why
+        if not args.max_waiting_tokens:
+            memory = usable_memory()[1]
+            share = limits.WAITING_MEMORY_SHARE
+            bounds["max_waiting_tokens"] = min(
+                limits.DEFAULT_MAX_WAITING_TOKENS, int(memory * share) // limits.BYTES_PER_WAITING_TOKEN
+            )
+            why = f"{share:.0%} of {memory >> 30} GiB of memory, {limits.BYTES_PER_WAITING_TOKEN} bytes a token"
+            self.provenance["scheduler.max_waiting_tokens"] = why
+        return bounds
 
     def _rows(self) -> int:
         if self.args.max_num_seqs is not None:

@@ -10,26 +10,28 @@ import contextlib
 import itertools
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 from quire.config import EngineConfig
 from quire.engine import messages
 from quire.engine.arg_resolve import UsageContext
 from quire.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from quire.engine.beam_search import BeamSearch, BeamSearches
+from quire.engine.caller import CALLER, Caller, RequestOptions, check_options, merge_caller
 from quire.engine.control import NOTED, AsyncControl
 from quire.engine.core_client import CoreClient
-from quire.engine.frontend import Frontend, check_unsupported, make_record
+from quire.engine.frontend import Frontend, make_record
 from quire.engine.input_processor import ProcessedRequest, TokenizedPrompt, check_params
 from quire.engine.output_processor import StatsHook
 from quire.engine.process_client import open_client
+from quire.engine.queue_view import QueueView
 from quire.engine.recovery import Replay
 from quire.engine.request_record import RequestRecord
 from quire.engine.request_stream import RequestStream
 from quire.engine.request_tracing import RequestLog, RequestTracing
 from quire.engine.router import FrontendSlot, RoutedClient, first_serial
 from quire.engine.tokenization import Tokenization
-from quire.errors import CapacityError, EngineDeadError, EngineError, QuireError, RequestError
+from quire.errors import CapacityError, DeadlineError, EngineDeadError, EngineError, QuireError
 from quire.inputs import PromptType
 from quire.logger import init_logger
 from quire.metrics.engine_metrics import EngineMetrics
@@ -48,31 +50,6 @@ INLINE_CHARACTERS = 8192
 
 ADD_WITHIN_S = 0.001
 """Requests that arrive together travel to the core together, but none waits longer than this for the next."""
-
-
-class RequestOptions(TypedDict, total=False):
-    """What a request may say besides its prompt and its parameters. Seconds are those of `time.monotonic()`.
-
-    `prompt_text` is the text of a prompt that is given as token ids, for the output; `trace_headers` are the caller's
-    (`traceparent`, `tracestate`). The others are vLLM's and mean something there only: they may be None, and `session_id` any
-    text."""
-
-    priority: int
-    tenant: str
-    arrival_time: float | None
-    lora_request: Any
-    tokenization_kwargs: dict[str, Any] | None
-    prompt_text: str | None
-    trace_headers: Mapping[str, str] | None
-    session_id: str | None
-    data_parallel_rank: int | None
-    kv_hints: Any
-    reasoning_ended: bool | None
-    reasoning_parser_kwargs: dict[str, Any] | None
-
-
-_OPTIONS = frozenset(RequestOptions.__annotations__)
-_NOT_YET = ("data_parallel_rank", "kv_hints", "reasoning_ended", "reasoning_parser_kwargs")
 
 
 class AsyncLLM(Frontend[CoreClient], AsyncControl):
@@ -114,6 +91,7 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
                 return RoutedClient(core, self._on_message)
             return open_client(config, core, self._on_message, recovers=config.parallel.recovery)
 
+        self.queue = QueueView(config.scheduler)
         super().__init__(config, start_core, self.metrics, stat_hooks, for_server=True)
         if isinstance(core, FrontendSlot):
             self.input_processor.distinguish(first_serial())
@@ -178,7 +156,7 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
         Raises RequestError: it cannot be served; nothing was queued.
         Raises EngineDeadError: the core has died."""
         self._check_alive()
-        _check_options(options)
+        check_options(options)
         arrival_time = options.get("arrival_time")
         if arrival_time is None:
             arrival_time = time.monotonic()
@@ -195,18 +173,28 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
             prompt_text=options.get("prompt_text"),
             arrival_time=arrival_time,
             priority=options.get("priority", 0),
-            tenant=options.get("tenant", ""),
         )
-        return self._queue(processed, options.get("trace_headers"))
+        return self._queue(processed, self._caller(options, arrival_time), options.get("trace_headers"))
 
-    def _queue(self, processed: ProcessedRequest, trace_headers: Mapping[str, str] | None = None) -> RequestStream:
+    def _caller(self, options: RequestOptions, arrival_time: float) -> Caller:
+        return merge_caller(options, arrival_time, self.config.scheduler.request_timeout)
+
+    def _queue(
+        self, processed: ProcessedRequest, caller: Caller, trace_headers: Mapping[str, str] | None = None
+    ) -> RequestStream:
         self._use_running_loop()
         self._check_alive()
+        now = time.monotonic()
+        if 0.0 < caller.deadline <= now:
+            raise DeadlineError("the request's timeout has passed before it was queued")
+        for request in processed.engine_requests:
+            request.tenant, request.tenant_weight, request.deadline = caller.tenant, caller.weight, caller.deadline
         record = make_record(processed)
         stream = RequestStream(record, self._abort)
         self._outputs.add(record)
         self._to_add.append(record)
-        now = time.monotonic()
+        if caller.deadline:
+            stream.timer = asyncio.get_running_loop().call_later(caller.deadline - now, self._expire, record)
         if len(self._to_add) == 1:
             self._add_since = now
             asyncio.get_running_loop().call_soon(self._send_added)
@@ -217,6 +205,22 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
         if self._tracing is not None:
             self._tracing.received(record, trace_headers)
         return stream
+
+    def _expire(self, record: RequestRecord) -> None:
+        """A request has run out of time, wherever it is."""
+        if not record.is_finished:
+            seconds = time.monotonic() - record.arrival_time
+            record.refusal = DeadlineError(f"the request did not end within its timeout: {seconds:.3g} s have passed")
+            self.events.add(EventKind.DEADLINE, f"request {record.request_id} ran out of time")
+            self._abort([record.request_id])
+
+    def check_queue(self, num_preparing: int = 0) -> None:
+        """Raises CapacityError where another request of this caller would be refused, of which nothing is known yet.
+
+        Args:
+            num_preparing: requests that will come before it.
+        """
+        self.queue.check(CALLER.get().tenant, len(self._outputs) + num_preparing)
 
     def _send_added(self) -> None:
         """Give the core what was queued since the last time, in one message; one by one where something cannot be sent."""
@@ -261,11 +265,12 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
         Raises EngineDeadError: the core has died."""
         self._check_alive()
         tokenized = await self._tokenize(prompt, SamplingParams(), Tokenization())
+        caller = self._caller({}, time.monotonic())
         search = BeamSearch(self.config.model, self.tokenizer, tokenized, params, priority)
         ids = (f"{request_id}.{number}" for number in itertools.count())
         searches = BeamSearches([search], self.input_processor, ids)
         while requests := searches.next_requests():
-            tasks = [asyncio.ensure_future(self._final(self._queue(processed))) for processed in requests]
+            tasks = [asyncio.ensure_future(self._final(self._queue(processed, caller))) for processed in requests]
             try:
                 searches.advance(await asyncio.gather(*tasks))
             finally:
@@ -356,6 +361,7 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
                     touched += self._lose_core(text)
                 case messages.Restarted():
                     self._restarting = ""
+                    self.queue.forget()
                     self._send_replay()
                 case _:
                     pass
@@ -368,6 +374,10 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
     def _take_in(self, outputs: EngineCoreOutputs) -> list[RequestRecord]:
         """A step's outputs: the requests that have new ones. Where they cannot be read, the engine ends: its readers
         would wait for ever."""
+        self.queue.state = outputs.queue or self.queue.state
+        for output in outputs.outputs:
+            if output.refusal is not None and output.refusal.is_late:
+                self.events.add(EventKind.DEADLINE, f"request {output.request_id}: {output.error}")
         try:
             touched, aborts = self._outputs.process(outputs, time.monotonic())
             if aborts:
@@ -541,17 +551,6 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
         self._client.shutdown()
         if self._tracing is not None:
             self._tracing.shutdown()
-
-
-def _check_options(options: RequestOptions) -> None:
-    """Raises TypeError: an option does not exist. Raises RequestError: it is not available yet."""
-    if unknown := options.keys() - _OPTIONS:
-        raise TypeError(f"a request has no option {min(unknown)!r}; it has {', '.join(sorted(_OPTIONS))}")
-    for name in _NOT_YET:
-        is_only_rank = name == "data_parallel_rank" and options.get(name) == 0
-        if options.get(name) is not None and not is_only_rank:
-            raise RequestError(f"{name} is not available yet: leave it out", param=name)
-    check_unsupported(options.get("lora_request"))
 
 
 AsyncLLMEngine = AsyncLLM

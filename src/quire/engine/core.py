@@ -190,15 +190,15 @@ class EngineCore(WeightVerbs):
                     raise CapacityError("the engine sleeps; wake it up first (wake_up)")
                 self._check_weights()
                 self._executor.check_request(request)
-                self._enter(request)
+                self._enter(request, again)
             except QuireError as error:
                 self._refuse(request.request_id, error)
 
-    def _enter(self, request: EngineRequest) -> None:
+    def _enter(self, request: EngineRequest, again: bool = False) -> None:
         if self._pause.holds_new:
             self._pause.hold(request)
         else:
-            self._scheduler.add_request(request)
+            self._scheduler.add_request(request, again=again)
 
     def _refuse(self, request_id: str, error: QuireError) -> None:
         refusal = refusal_of(error)
@@ -282,6 +282,7 @@ class EngineCore(WeightVerbs):
         scheduler, in_flight = self._scheduler, self._in_flight
         while len(in_flight) < self._depth and scheduler.has_unfinished():
             step = scheduler.schedule()
+            self._outputs += scheduler.deadlines.take_missed()
             if step.total_num_tokens == 0:
                 self._check_progress()
                 return
@@ -333,6 +334,7 @@ class EngineCore(WeightVerbs):
         if self._outputs:
             outputs.outputs = [*self._outputs, *outputs.outputs]
             self._outputs = []
+        outputs.queue = self._scheduler.bounds.news()
         return outputs
 
     # --- utilities ---

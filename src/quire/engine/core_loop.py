@@ -103,7 +103,7 @@ class CoreLoop:
             else:
                 could_prepare = True
                 outputs = core.step()
-                if _has_content(outputs):
+                if outputs.has_content:
                     self.tell(outputs)
 
     def tell(self, outputs: EngineCoreOutputs) -> None:
@@ -119,7 +119,7 @@ class CoreLoop:
             case messages.UtilityCall():
                 self._core.heartbeat.call(_timeout_of(message))
                 answer = self._answer(message)
-                if _has_content(outputs := self._core.take_outputs()):  # what it led to comes first
+                if (outputs := self._core.take_outputs()).has_content:  # what it led to comes first
                     self.tell(outputs)
                 self._send(answer)
             case messages.Start() | messages.Shutdown():
@@ -140,7 +140,3 @@ def _timeout_of(call: messages.UtilityCall) -> float:
     """Seconds that the caller allows the workers."""
     given = call.kwargs.get("timeout", next(iter(call.args[1:]), None))
     return given if call.utility == "collective_rpc" and isinstance(given, int | float) else 0.0
-
-
-def _has_content(outputs: EngineCoreOutputs) -> bool:
-    return bool(outputs.plain_ids or outputs.outputs or outputs.stats is not None or outputs.weights is not None)

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from quire.codec import decoder
-from quire.errors import CapacityError, EngineError, QuireError, RequestError
+from quire.errors import CapacityError, DeadlineError, EngineError, QuireError, RequestError
 from quire.request import EngineCoreOutputs, EngineRequest, Refusal, WeightState
 
 
@@ -86,6 +86,8 @@ def refusal_of(error: BaseException) -> Refusal | None:
     """What an error says about whose fault it is; None where it is the engine's."""
     if isinstance(error, CapacityError):
         return Refusal(is_capacity=True, retry_after=error.retry_after)
+    if isinstance(error, DeadlineError):
+        return Refusal(is_late=True)
     return Refusal(param=error.param) if isinstance(error, RequestError) else None
 
 
@@ -93,6 +95,8 @@ def to_error(refusal: Refusal, message: str) -> QuireError:
     """The error that `refusal_of` was asked about."""
     if refusal.is_capacity:
         return CapacityError(message, retry_after=refusal.retry_after)
+    if refusal.is_late:
+        return DeadlineError(message)
     return RequestError(message, param=refusal.param)
 
 

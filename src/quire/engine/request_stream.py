@@ -61,11 +61,15 @@ class RequestStream(OutputStream):
     Args:
         record: the request's.
         abort: tells the engine that the reader has stopped.
+
+    Attributes:
+        timer: ends the request when its time is over.
     """
 
     def __init__(self, record: RequestRecord, abort: Callable[[list[str]], None]) -> None:
         self.record = record
         self._abort = abort
+        self.timer: asyncio.TimerHandle | None = None
         self.take_text = record.sequences[0].take_text if len(record.sequences) == 1 else no_text
 
     def push_to(self, on_output: Callable[[], None]) -> None:
@@ -85,6 +89,8 @@ class RequestStream(OutputStream):
 
     def close(self) -> None:
         self.record.notify = None
+        if self.timer is not None:
+            self.timer.cancel()
         if not self.record.is_finished:
             self._abort([self.record.request_id])
 

@@ -90,7 +90,7 @@ class FrontendRouter:
         match message:
             case messages.Outputs(outputs=outputs):
                 for number, part in enumerate(self._split(outputs)):
-                    if part.plain_ids or part.outputs or part.stats is not None or part.weights is not None:
+                    if part.has_content:
                         self._send(number, messages.Outputs(part))
             case messages.UtilityResult(call_id=call_id):
                 own_id = call_id & (1 << _CALL_BITS) - 1
@@ -117,6 +117,8 @@ class FrontendRouter:
             if number is not None:
                 parts[number].outputs.append(output)
         parts[0].stats = outputs.stats
+        for part in parts:
+            part.queue = outputs.queue
         return parts
 
     # --- from the frontends, in the router's thread ---

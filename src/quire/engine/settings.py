@@ -20,6 +20,7 @@ from quire.config.checks import (
     mapping,
     names_class,
     number,
+    number_or,
     one_of,
     setting,
     strings,
@@ -218,14 +219,28 @@ class EngineSettings:
     max_num_partial_prefills: int = setting(
         0, whole(0), "prompts that may be part-way through at once; 0 means no limit"
     )
-    max_step_ms: float = setting(
-        0.0, number(0.0), "size a step so that it is predicted to take at most this long; 0 turns it off"
+    max_step_ms: float | str = setting(
+        "auto",
+        number_or("auto", 0.0),
+        "a step with a prompt is predicted to take at most this long; auto: in servers, twice as long as without; 0: any time",
     )
     max_num_waiting: int = setting(
-        0, whole(0), "requests that may wait; 0 means the built-in limit", aliases=("max_num_queued_reqs",)
+        0,
+        whole(0),
+        "requests that may wait before others are refused; 0: 16 times max_num_seqs, at least 1024",
+        aliases=("max_num_queued_reqs",),
     )
     max_waiting_tokens: int = setting(
-        0, whole(0), "prompt tokens that may wait; 0 means the built-in limit", aliases=("max_num_queued_tokens",)
+        0,
+        whole(0),
+        "prompt tokens that may wait before requests are refused; 0: what a part of the host's memory can hold",
+        aliases=("max_num_queued_tokens",),
+    )
+    max_waiting_time: float = setting(
+        300.0, number(0.0), "refuse requests that are predicted to wait longer than these seconds; 0: never"
+    )
+    request_timeout: float = setting(
+        0.0, number(0.0), "seconds after which any request ends with an error; 0: never. A request may name fewer"
     )
     stream_interval: int = setting(
         1, whole(1, 2**20), "tokens of a stream that are sent together, after the first one; a request may ask for more"

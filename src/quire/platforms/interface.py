@@ -30,6 +30,7 @@ class Capabilities:
         graphs: `none`, `decode` or `whole_step`: how much of a step can be recorded and replayed.
         async_output: results can be fetched while the next step runs.
         max_num_batched_tokens, max_num_seqs: defaults (offline, server) when the user gives none.
+        min_prefill_tokens: prompt tokens that a step can have almost for nothing.
     """
 
     dtypes: Explained[tuple[str, ...]]
@@ -41,6 +42,7 @@ class Capabilities:
     page_alignment: Explained[int]
     max_num_batched_tokens: Explained[tuple[int, int]]
     max_num_seqs: Explained[tuple[int, int]]
+    min_prefill_tokens: Explained[int]
     swap: Explained[bool]
 
 

@@ -1,18 +1,18 @@
 """What the routes answer when something is wrong: the protocol's error shape, the field named, nobody else harmed."""
 
 import asyncio
-import dataclasses
 import json
-import types
 
 import pytest
 from tests.oracles.fake_async_llm import FakeAsyncLLM, engine_config
 
 from quire.config import SchedulerConfig, limits
+from quire.engine.queue_view import QueueView
 from quire.entrypoints.http import middleware
 from quire.entrypoints.http.errors import error_of_finished
 from quire.entrypoints.http.state import ServerSettings
-from quire.errors import CapacityError, EngineDeadError, EngineError, RequestError
+from quire.errors import CapacityError, DeadlineError, EngineDeadError, EngineError, RequestError
+from quire.request import QueueState
 
 pytestmark = pytest.mark.anyio
 
@@ -374,6 +374,7 @@ async def test_a_missing_field_names_the_one_that_was_sent_in_its_place(server):
         (RequestError("n: too large", param="n"), 400, None),
         (CapacityError("The queue is full.", retry_after=2.3), 429, "3"),
         (CapacityError("The queue is full."), 429, "1"),
+        (DeadlineError("too late"), 504, None),
         (EngineDeadError("core died: secret detail"), 503, "1"),
         (EngineError("secret detail"), 500, None),
         (ZeroDivisionError("secret detail"), 500, None),
@@ -397,19 +398,17 @@ async def test_the_engines_refusals_become_statuses(server, failure, status, ret
 
 async def test_a_full_queue_refuses_a_request_before_its_body_is_read(server):
     engine = FakeAsyncLLM()
-    engine.config = dataclasses.replace(engine.config, scheduler=SchedulerConfig(max_num_waiting=2))
-    engine.metrics = types.SimpleNamespace(num_waiting=2)
+    engine.queue.state = QueueState(max_waiting=2, delay=6.5, closed=[""])
     async with server(engine) as s:
         answer = await s.client.post("/v1/completions", content=b"{ this is no JSON")
-        assert error_of(answer, 429)["code"] == "over_capacity" and answer.headers["retry-after"]
-        engine.metrics.num_waiting = 1
+        assert error_of(answer, 429)["code"] == "over_capacity" and answer.headers["retry-after"] == "7"
+        engine.queue.state = QueueState(max_waiting=2)
         assert (await s.complete()).status_code == 200
 
 
 async def test_a_queue_that_a_burst_has_filled_since_the_last_step_refuses_too(server):
     engine = FakeAsyncLLM()
-    engine.config = dataclasses.replace(engine.config, scheduler=SchedulerConfig(max_num_waiting=2, max_num_seqs=3))
-    engine.metrics = types.SimpleNamespace(num_waiting=0)
+    engine.queue = QueueView(SchedulerConfig(max_num_waiting=2, max_num_seqs=3))
     async with server(engine) as s:
         engine.num_unfinished = 5  # three of them may run
         answer = await s.client.post("/v1/completions", content=b"{ this is no JSON")

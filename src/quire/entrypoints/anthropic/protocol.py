@@ -39,6 +39,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
     priority: Priority | None = None
+    timeout: float | None = None
     cache_salt: CacheSalt | None = None
     vllm_xargs: dict[str, Any] | None = None
     # Read so that they can be refused by name.
@@ -132,6 +133,7 @@ _TYPES = {
     413: "request_too_large",
     429: "rate_limit_error",
     503: "overloaded_error",
+    504: "timeout_error",
 }
 
 

@@ -21,6 +21,7 @@ def main(arguments: list[str]) -> int:
     from quire.config.wire import config_from_plain
     from quire.engine.router import FrontendSlot, RoutedClient
     from quire.entrypoints.cli.serve import check_server_flags, make_app, set_up_log
+    from quire.entrypoints.http.api_keys import key_text, keys_of_plain
     from quire.entrypoints.http.siblings import Siblings
     from quire.entrypoints.server.process import ServerProcess
     from quire.logger import set_process_label
@@ -29,9 +30,10 @@ def main(arguments: list[str]) -> int:
     folder, number = told["folder"], told["number"]
     set_process_label(f"frontend {number}")
     check_server_flags(args)  # which loads the parsers that they name
-    app, state = make_app(args, told["keys"])
+    keys = keys_of_plain(told["keys"])
+    app, state = make_app(args, keys)
     others = [f"{folder}/http-{other}" for other in range(told["count"]) if other != number]
-    state.siblings = Siblings(others, told["keys"][0] if told["keys"] else None)
+    state.siblings = Siblings(others, key_text(keys[0]) if keys else None)
     private, _ = open_socket(ListenOptions(uds=f"{folder}/http-{number}"))
 
     def build_engine() -> Any:

@@ -16,12 +16,13 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from quire import envs
 from quire.entrypoints import exit_codes
+from quire.entrypoints.http.api_keys import KeyEntry, plain_keys
 from quire.entrypoints.http.listen import ListenOptions, open_socket
 from quire.errors import ConfigError, QuireError
 from quire.logger import init_logger
@@ -43,7 +44,7 @@ def serve_frontends(
     args: argparse.Namespace,
     options: ListenOptions,
     engine_args: "AsyncEngineArgs",
-    keys: list[str],
+    keys: "Sequence[str | KeyEntry]",
     announce: Callable[["EngineConfig", ListenOptions, float], None],
 ) -> int:
     """Serve until a signal ends it; the exit code. Raises ConfigError: a setting that cannot work."""
@@ -74,7 +75,7 @@ class Frontends:
         listener: socket.socket,
         folder: str,
         config: "EngineConfig",
-        keys: list[str],
+        keys: "Sequence[str | KeyEntry]",
         announce: Callable[["EngineConfig", ListenOptions, float], None],
     ) -> None:
         from quire.config.wire import config_to_plain
@@ -89,7 +90,7 @@ class Frontends:
         self._told: dict[str, Any] = {
             "args": {name: value for name, value in vars(args).items() if _is_plain(value)},
             "options": dataclasses.asdict(options),
-            "keys": keys,
+            "keys": plain_keys(keys),
             "config": config_to_plain(config),
             "folder": folder,
             "count": self._count,

@@ -7,6 +7,7 @@ once it can answer.
 import argparse
 import os
 import shlex
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from quire import envs
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from quire.config import EngineConfig, ModelConfig
+    from quire.entrypoints.http.api_keys import KeyEntry
     from quire.entrypoints.http.listen import ListenOptions
     from quire.entrypoints.http.state import ServerSettings, ServerState
 
@@ -100,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     return ServerProcess(app, state, listener, options, build_engine, announce).run()
 
 
-def make_app(args: argparse.Namespace, keys: list[str]) -> "tuple[ASGIApp, ServerState]":
+def make_app(args: argparse.Namespace, keys: "Sequence[str | KeyEntry]") -> "tuple[ASGIApp, ServerState]":
     """The application that the flags ask for, and its state."""
     from quire.entrypoints.http.middleware import named_middleware
     from quire.entrypoints.http.state import ServerState
@@ -155,11 +157,13 @@ def _check_tls(options: "ListenOptions") -> None:
             raise ConfigError.of(name, f"there is no file {path!r}.")
 
 
-def _api_keys(args: argparse.Namespace) -> list[str]:
+def _api_keys(args: argparse.Namespace) -> "list[str | KeyEntry]":
+    from quire.entrypoints.http.api_keys import read_key_file
+
     keys = list(args.api_key or ([envs.QUIRE_API_KEY] if envs.QUIRE_API_KEY else []))
     if any(not key.strip() for key in keys):
         raise ConfigError.of("api_key", "a key is empty.")
-    return keys
+    return [*keys, *(read_key_file(args.api_key_file) if args.api_key_file else [])]
 
 
 def check_server_flags(args: argparse.Namespace) -> None:

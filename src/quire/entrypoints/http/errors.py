@@ -11,6 +11,7 @@ import msgspec
 
 from quire.errors import (
     CapacityError,
+    DeadlineError,
     EngineDeadError,
     NotFoundError,
     NotSupportedError,
@@ -34,6 +35,7 @@ _TYPES = {
     431: "invalid_request_error",
     500: "server_error",
     503: "service_unavailable_error",
+    504: "timeout_error",
 }
 
 
@@ -132,6 +134,8 @@ def from_exception(error: BaseException, request_id: str) -> HTTPError:
         case CapacityError():
             status = 503 if error.status == 503 else 429
             return HTTPError(status, str(error), code=OVER_CAPACITY, headers=_retry_after(error.retry_after))
+        case DeadlineError():  # OpenAI's and Anthropic's clients would try again, for nobody
+            return HTTPError(504, str(error), code="deadline_exceeded", headers={"x-should-retry": "false"})
         case EngineDeadError():
             return HTTPError(503, "The engine is not running.", code="engine_dead", headers=_retry_after(None))
         case QuireError() if error.status < 500:
@@ -155,6 +159,7 @@ def openapi_error_responses() -> dict[str, Any]:
         413: "The body is larger than the server's limit.",
         429: "No room now; see Retry-After.",
         503: "Starting, draining, or the engine is dead; see Retry-After.",
+        504: "The request did not end within its timeout.",
     }
     schema = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorResponse"}}}
     return {str(status): {"description": text, "content": schema} for status, text in meaning.items()}

@@ -4,8 +4,7 @@ Knows paths and headers. Knows nothing of bodies.
 """
 
 import asyncio
-import hashlib
-import hmac
+import dataclasses
 import importlib
 import inspect
 import re
@@ -19,6 +18,8 @@ from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from quire.engine.caller import CALLER, Caller, check_timeout
+from quire.entrypoints.http.api_keys import KeyRing
 from quire.entrypoints.http.errors import OVER_CAPACITY, HTTPError, from_exception, not_ready
 from quire.entrypoints.http.http_protocol import BODY_EXTENSION
 from quire.entrypoints.http.state import ServerSettings, ServerState
@@ -36,6 +37,9 @@ PROBED_PATHS = frozenset({"/ready", "/ping", "/metrics"})
 
 TRACE_NAMES = (b"traceparent", b"tracestate")
 """Headers in which a client names the trace that its request belongs to."""
+
+MAX_TENANT_CHARS = 64
+"""Characters of a tenant that a header names; the rest does not count."""
 
 _CONTROLS = bytes(byte if 0x20 <= byte < 0x7F else 0x3F for byte in range(256))
 
@@ -120,8 +124,8 @@ class RequestContext:
                 complete = True
             await send(message)
 
-        caller = {name.decode(): value.decode("latin-1") for name, value in scope["headers"] if name in TRACE_NAMES}
-        token = TRACE_HEADERS.set(caller) if caller else None
+        trace = {name.decode(): value.decode("latin-1") for name, value in scope["headers"] if name in TRACE_NAMES}
+        token = TRACE_HEADERS.set(trace) if trace else None
         try:
             await self._run(scope, receive, send_with_id)
         except ClientGone:
@@ -141,6 +145,20 @@ class RequestContext:
             if token is not None:
                 TRACE_HEADERS.reset(token)
             self._state.http.record(route_path(scope), scope["method"], status, time.perf_counter() - began)
+
+    def _caller(self, scope: Scope) -> Caller:
+        """Whose request it is, as far as its headers say. Raises HTTPError, a 400: the timeout is no number of seconds."""
+        wanted = self._state.settings.tenant_header
+        tenant = _header(scope, wanted.lower().encode()) if wanted else None
+        caller = Caller((tenant or b"").decode("latin-1")[:MAX_TENANT_CHARS])
+        timeout = _header(scope, b"x-request-timeout")
+        if timeout is None:
+            return caller
+        try:
+            return caller.until(time.monotonic() + check_timeout(float(timeout)))
+        except ValueError:
+            message = f"X-Request-Timeout: {timeout.decode('latin-1')[:40]!r} is not a number of seconds above 0."
+            raise HTTPError(400, message, param="X-Request-Timeout") from None
 
     def _headers(self, scope: Scope) -> list[tuple[bytes, bytes]]:
         """What every answer has: the request's id; and, if there are any, warnings and a report of the load."""
@@ -173,6 +191,15 @@ class RequestContext:
         return uuid.uuid4().hex
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        caller = self._caller(scope)
+        scope["state"]["tenant"] = caller.tenant
+        token = CALLER.set(caller)  # what later layers find out is forgotten with the request
+        try:
+            await self._run_for_caller(scope, receive, send)
+        finally:
+            CALLER.reset(token)
+
+    async def _run_for_caller(self, scope: Scope, receive: Receive, send: Send) -> None:
         if route_path(scope) not in self._work_paths or scope["method"] == "OPTIONS":
             await self._app(scope, receive, send)
             return
@@ -201,31 +228,28 @@ class Authentication:
     """Every route needs `Authorization: Bearer KEY` (or `X-Api-Key: KEY`, as Anthropic's clients send), but for
     `OPEN_PATHS` and `open_paths`.
 
-    Keys are kept as SHA-256 hashes, and all of them are compared in constant time.
+    The key's name is the caller's tenant, and the tenant that a header names is a part of it.
     """
 
-    def __init__(self, app: ASGIApp, keys: Iterable[str], open_paths: Iterable[str] = ()) -> None:
+    def __init__(self, app: ASGIApp, keys: KeyRing, open_paths: Iterable[str] = ()) -> None:
         self._app = app
         self._open_paths = frozenset((*OPEN_PATHS, *open_paths))
-        self._hashes = [hashlib.sha256(key.encode()).digest() for key in keys]
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         guarded = scope["type"] == "http" and scope["method"] != "OPTIONS" and route_path(scope) not in self._open_paths
-        if guarded and not self._is_known(_offered_key(scope)):
+        key = self._keys.find(_offered_key(scope)) if guarded else None
+        if guarded and key is None:
             headers = {"www-authenticate": "Bearer"}
             message = "A valid API key is needed: send it as 'Authorization: Bearer KEY'."
             await send_error(HTTPError(401, message, code="invalid_api_key", headers=headers), scope, send)
             return
+        if key is not None:
+            caller = CALLER.get()
+            tenant = f"{key.name}/{caller.tenant}" if caller.tenant else key.name
+            scope["state"]["tenant"] = tenant
+            CALLER.set(dataclasses.replace(caller, tenant=tenant, weight=key.weight))
         await self._app(scope, receive, send)
-
-    def _is_known(self, key: bytes | None) -> bool:
-        if key is None:
-            return False
-        offered = hashlib.sha256(key).digest()
-        matches = [
-            hmac.compare_digest(offered, known) for known in self._hashes
-        ]  # all of them, whatever the first says
-        return any(matches)
 
 
 class ErrorAnswers:

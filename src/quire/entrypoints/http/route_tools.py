@@ -1,6 +1,7 @@
 """What every route has and does: its line in a table, the server's state, a typed body, an answer in JSON."""
 
 import dataclasses
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Protocol, TypeVar
 
@@ -9,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from quire.engine.caller import CALLER, check_timeout
 from quire.entrypoints.http.decoding import read_body
 from quire.entrypoints.http.errors import HTTPError, bad_field
 from quire.entrypoints.http.siblings import OWN
@@ -123,7 +125,10 @@ async def read_request(request: Request, kind: type[BodyT]) -> BodyT:
     body = await read_bytes(request)
     await state.gate.enter()
     state.accept_work()  # of a burst, the first may have filled the queue
-    return state.decoder.decode(body, kind, request.scope["state"].setdefault("warnings", []))
+    decoded = state.decoder.decode(body, kind, request.scope["state"].setdefault("warnings", []))
+    if (timeout := getattr(decoded, "timeout", None)) is not None:
+        CALLER.set(CALLER.get().until(time.monotonic() + check_timeout(timeout)))
+    return decoded
 
 
 async def read_bytes(request: Request) -> bytes:

@@ -18,7 +18,6 @@ from quire.entrypoints.http.admission import AdmissionGate
 from quire.entrypoints.http.decoding import MAX_BODY_BYTES, BodyDecoder
 from quire.entrypoints.http.errors import HTTPError, bad_field, not_ready
 from quire.entrypoints.http.siblings import Siblings
-from quire.errors import CapacityError
 from quire.metrics.prometheus import HttpMetrics
 from quire.parsers.choice import AUTO, AnswerFormats, apply_response_template, apply_strings, choose_formats
 
@@ -59,6 +58,7 @@ class ServerSettings:
     max_batch_file_size: int = MAX_BATCH_FILE_BYTES
     error_format: str = "openai"
     api_key_for: str = "clients"
+    tenant_header: str | None = None
 
 
 def answer_formats(
@@ -113,19 +113,12 @@ class ServerState:
         return self.engine_or_none
 
     def accept_work(self) -> None:
-        """Raise a 503 unless new work may begin."""
+        """Raise a 503 unless new work may begin, or CapacityError where it would be refused."""
         if self.draining:
             raise not_ready("The server is shutting down.", self.settings.drain_retry_after_s)
         if self.engine.errored:
             raise not_ready("The engine is not running.")
-        most = self.engine.config.scheduler.max_num_waiting
-        if most and self._least_waiting() >= most:  # before its body is read; the engine looks once more
-            raise CapacityError(f"the queue is full: {most} requests wait, as many as max_num_waiting allows")
-
-    def _least_waiting(self) -> int:
-        """How many requests wait at least: as the last step told, or more since. A burst comes between two steps."""
-        unfinished = self.engine.get_num_unfinished_requests() + self.num_preparing
-        return max(self.engine.metrics.num_waiting, unfinished - self.engine.config.scheduler.max_num_seqs)
+        self.engine.check_queue(self.num_preparing)  # before its body is read; the core looks once more
 
     @contextlib.contextmanager
     def preparing(self) -> Generator[None]:

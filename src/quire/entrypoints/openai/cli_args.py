@@ -130,6 +130,16 @@ def _add_access_flags(access: argparse._ArgumentGroup) -> None:
         "--api-key", nargs="+", metavar="KEY", help="keys of clients, any of which opens every route (or QUIRE_API_KEY)"
     )
     access.add_argument(
+        "--api-key-file",
+        metavar="FILE",
+        help="keys with a name and a weight: lines of NAME KEY [WEIGHT], or a JSON list of objects with name, key, weight",
+    )
+    access.add_argument(
+        "--tenant-header",
+        metavar="NAME",
+        help="header that names the tenant of a request, for --scheduling-policy fair (none: the API key's name)",
+    )
+    access.add_argument(
         "--api-key-for",
         choices=("clients", "all"),
         default="clients",

@@ -115,11 +115,10 @@ class Generation(Generic[RequestT]):
 
     async def finish(self) -> RequestOutput:
         """The final output of a request that is not streamed. Raises HTTPError if the engine ends it with an error."""
-        engine, final = self.state.engine, None
+        engine, final, priority = self.state.engine, None, self.request.priority or 0
         if isinstance(self.params, BeamSearchParams):
-            outputs = engine.beam_search(self.prompt, self.params, self.request_id)
+            outputs = engine.beam_search(self.prompt, self.params, self.request_id, priority=priority)
         else:
-            priority = self.request.priority or 0
             outputs = engine.generate(self.prompt, self.params, self.request_id, priority=priority)
         async for output in outputs:
             self.note(output)

@@ -40,6 +40,7 @@ class RequestFields(msgspec.Struct, kw_only=True):
     model: str | None = None
     request_id: RequestId | None = None
     priority: Priority | None = None
+    timeout: float | None = None
     cache_salt: CacheSalt | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -162,6 +163,7 @@ class GenerativeScoringRequest(msgspec.Struct, kw_only=True):
     add_special_tokens: bool | None = None
     cache_salt: CacheSalt | None = None
     priority: Priority | None = None
+    timeout: float | None = None
     request_id: RequestId | None = None
     user: str | None = None
 

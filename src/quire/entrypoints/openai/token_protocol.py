@@ -25,6 +25,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     return_token_ids: bool | None = None
     cache_salt: CacheSalt | None = None
     priority: Priority | None = None
+    timeout: float | None = None
     # Written by a renderer, and not needed here.
     token_offsets: Any = None
     parse_context: Any = None

@@ -17,6 +17,7 @@ from quire import envs
 from quire.entrypoints.anthropic.protocol import error_body
 from quire.entrypoints.batches.service import Batches
 from quire.entrypoints.console.routes import build_console_routes, build_docs_routes
+from quire.entrypoints.http.api_keys import KeyEntry, KeyRing
 from quire.entrypoints.http.errors import HTTPError
 from quire.entrypoints.http.middleware import (
     PROBED_PATHS,
@@ -37,7 +38,7 @@ from quire.errors import did_you_mean
 def build_app(
     state: ServerState,
     *,
-    api_keys: Sequence[str] = (),
+    api_keys: Sequence[str | KeyEntry] = (),
     allowed_origins: Sequence[str] = (),
     allowed_methods: Sequence[str] = ("*",),
     allowed_headers: Sequence[str] = ("*",),
@@ -67,7 +68,7 @@ def build_app(
     if api_keys:
         paths = frozenset(route.path for route in pages)
         open_paths = paths if state.settings.api_key_for == "all" else paths | PROBED_PATHS
-        middleware.append(Middleware(Authentication, keys=tuple(api_keys), open_paths=open_paths))
+        middleware.append(Middleware(Authentication, keys=KeyRing(api_keys), open_paths=open_paths))
     middleware.append(Middleware(ErrorAnswers, settings=state.settings, allows_direct=not extra_middleware))
     endpoints = [*WORK, *OPERATIONS, *(DEV_ROUTES if envs.QUIRE_SERVER_DEV_MODE else ())]
     routes = [*build_routes(endpoints), *pages]

@@ -1,0 +1,124 @@
+"""The keys of a server's clients: their names, which are the tenants of the `fair` policy, and their weights.
+
+Keys are kept as SHA-256 hashes, and all of them are compared in constant time.
+"""
+
+import dataclasses
+import hashlib
+import hmac
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from quire.errors import ConfigError
+
+MAX_WEIGHT = 1000.0
+
+
+class KeyEntry(msgspec.Struct, forbid_unknown_fields=True):
+    """A key as the operator writes it."""
+
+    name: str
+    key: str
+    weight: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A key that is known here by its hash.
+
+    Attributes:
+        name: whom it belongs to: the name in the file of keys, or the beginning of its hash.
+        weight: its share beside others', under the `fair` policy.
+    """
+
+    name: str
+    digest: str
+    weight: float = 1.0
+
+    @classmethod
+    def of(cls, key: str) -> "ApiKey":
+        """A key without a name."""
+        digest = hashlib.sha256(key.encode()).hexdigest()
+        return cls(f"key-{digest[:8]}", digest)
+
+
+def read_key_file(path: str) -> list[KeyEntry]:
+    """The keys of a file: a JSON list of objects with `name`, `key` and `weight`, or a line for each key (`NAME KEY [WEIGHT]`).
+    Raises ConfigError: it cannot be read, or two keys are equal."""
+    try:
+        text = Path(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError.of("api_key_file", f"{path!r} cannot be read: {error}") from error
+    entries = _from_json(text) if text.lstrip().startswith("[") else _from_lines(text)
+    if not entries:
+        raise ConfigError.of("api_key_file", f"{path!r} has no key.")
+    for number, entry in enumerate(entries, 1):
+        if not entry.name.strip() or not entry.key.strip():
+            raise ConfigError.of("api_key_file", f"key {number} has no name, or is empty.")
+        if not 0.0 < entry.weight <= MAX_WEIGHT:
+            message = (
+                f"the weight of {entry.name!r} is {entry.weight:g}; it must be above 0 and at most {MAX_WEIGHT:g}."
+            )
+            raise ConfigError.of("api_key_file", message)
+    if len({entry.key for entry in entries}) < len(entries):
+        raise ConfigError.of("api_key_file", "two keys are equal.")
+    return entries
+
+
+def _from_json(text: str) -> list[KeyEntry]:
+    try:
+        return msgspec.json.decode(text, type=list[KeyEntry])
+    except msgspec.MsgspecError as error:
+        raise ConfigError.of("api_key_file", f"it must be a list of name, key and weight: {error}") from None
+
+
+def _from_lines(text: str) -> list[KeyEntry]:
+    entries: list[KeyEntry] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        try:
+            name, key, weight = words if len(words) == 3 else (*words, "1")
+            entries.append(KeyEntry(name, key, float(weight)))
+        except ValueError:  # another number of words, or no number
+            raise ConfigError.of("api_key_file", f"line {number} is not: NAME KEY [WEIGHT]") from None
+    return entries
+
+
+class KeyRing:
+    """The keys that open a server."""
+
+    def __init__(self, keys: Iterable[str | KeyEntry]) -> None:
+        self._keys = [
+            dataclasses.replace(ApiKey.of(each.key), name=each.name, weight=each.weight)
+            if isinstance(each, KeyEntry)
+            else ApiKey.of(each)
+            for each in keys
+        ]
+
+    def find(self, key: bytes | None) -> ApiKey | None:
+        """Which key was offered; None if it is none of them."""
+        if key is None:
+            return None
+        offered = hashlib.sha256(key).hexdigest()
+        matches = [known for known in self._keys if hmac.compare_digest(offered, known.digest)]  # all are compared
+        return matches[0] if matches else None
+
+
+def key_text(key: str | KeyEntry) -> str:
+    """The key itself."""
+    return key if isinstance(key, str) else key.key
+
+
+def plain_keys(keys: Iterable[str | KeyEntry]) -> list[Any]:
+    """Keys as JSON, for another process."""
+    return [msgspec.to_builtins(each) for each in keys]
+
+
+def keys_of_plain(plain: Iterable[Any]) -> list[str | KeyEntry]:
+    """What `plain_keys` was given."""
+    return [each if isinstance(each, str) else msgspec.convert(each, KeyEntry) for each in plain]
