@@ -93,11 +93,12 @@ def num_lines_at_once(max_num_seqs: int) -> int:
 
 async def serve_batches(app: ASGIApp, state: ServerState, batches: Batches) -> None:
     """Run the batches until the server ends; once the engine is there and no other process runs them."""
-    while state.engine_or_none is None or not batches.folder.lock():
-        await asyncio.sleep(IDLE_LOOK_S)
     while not state.draining:
-        batches.runner = _build_runner(app, state, batches)
         try:
+            if state.engine_or_none is None or not batches.folder.lock():
+                await asyncio.sleep(IDLE_LOOK_S)
+                continue
+            batches.runner = _build_runner(app, state, batches)
             await batches.runner.run()
         except EngineDeadError as error:
             logger.error("Batches stop: %s", error)
