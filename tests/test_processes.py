@@ -1,6 +1,7 @@
 """Child processes find modules where their parent finds them, end with it, and hear whole messages."""
 
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -8,17 +9,27 @@ from pathlib import Path
 
 import pytest
 
-from quire.processes import EXIT_PARENT_DIED, read_message, start_child, write_message
+from quire.processes import EXIT_PARENT_DIED, STACKS_SIGNAL, Child, family, read_message, start_child, write_message
 
 CHILD = """
 import os
-from quire.processes import end_with_parent, read_message, write_message
+from quire.processes import begin_child, end_with_parent, name_process, read_message, write_message
 
 def echo(arguments):
     write_message(1, ",".join(arguments).encode())
     while (message := read_message(0)) is not None:
         write_message(1, message)
     return 7
+
+def parent(arguments):
+    begin_child(arguments)
+    name_process("a parent")
+    import subprocess, sys, time
+    grandchild = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    os.kill(grandchild.pid, 19)
+    os.waitpid(grandchild.pid, os.WUNTRACED)
+    os.write(1, b"%d" % grandchild.pid)
+    time.sleep(600)
 
 def watch(arguments):
     end_with_parent(int(arguments[0]))
@@ -75,3 +86,24 @@ def test_messages_are_whole_however_long() -> None:
     assert [read_message(read_fd) for _ in range(4)] == [*messages, None]
     thread.join()
     os.close(read_fd)
+
+
+def test_a_child_is_killed_with_its_own_children_also_a_stopped_one(
+    module: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    child = Child(f"{module}:parent")
+    grandchild = 0
+    while not grandchild:
+        grandchild = int(capfd.readouterr().out or 0)
+    watch = os.pidfd_open(grandchild)
+    itself, stopped = family(child.pid)
+    assert str(itself).startswith(f"a parent (process {child.pid}) waits") and itself.can_show_stacks
+    assert f"(process {grandchild}) is stopped (SIGSTOP)" in str(stopped) and not stopped.can_show_stacks
+    child.process.send_signal(STACKS_SIGNAL)
+    while "in parent" not in capfd.readouterr().err:
+        pass
+    child.end(0.0)
+    assert child.describe_exit() == "was killed by SIGKILL"
+    assert select.select([watch], [], [], 20)[0]
+    os.close(watch)
+    child.close()

@@ -106,11 +106,11 @@ class Child:
         return self.process.pid
 
     def end(self, patience_s: float) -> None:
-        """Wait until the child has ended; kill it after `patience_s`."""
+        """Wait until the child has ended; kill it, and all its children, after `patience_s`."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(max(0.01, patience_s))
         if self.process.poll() is None:
-            self.process.kill()
+            self.kill()
             self.process.wait()
 
     def kill(self) -> None:

@@ -149,6 +149,25 @@ def test_the_synchronous_engine_raises_when_its_process_hangs() -> None:
         engine.shutdown()
 
 
+class NeverReadyExecutor(HashExecutor):
+    """Its constructor does not return."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        threading.Event().wait()
+
+
+@pytest.mark.exhaustive  # five seconds
+def test_a_start_that_hangs_shows_its_stacks_and_is_ended(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("QUIRE_ENGINE_READY_TIMEOUT_S", "5")
+    config = make_config(executor="tests.engine.test_watchdog:NeverReadyExecutor")
+    with pytest.raises(EngineDeadError, match=r"was not ready within 5 s \(QUIRE_ENGINE_READY_TIMEOUT_S\)"):
+        AsyncLLM(config, core="process")
+    assert "start_core" in capfd.readouterr().err
+
+
 def test_a_core_in_a_thread_that_hangs_is_told_of_until_it_goes_on(capfd: pytest.CaptureFixture[str]) -> None:
     async def main() -> None:
         engine = AsyncLLM(make_config(executor="tests.engine.test_watchdog:StuckExecutor"), core="inproc")

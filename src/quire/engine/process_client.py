@@ -251,9 +251,9 @@ class ProcessClient(SocketClient):
             out_address, in_address = f"ipc://{folder}/in", f"ipc://{folder}/out"
             memory_fd = memory_file(NUM_BYTES, "quire-heartbeat")
             try:
+                self._watchdog = Watchdog(map_words(memory_fd), self._on_hang)
                 words = [out_address, in_address, str(memory_fd)]
                 self._child = child = Child("quire.engine.core_process:main", words, (memory_fd,))
-                self._watchdog = Watchdog(map_words(memory_fd), self._on_hang)
             finally:
                 os.close(memory_fd)
             super().__init__(
