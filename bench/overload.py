@@ -271,7 +271,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-num-seqs", type=int, default=16)
     parser.add_argument("--max-num-waiting", type=int, default=64)
     parser.add_argument("--words", type=int, default=12, help="words of a prompt")
-    parser.add_argument("--tokens", type=int, default=32, help="tokens of an answer")
+    parser.add_argument("--tokens", type=int, default=128, help="tokens of an answer")
     parser.add_argument("--requests", type=int, default=5000, help="of the flood")
     parser.add_argument("--factor", type=float, default=50.0, help="the flood's rate over the server's")
     parser.add_argument("--quiet-requests", type=int, default=100)

@@ -402,6 +402,7 @@ async def test_a_full_queue_refuses_a_request_before_its_body_is_read(server):
     async with server(engine) as s:
         answer = await s.client.post("/v1/completions", content=b"{ this is no JSON")
         assert error_of(answer, 429)["code"] == "over_capacity" and answer.headers["retry-after"] == "7"
+        assert (await s.client.post("/reset_prefix_cache")).status_code == 200  # which does not queue
         engine.queue.state = QueueState(max_waiting=2)
         assert (await s.complete()).status_code == 200
 

@@ -111,10 +111,11 @@ def public_id(request: Request, body: RequestWithId) -> str:
     return body.request_id or str(request.scope["state"]["request_id"])
 
 
-async def read_request(request: Request, kind: type[BodyT]) -> BodyT:
-    """The typed body of a request for work; refused before it is read while the server cannot serve."""
+async def read_request(request: Request, kind: type[BodyT], *, queues: bool = True) -> BodyT:
+    """The typed body of a request for work; refused before it is read while the server cannot serve, or has no room in its queue
+    (unless the request is not for the queue)."""
     state = state_of(request)
-    state.accept_work()
+    state.accept_work(queues=queues)
     content_type = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
     if content_type not in ("application/json", "text/json", "") and not content_type.endswith("+json"):
         message = f"Content-Type: {content_type[:100]!r} cannot be read; send application/json."
@@ -124,9 +125,9 @@ async def read_request(request: Request, kind: type[BodyT]) -> BodyT:
         raise HTTPError(400, message, code="unsupported_media_type")
     body = await read_bytes(request)
     await state.gate.enter()
-    state.accept_work()  # of a burst, the first may have filled the queue
+    state.accept_work(queues=queues)  # of a burst, the first may have filled the queue
     decoded = state.decoder.decode(body, kind, request.scope["state"].setdefault("warnings", []))
-    if (timeout := getattr(decoded, "timeout", None)) is not None:
+    if queues and (timeout := getattr(decoded, "timeout", None)) is not None:
         CALLER.set(CALLER.get().until(time.monotonic() + check_timeout(timeout)))
     return decoded
 

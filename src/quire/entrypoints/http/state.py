@@ -112,13 +112,14 @@ class ServerState:
             raise not_ready("The server is starting; the model is being loaded.", 1)
         return self.engine_or_none
 
-    def accept_work(self) -> None:
-        """Raise a 503 unless new work may begin, or CapacityError where it would be refused."""
+    def accept_work(self, *, queues: bool = True) -> None:
+        """Raise a 503 unless new work may begin, or CapacityError where it would be refused; an operator's does not queue."""
         if self.draining:
             raise not_ready("The server is shutting down.", self.settings.drain_retry_after_s)
         if self.engine.errored:
             raise not_ready("The engine is not running.")
-        self.engine.check_queue(self.num_preparing)  # before its body is read; the core looks once more
+        if queues:
+            self.engine.check_queue(self.num_preparing)  # before its body is read; the core looks once more
 
     @contextlib.contextmanager
     def preparing(self) -> Generator[None]:

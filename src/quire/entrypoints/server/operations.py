@@ -123,7 +123,7 @@ async def reset_prefix_cache(request: Request) -> Response:
     """`POST /reset_prefix_cache`: forget every cached prefix. Running requests keep their pages, or compute them again with
     `?reset_running_requests=true`."""
     state = state_of(request)
-    state.accept_work()
+    state.accept_work(queues=False)
     running = flag_of(request, "reset_running_requests", False)
     return json_response({"success": await state.engine.reset_prefix_cache(running)})
 
@@ -286,7 +286,7 @@ async def pause(request: Request) -> Response:
 
 async def abort_requests(request: Request) -> Response:
     """`POST /abort_requests`: end requests, named by their ids or their answers'; unknown ones are passed over."""
-    body = await read_request(request, AbortRequests)
+    body = await read_request(request, AbortRequests, queues=False)
     return json_response({"num_aborted": await _engine(request).abort_named(body.request_ids)})
 
 
@@ -312,7 +312,7 @@ async def wake_up(request: Request) -> Response:
 
 async def collective_rpc(request: Request) -> Response:
     """`POST /collective_rpc`: call a method of every worker; what is not JSON in the results comes as text."""
-    call = await read_request(request, RemoteCall)
+    call = await read_request(request, RemoteCall, queues=False)
     results = await _engine(request).collective_rpc(call.method, call.timeout, call.args, call.kwargs)
     return Response(msgspec.json.encode({"results": results}, enc_hook=str), media_type="application/json")
 
