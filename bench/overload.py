@@ -48,7 +48,7 @@ class Client:
     async def ask(self, prompt: str, max_tokens: int, headers: str = "") -> Answer:
         """A streamed completion of exactly so many tokens, or the refusal."""
         body = {"prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
-        body["stream_options"] = {"include_usage": True}
+        body |= {"stream_options": {"include_usage": True}, "return_token_ids": True}  # an event for each token
         data = json.dumps(body).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\n{headers}Content-Length: {len(data)}\r\n\r\n".encode()
         reader, writer = await self._connect()
@@ -102,13 +102,22 @@ def server(args: argparse.Namespace, *words: str) -> Iterator[tuple[int, int]]:
         yield int(line.rsplit(":", 1)[1]), process.pid
 
 
-def resident_mib(session: int) -> float:
-    """Memory of all processes that a server started, MiB."""
-    pages = 0
+def processes_of(session: int) -> list[Path]:
+    """The folders in /proc of the processes that a server started."""
+    found: list[Path] = []
     for folder in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError, IndexError):
             if folder.name.isdigit() and int((folder / "stat").read_text().rsplit(")", 1)[1].split()[3]) == session:
-                pages += int((folder / "statm").read_text().split()[1])
+                found.append(folder)
+    return found
+
+
+def resident_mib(processes: Sequence[Path]) -> float:
+    """Memory of these processes, MiB."""
+    pages = 0
+    for folder in processes:
+        with contextlib.suppress(OSError):
+            pages += int((folder / "statm").read_text().split()[1])
     return pages * 4096 / 2**20
 
 
@@ -139,11 +148,12 @@ async def flood(args: argparse.Namespace, port: int, pid: int) -> dict[str, Any]
     await capacity(client, args, draw)  # what is made once is made here
     rate = await capacity(client, args, draw)
     calm = max([await probe(client, args, draw) or 0.0 for _ in range(5)])
-    memory = [resident_mib(pid)]
+    processes = processes_of(pid)  # to walk through /proc takes too long while answers are timed
+    memory = [resident_mib(processes)]
 
     async def watch() -> None:
         while True:
-            memory.append(resident_mib(pid))
+            memory.append(resident_mib(processes))
             await asyncio.sleep(0.2)
 
     watcher = asyncio.ensure_future(watch())
@@ -174,7 +184,7 @@ async def flood(args: argparse.Namespace, port: int, pid: int) -> dict[str, Any]
         "refusals_without_retry_after": sum(not one.retry_after for one in refused),
         "refusal_ms": milliseconds([one.first_byte for one in refused]) if refused else None,
         "recovery_s": round(recovery_s, 3),
-        "memory_mib": {"before": round(memory[0]), "most": round(max(memory)), "after": round(resident_mib(pid))},
+        "memory_mib": {"before": round(memory[0]), "most": round(max(memory)), "after": round(resident_mib(processes))},
     }
 
 
