@@ -4,21 +4,24 @@ import asyncio
 import contextlib
 import os
 import signal
+import threading
 from collections.abc import Coroutine
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.engine.builders import make_config
 from tests.engine.test_async_llm import collect, oracle, sampling, tokens_of
 from tests.oracles.hash_model import HashExecutor
 
+from quire.config import EngineConfig
 from quire.core.output import SchedulerOutput
 from quire.engine import recovery
 from quire.engine.async_llm import AsyncLLM
-from quire.engine.core_client import InprocClient
-from quire.engine.messages import AddRequests
-from quire.engine.recovery import MAX_FRUITLESS, Replay
+from quire.engine.core import EngineCore
+from quire.engine.core_client import CoreClient, InprocClient, OnMessage
+from quire.engine.messages import AddRequests, Dead, Ready, Restarted
+from quire.engine.recovery import MAX_FRUITLESS, RecoveringClient, Replay
 from quire.errors import EngineDeadError, EngineError
 from quire.request import EngineRequest
 from quire.sampling_params import RequestOutputKind
@@ -144,6 +147,39 @@ def test_a_core_passes_over_requests_that_it_has_got_already() -> None:
         tokens += [*outputs.plain_tokens, *(token for one in outputs.outputs for token in one.new_token_ids)]
         assert not any(one.error for one in outputs.outputs)
     assert tokens == oracle([5, 1], 3, 1)
+
+
+class CountingExecutor(HashExecutor):
+    """Keeps what is prepared for requests of any kind."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        self.waits: list[bool] = []
+
+    def prepare_to_serve(self, wait: bool = False) -> None:
+        self.waits.append(wait)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_requests_of_a_dead_core_do_not_wait_for_what_other_requests_need(again: bool) -> None:
+    config = make_config()
+    executor = CountingExecutor(config)
+    EngineCore(config, executor, serves=True, is_awaited=again).shutdown()
+    assert executor.waits == ([False] if again else [False, True])
+
+
+def test_a_core_in_the_place_of_a_dead_one_is_told_so() -> None:
+    told: list[tuple[bool, Any]] = []
+    restarted = threading.Event()
+
+    def start(on_message: OnMessage, again: bool) -> CoreClient:
+        told.append((again, on_message))
+        return cast("CoreClient", SimpleNamespace(ready=Ready(), shutdown=lambda: None))
+
+    RecoveringClient(start, lambda message: restarted.set() if isinstance(message, Restarted) else None)
+    told[0][1](Dead("killed"))
+    assert restarted.wait(10)
+    assert [again for again, _ in told] == [False, True]
 
 
 def record(request_id: str, num_tokens: int = 0) -> Any:

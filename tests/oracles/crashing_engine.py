@@ -193,7 +193,7 @@ class CrashingEngine:
         self._may_start.release()
         return RecoveringClient(self._start_core, heard)
 
-    def _start_core(self, on_message: OnMessage) -> MortalCore:
+    def _start_core(self, on_message: OnMessage, again: bool) -> MortalCore:
         self._may_start.acquire()
         self._cores.append(MortalCore(self, on_message))
         return self._cores[-1]

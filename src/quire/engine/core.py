@@ -59,6 +59,7 @@ class EngineCore(WeightVerbs):
         serves: requests of any kind will come one by one, and none may hold up the others: what the first request of a kind would
             wait for is prepared at the start.
         weights: those of a core in whose place this one is started.
+        is_awaited: requests of a core that died wait already, so that what other requests would wait for is prepared beside them.
 
     Attributes:
         heartbeat: says what the core does. Who runs the core may put another one in its place.
@@ -74,6 +75,7 @@ class EngineCore(WeightVerbs):
         *,
         serves: bool = False,
         weights: WeightState | None = None,
+        is_awaited: bool = False,
     ) -> None:
         started = time.monotonic()
         if weights is not None:
@@ -93,7 +95,7 @@ class EngineCore(WeightVerbs):
                 self.config = self._settle()
                 self._preparations = Preparations(self._executor)
                 self._scheduler = self._make_scheduler()
-                if serves:
+                if serves and not is_awaited:
                     with STARTUP.phase("first sizes, vocabulary"):
                         self._executor.prepare_to_serve(wait=True)
             except BaseException:

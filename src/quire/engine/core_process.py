@@ -77,7 +77,7 @@ def start_core(inbox: SocketInbox) -> EngineCore | None:
     executor: Executor | None = None
     if first.executor is not None:
         executor = import_class(first.executor, "executor")(config)
-    core = EngineCore(config, executor, serves=True, weights=first.weights)
+    core = EngineCore(config, executor, serves=True, weights=first.weights, is_awaited=first.again)
     gc.collect()
     gc.freeze()  # what was loaded stays: later collections need not look at it
     gc.set_threshold(*_COLLECT_AFTER)

@@ -13,11 +13,12 @@ from quire.request import EngineCoreOutputs, EngineRequest, Refusal, WeightState
 
 class Start(msgspec.Struct, tag="start", array_like=True):
     """First message to a new core process: its configuration as plain data, the class path of its executor, if not the usual one,
-    and the weights of the core in whose place it is started, if they had changed."""
+    and the weights of the core in whose place it is started, if they had changed. `again`: requests of that core wait for it."""
 
     config: dict[str, Any]
     executor: str | None = None
     weights: WeightState | None = None
+    again: bool = False
 
 
 class AddRequests(msgspec.Struct, tag="add", array_like=True):

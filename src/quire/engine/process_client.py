@@ -227,6 +227,7 @@ class ProcessClient(SocketClient):
         executor: class path of the executor, if not the one that the configuration names.
         weights: of the core in whose place this one is started, if they had changed.
         on_message: called with the core's messages, in another thread; None: the caller waits for them.
+        again: the core takes the place of one that died, and requests wait for it.
 
     Raises:
         ConfigError: the configuration cannot be sent, or the core refuses it.
@@ -242,10 +243,11 @@ class ProcessClient(SocketClient):
         *,
         weights: WeightState | None = None,
         on_message: OnMessage | None = None,
+        again: bool = False,
     ) -> None:
         if executor is None:
             fetch_missing_weights(config)
-        start = messages.Start(config_to_plain(config), executor, weights)
+        start = messages.Start(config_to_plain(config), executor, weights, again)
         folder = tempfile.mkdtemp(prefix="quire-", dir=envs.QUIRE_RPC_BASE_PATH)
         try:
             out_address, in_address = f"ipc://{folder}/in", f"ipc://{folder}/out"
@@ -340,7 +342,7 @@ def open_client(config: EngineConfig, core: str | None, on_message: OnMessage, *
     if core == "process":
         last = LastWeights(on_message)
         start = functools.partial(_start_process, config, last)
-        return RecoveringClient(start, last.heard) if recovers else start(on_message)
+        return RecoveringClient(start, last.heard) if recovers else start(on_message, False)
     raise ConfigError(f"core is {core!r}; it may be 'inproc' or 'process'", setting="core")
 
 
@@ -351,8 +353,8 @@ def chosen_core(usual: str = "process") -> str:
     return usual if asked is None else ("process" if asked else "inproc")
 
 
-def _start_process(config: EngineConfig, last: "LastWeights", on_message: OnMessage) -> CoreClient:
-    return ProcessClient(config, weights=last.weights, on_message=on_message)
+def _start_process(config: EngineConfig, last: "LastWeights", on_message: OnMessage, again: bool) -> CoreClient:
+    return ProcessClient(config, weights=last.weights, on_message=on_message, again=again)
 
 
 class LastWeights:

@@ -30,7 +30,7 @@ class RecoveringClient(CoreClient):
     """A core that is started again when it has ended by itself.
 
     Args:
-        start: starts a core that calls what it is given with its messages.
+        start: starts a core that calls what it is given with its messages; told whether it takes the place of a dead one.
         on_message: gets the messages of all cores, `Restarting` between two of them and then `Restarted`; `Dead` is the end.
 
     Raises:
@@ -39,13 +39,13 @@ class RecoveringClient(CoreClient):
 
     shares_memory = False
 
-    def __init__(self, start: Callable[[OnMessage], CoreClient], on_message: OnMessage) -> None:
+    def __init__(self, start: Callable[[OnMessage, bool], CoreClient], on_message: OnMessage) -> None:
         self._start = start
         self._on_message = on_message
         self._deaths: collections.deque[float] = collections.deque(maxlen=MAX_RESTARTS)
         self._is_ending = False
         self._changing = threading.Lock()  # held while a core is started in another's place
-        self._client = start(self._heard)
+        self._client = start(self._heard, False)
         self.ready = self._client.ready
 
     def _heard(self, message: CoreMessage) -> None:
@@ -70,7 +70,7 @@ class RecoveringClient(CoreClient):
             if self._is_ending:
                 return
             try:
-                self._client = self._start(self._heard)
+                self._client = self._start(self._heard, True)
             except QuireError as error:
                 self._on_message(Dead(f"the engine core could not be started again: {error}"))
                 return
