@@ -5,7 +5,7 @@ A server's middleware sets the caller; engines read it where requests are queued
 
 import contextvars
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 from quire.config import limits
@@ -39,8 +39,9 @@ class RequestOptions(TypedDict, total=False):
     """What a request may say besides its prompt and its parameters. Seconds are those of `time.monotonic()`.
 
     `prompt_text` is the text of a prompt that is given as token ids, for the output; `trace_headers` are the caller's
-    (`traceparent`, `tracestate`); `timeout` is the seconds in which it must end. The others are vLLM's and mean something there
-    only: they may be None, and `session_id` any text."""
+    (`traceparent`, `tracestate`); `timeout` is the seconds in which it must end. Behind `resumed_token_ids`, which another engine
+    made, a request with n = 1 goes on, and its first output has them. The others are vLLM's and mean something there only: they
+    may be None, and `session_id` any text."""
 
     priority: int
     tenant: str
@@ -51,6 +52,7 @@ class RequestOptions(TypedDict, total=False):
     tokenization_kwargs: dict[str, Any] | None
     prompt_text: str | None
     trace_headers: Mapping[str, str] | None
+    resumed_token_ids: Sequence[int]
     session_id: str | None
     data_parallel_rank: int | None
     kv_hints: Any

@@ -118,7 +118,7 @@ class SequenceState:
         self.index = index
         self.params: SamplingParams = params
         self.prompt_token_ids = request.prompt_token_ids
-        self.token_ids: list[int] = []
+        self.token_ids: list[int] = list(request.resumed_token_ids)
         self.text = ""
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None

@@ -99,7 +99,12 @@ def run(args: argparse.Namespace) -> int:
         if args.console and not options.uds and envs.QUIRE_LOGGING_FORMAT != "json":
             print(f"Or open {options.url}/ in a browser.\n", flush=True)
 
-    return ServerProcess(app, state, listener, options, build_engine, announce).run()
+    handover = None
+    if args.handover is not None:
+        from quire.entrypoints.responses.handover import Handover
+
+        handover = Handover(state, args.handover)
+    return ServerProcess(app, state, listener, options, build_engine, announce, handover=handover).run()
 
 
 def make_app(args: argparse.Namespace, keys: "Sequence[str | KeyEntry]") -> "tuple[ASGIApp, ServerState]":
@@ -175,6 +180,10 @@ def check_server_flags(args: argparse.Namespace) -> None:
     from quire.parsers.plugin import load_parser_file
     from quire.plugins import load_general_plugins
 
+    if args.handover is not None and args.responses_store is None:
+        raise ConfigError.of("handover", "needs --responses-store FILE, which the next server finds the responses in.")
+    if args.handover is not None and args.api_server_count > 1:
+        raise ConfigError.of("handover", f"needs one API server, not {args.api_server_count}.")
     load_general_plugins("frontend")  # which may add formats
     for setting in ("reasoning_parser_plugin", "tool_parser_plugin"):
         load_parser_file(getattr(args, setting), setting)

@@ -83,9 +83,9 @@ def flag_of(request: Request, name: str, default: bool) -> bool:
     return _TRUTH[value]
 
 
-def number_of(request: Request, name: str, default: int, low: int, high: int = 1 << 62) -> int:
+def number_of(request: Request, name: str, default: int, low: int, high: int = 1 << 62, header: str = "") -> int:
     """A parameter of the query that is a whole number."""
-    text = request.query_params.get(name)
+    text = request.query_params.get(name, request.headers.get(header) if header else None)
     if text is None:
         return default
     if not (text.isascii() and text.isdigit() and len(text) < 19 and low <= int(text) <= high):

@@ -103,6 +103,8 @@ class ServerState:
         self.siblings: Siblings | None = None
         self.background: dict[str, Any] = {}
         """Responses that run in the background, by id."""
+        self.handed_over: set[str] = set()
+        """Ids of those that another server has left, and that do not go on yet."""
         self._sequence = itertools.count()
 
     @property

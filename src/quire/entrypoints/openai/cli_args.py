@@ -252,6 +252,11 @@ def _add_response_flags(responses: argparse._ArgumentGroup) -> None:
         metavar="PATH",
         help="SQLite file that keeps what /v1/responses answers (none: in memory, 10,000 at most)",
     )
+    responses.add_argument(
+        "--handover",
+        metavar="DIR",
+        help="folder in which a server that ends leaves its background responses to the next one (none: they are cut off)",
+    )
 
 
 def _add_log_flags(log: argparse._ArgumentGroup) -> None:

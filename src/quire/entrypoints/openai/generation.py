@@ -6,6 +6,7 @@ import time
 from collections.abc import Coroutine, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
+from quire.engine.caller import RequestOptions
 from quire.engine.input_processor import TokenizedPrompt
 from quire.engine.request_stream import OutputStream
 from quire.entrypoints.http.errors import error_of_finished
@@ -84,6 +85,7 @@ class Generation(Generic[RequestT]):
 
     Attributes:
         public_id: the id in the answer. The engine has one of its own, `request_id`.
+        resumed: tokens that were made before; the first output has them again.
     """
 
     state: ServerState
@@ -95,6 +97,7 @@ class Generation(Generic[RequestT]):
     count: TokenCount
     created: int = dataclasses.field(default_factory=lambda: int(time.time()))
     request_id: str = ""
+    resumed: list[int] = dataclasses.field(default_factory=list[int])
 
     def __post_init__(self) -> None:
         self.request_id = self.state.engine_request_id(self.public_id)
@@ -110,8 +113,10 @@ class Generation(Generic[RequestT]):
     async def open(self) -> OutputStream:
         """Queue a request whose answer is streamed."""
         assert isinstance(self.params, SamplingParams)
-        engine, priority = self.state.engine, self.request.priority or 0
-        return await engine.open_stream(self.prompt, self.params, self.request_id, priority=priority)
+        engine, options = self.state.engine, RequestOptions(priority=self.request.priority or 0)
+        if self.resumed:
+            options["resumed_token_ids"] = self.resumed
+        return await engine.open_stream(self.prompt, self.params, self.request_id, **options)
 
     async def finish(self) -> RequestOutput:
         """The final output of a request that is not streamed. Raises HTTPError if the engine ends it with an error."""

@@ -23,6 +23,16 @@ def error_event(error: HTTPError) -> bytes:
     return b"event: error\ndata: %b\n\n" % _encode({"type": "error", **fields, "sequence_number": 0})
 
 
+class OpenItem(msgspec.Struct):
+    """Where a writer stands: the number of its next event, and the item that is open, if there is one."""
+
+    number: int
+    kind: str | None = None
+    item: protocol.OutputItem | None = None
+    head: bytes = b""
+    text: str = ""
+
+
 class EventWriter:
     """Puts a response's output together, and writes its events. An event's number is its place in the stream.
 
@@ -43,6 +53,18 @@ class EventWriter:
         self._head = b""
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprob] = []
+
+    def state(self) -> OpenItem:
+        """What another writer needs to go on from here."""
+        if self.kind is None:
+            return OpenItem(self._number)
+        return OpenItem(self._number, self.kind, self._item, self._head, "".join(self._texts))
+
+    def restore(self, response: protocol.ResponseObject, state: OpenItem) -> None:
+        """Go on where another writer stood."""
+        self._response, self._number, self.kind = response, state.number, state.kind
+        if state.item is not None:
+            self._item, self._head, self._texts = state.item, state.head, [state.text]
 
     def lifecycle(self, name: str) -> bytes:
         """An event that carries the response as it is now."""

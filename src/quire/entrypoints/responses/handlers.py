@@ -4,7 +4,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.entrypoints.http.errors import bad_field, bad_request
+from quire.entrypoints.http.errors import bad_field, bad_request, not_ready
 from quire.entrypoints.http.push import stream_answer
 from quire.entrypoints.http.route_tools import Endpoint, flag_of, json_response, number_of, read_request, state_of
 from quire.entrypoints.http.streaming import STREAM_HEADERS, EventStream, run_while_connected
@@ -52,7 +52,7 @@ async def count_tokens(request: Request) -> Response:
 async def retrieve_response(request: Request) -> Response:
     """`GET /v1/responses/{id}`; with `stream=true` its events, those behind number `starting_after`."""
     state, response_id = state_of(request), request.path_params["response_id"]
-    after = number_of(request, "starting_after", -1, 0)
+    after = number_of(request, "starting_after", -1, 0, header="last-event-id")
     run: BackgroundRun | None = state.background.get(response_id)
     if not flag_of(request, "stream", False):
         if run is not None:
@@ -61,6 +61,8 @@ async def retrieve_response(request: Request) -> Response:
     if run is not None and run.job.has_stream:
         return EventStream(b"", run.follow(after))
     events = None if run is not None else (await find(state, response_id)).events
+    if response_id in state.handed_over:
+        raise not_ready("The response was left by another server and goes on soon.", 1)
     if events is None:
         raise bad_field("stream", "only a response that was made with background and stream can be streamed again.")
     rest = events.split(b"\n\n", after + 1)  # JSON has no raw line ends

@@ -4,8 +4,10 @@ Parsers are those of chat completions; the protocol's own shapes are in `events.
 """
 
 import asyncio
+import dataclasses
+import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -20,16 +22,38 @@ from quire.entrypoints.openai.chat_generation import ChatGeneration
 from quire.entrypoints.openai.logprobs import chat_logprobs
 from quire.entrypoints.openai.protocol import UNSET, TokenLogprob
 from quire.entrypoints.responses import protocol
-from quire.entrypoints.responses.events import EventWriter, error_event
+from quire.entrypoints.responses.events import EventWriter, OpenItem, error_event
 from quire.entrypoints.responses.store import Missing, Record
 from quire.logger import init_logger
-from quire.outputs import CompletionOutput, RequestOutput
+from quire.outputs import AnyOutput, CompletionOutput, RequestOutput
 from quire.parsers.pieces import Piece
+from quire.sampling_params import SamplingParams
 
 logger = init_logger(__name__)
 
 _encode = msgspec.json.Encoder().encode
 _ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
+
+
+class LeftResponse(msgspec.Struct):
+    """A background response in the middle, as a server leaves it to its successor.
+
+    Attributes:
+        request, items: what it was asked for, and its own items.
+        token_ids: those whose text is in the response or its open item; the model goes on behind them.
+        events: told so far, where it streams.
+    """
+
+    request: protocol.ResponsesRequest
+    items: list[dict[str, Any]]
+    response: protocol.ResponseObject
+    prompt_token_ids: list[int]
+    prompt: str | None
+    seed: int
+    max_tokens: int
+    token_ids: list[int]
+    writer: OpenItem
+    events: list[bytes]
 
 
 class ResponseJob:
@@ -47,8 +71,10 @@ class ResponseJob:
         response: protocol.ResponseObject,
         items: list[dict[str, Any]],
     ) -> None:
+        self.request = request
         self.chat = chat
         self.response = response
+        self._told: list[int] = []
         self.items = items
         self.has_stream = bool(request.stream)
         self.takes_text = not chat.request.logprobs and response.output_messages is UNSET
@@ -68,6 +94,8 @@ class ResponseJob:
     def events(self, output: RequestOutput) -> list[bytes]:
         """An output's events, but for the response's end."""
         response, (choice,) = self.response, output.outputs
+        if response.background:
+            self._told += choice.token_ids
         parts = [(part, self.chat.count.add_choice(part)) for part in choice.by_token()]
         self.chat.note(output)
         for message in response.output_messages or ():
@@ -165,10 +193,51 @@ class ResponseJob:
 
     async def outputs(self) -> AsyncGenerator[list[bytes], None]:
         """Generates; gives each output's events."""
-        async with aclosing((await self.open()).outputs()) as outputs:
+        stream = await self.open()
+        if self.chat.resumed:
+            self._read_again(await stream.next())
+        async with aclosing(stream.outputs()) as outputs:
             async for output in outputs:
                 assert isinstance(output, RequestOutput)
                 yield self.events(output)
+
+    # What one server leaves to the next.
+
+    def left(self, events: list[bytes]) -> LeftResponse | None:
+        """The response as it is now; None where it cannot go on elsewhere."""
+        chat, params = self.chat, self.chat.params
+        if self.is_over or chat.request.logprobs or not isinstance(params, SamplingParams):
+            return None
+        return LeftResponse(
+            request=self.request,
+            items=self.items,
+            response=self.response,
+            prompt_token_ids=list(chat.prompt.token_ids),
+            prompt=chat.prompt.text,
+            seed=params.seed or 0,
+            max_tokens=params.max_tokens or 0,
+            token_ids=self._told,
+            writer=self._writer.state(),
+            events=events,
+        )
+
+    def restore(self, left: LeftResponse) -> None:
+        """Go on with what another server has begun."""
+        chat, params = self.chat, self.chat.params
+        assert isinstance(params, SamplingParams), "responses have no beams"
+        self.response, self.items = left.response, left.items
+        self._told, self._opened = list(left.token_ids), bool(left.token_ids)
+        self._writer.restore(left.response, left.writer)
+        chat.prompt = dataclasses.replace(chat.prompt, token_ids=left.prompt_token_ids, text=left.prompt, array=None)
+        chat.count.prompt, chat.resumed = len(left.prompt_token_ids), left.token_ids
+        params.seed, params.max_tokens = left.seed, left.max_tokens
+
+    def _read_again(self, output: AnyOutput) -> None:
+        """The tokens that another server has told of: parsers and counts come to where they were."""
+        assert isinstance(output, RequestOutput)
+        for part in output.outputs[0].by_token():
+            self.chat.count.add_choice(part)
+            self._reader.read(part)
 
     async def keep(self, events: Sequence[bytes] | None = None) -> None:
         """Keep the response as it is now, unless the client does not want that."""
@@ -197,7 +266,9 @@ async def find(state: ServerState, response_id: str) -> Record:
         record = await state.responses.get(response_id)
     except Missing:
         raise not_found(response_id) from None
-    if record.is_running:  # and not in this process: it ended with the one that made it
+    if (
+        record.is_running and response_id not in state.handed_over
+    ):  # and not in this process: it ended with the one that made it
         response = msgspec.json.decode(record.body, type=protocol.ResponseObject)
         response.status = "failed"
         response.error = protocol.ResponseError("server_error", "The server ended before the response was complete.")
@@ -211,12 +282,25 @@ def not_found(response_id: str) -> HTTPError:
 
 
 class BackgroundRun:
-    """A response in the making, which a draining server waits for; in `state.background` until it is over and kept."""
+    """A response in the making, which a draining server waits for; in `state.background` until it is over and kept.
 
-    def __init__(self, job: ResponseJob) -> None:
+    Args:
+        events: told by the server that began it.
+
+    Attributes:
+        on_kept: called when it is over and kept.
+    """
+
+    on_kept: Callable[[], None] | None = None
+
+    def __init__(self, job: ResponseJob, events: Sequence[bytes] = ()) -> None:
         self.job = job
         self._state = job.chat.state
-        self._events: list[bytes] = []
+        self._events = list(events)
+        self._is_new = not events and not job.chat.resumed
+        params = job.chat.params
+        if isinstance(params, SamplingParams) and params.seed is None:
+            params.seed = secrets.randbits(63)  # known here, so that another server can go on with the same draws
         self._news = asyncio.Event()
         self._is_over = False
         self._is_cancelled = False
@@ -238,6 +322,13 @@ class BackgroundRun:
             self._task.cancel()
         await asyncio.wait((self._task,))
 
+    def leave(self) -> LeftResponse | None:
+        """Stop for good, and give what another server needs to go on; None if it is over, or has to end here."""
+        left = self.job.left(self._events)
+        if left is not None and self._task is not None:
+            self._task.cancel()
+        return left
+
     async def follow(self, after: int = -1) -> AsyncGenerator[bytes, None]:
         """The events behind the one with number `after`, as they come."""
         position = after + 1
@@ -253,8 +344,11 @@ class BackgroundRun:
 
     async def _run(self) -> None:
         try:
-            self._add([self.job.tell("created"), self.job.tell("queued")])
+            if self._is_new:
+                self._add([self.job.tell("created"), self.job.tell("queued")])
             await self._end(await self._generate())
+            if self.on_kept is not None:
+                self.on_kept()
         except Exception:
             logger.exception("Response %s could not be kept.", self.job.chat.public_id)
         finally:

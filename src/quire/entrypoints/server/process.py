@@ -14,7 +14,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -71,6 +71,18 @@ class _QuietServer(uvicorn.Server):
         self._stop.set()
 
 
+class Successor(Protocol):
+    """What a server leaves to the next one, and takes from the last one."""
+
+    async def leave(self) -> None:
+        """Stop what can go on elsewhere, and write it down."""
+        ...
+
+    async def pick_up(self) -> None:
+        """Go on with what the last server left."""
+        ...
+
+
 class ServerProcess:
     """One server, from socket to exit code.
 
@@ -78,6 +90,7 @@ class ServerProcess:
         build_engine: makes the engine; called in a thread: it takes seconds.
         on_ready: called once, with the engine in place and the URL.
         private: a second socket, on which the server's other processes ask this one.
+        handover: to a server that is started in this one's place; None: what has not ended in time is lost.
     """
 
     def __init__(
@@ -89,6 +102,7 @@ class ServerProcess:
         build_engine: Callable[[], Any],
         on_ready: Callable[[Any, float], None],
         private: socket.socket | None = None,
+        handover: Successor | None = None,
     ) -> None:
         self._app = app
         self._state = state
@@ -96,6 +110,7 @@ class ServerProcess:
         self._options = options
         self._build_engine = build_engine
         self._on_ready = on_ready
+        self._handover = handover
         self._exit_code = exit_codes.OK
         self._signals = 0
         self._engine: Any = None
@@ -179,6 +194,8 @@ class ServerProcess:
             if self._engine.errored:  # before anyone could be told
                 self._on_death()
         self._state.engine_or_none = self._engine
+        if self._handover is not None:
+            await self._handover.pick_up()
         self._on_ready(self._engine, time.monotonic() - began)
 
     def _fail(self, exit_code: int) -> None:
@@ -228,12 +245,24 @@ class ServerProcess:
         try:
             await asyncio.wait_for(self._state.idle.wait(), timeout)
         except TimeoutError:
+            if await self._hand_over():
+                self._server.stop()
+                return
             logger.error("%d request(s) did not end in %.0f s and are cut off.", self._state.in_flight, timeout)
             self._exit_code = exit_codes.FAILED
             self._force_stop()
             return
         logger.info("Drained.")
         self._server.stop()
+
+    async def _hand_over(self) -> bool:
+        """Leave what can go on elsewhere to the next server; whether that was all that ran."""
+        if self._handover is None:
+            return False
+        await self._handover.leave()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._state.idle.wait(), TELL_TIMEOUT_S)
+        return not self._state.in_flight
 
     def _force_stop(self) -> None:
         self._state.draining = True
