@@ -84,7 +84,7 @@ def flag_of(request: Request, name: str, default: bool) -> bool:
 
 
 def number_of(request: Request, name: str, default: int, low: int, high: int = 1 << 62, header: str = "") -> int:
-    """A parameter of the query that is a whole number."""
+    """A parameter of the query, or else of a header, that is a whole number."""
     text = request.query_params.get(name, request.headers.get(header) if header else None)
     if text is None:
         return default
