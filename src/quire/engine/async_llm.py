@@ -174,14 +174,10 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
             arrival_time=arrival_time,
             priority=options.get("priority", 0),
         )
-<<<<<<< HEAD
-        return self._queue(processed, self._caller(options, arrival_time), options.get("trace_headers"))
-=======
         if resumed := options.get("resumed_token_ids"):
             (request,) = processed.engine_requests
             request.resumed_token_ids = list(resumed)
-        return self._queue(processed, options.get("trace_headers"))
->>>>>>> 428cc280 (A server that ends leaves its background responses to the next one (--handover DIR))
+        return self._queue(processed, self._caller(options, arrival_time), options.get("trace_headers"))
 
     def _caller(self, options: RequestOptions, arrival_time: float) -> Caller:
         return merge_caller(options, arrival_time, self.config.scheduler.request_timeout)
