@@ -11,7 +11,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "transformers": ("transformers>=4.56", "sentencepiece>=0.2"),
     "client": ("openai>=1.60",),
     "ray": ("ray>=2.40",),
-    "structured": ("llguidance>=1.3",),
+    "structured": ("llguidance>=1.9",),
     "xgrammar": ("xgrammar>=0.2",),
     "tiktoken": ("tiktoken>=0.7",),
     "mistral": ("mistral-common>=1.8",),

@@ -29,6 +29,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3 moe": ("Qwen3MoeForCausalLM", {}),
     "qwen2 moe: a gated shared expert": ("Qwen2MoeForCausalLM", {}),
     "phi: both halves on one residual, a head with a bias": ("PhiForCausalLM", {}),
+    "diffllama: one pair of KV heads for all ranks": (
+        "DiffLlamaForCausalLM", {"num_attention_heads": 4, "num_key_value_heads": 2},
+    ),
     **{
         name: DENSE[name]
         for name in (

@@ -9,7 +9,9 @@ import pytest
 from tests.engine.builders import make_config
 from tests.oracles.hash_model import HashExecutor, HashModel
 
+from quire.engine import async_llm
 from quire.engine.async_llm import AsyncLLM
+from quire.engine.request_record import RequestRecord
 from quire.errors import CapacityError, ConfigError, EngineDeadError, EngineError, RequestError
 from quire.pooling_params import PoolingParams
 from quire.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
@@ -52,6 +54,31 @@ def test_many_concurrent_streams_are_the_oracle_s(engine):
             assert tokens_of(outputs) == oracle([5, index % 400, 7], 3 + index % 20, index)
             assert outputs[-1].finished and not any(output.finished for output in outputs[:-1])
         assert engine.get_num_unfinished_requests() == 0
+
+    asyncio.run(main())
+
+
+def test_long_prompt_logprobs_are_made_ready_between_other_work(engine, monkeypatch):
+    monkeypatch.setattr(async_llm, "POSITIONS_AT_ONCE", 10)
+    most, pieces = RequestRecord.read_prompt_logprobs, []
+
+    def read(record, count=None):
+        pieces.append(min(len(record.unread), len(record.unread) if count is None else count))
+        most(record, count)
+
+    monkeypatch.setattr(RequestRecord, "read_prompt_logprobs", read)
+
+    async def main():
+        prompt = [5 + place % 300 for place in range(205)]
+        for kind in RequestOutputKind:
+            pieces.clear()
+            params = sampling(max_tokens=4, seed=3, prompt_logprobs=1, output_kind=kind)
+            outputs = await collect(engine.generate(prompt, params, f"long-{kind}"))
+            told = [output.prompt_logprobs for output in outputs if output.prompt_logprobs is not None]
+            assert told[0][0] is None and [next(iter(position)) for position in told[0][1:]] == prompt[1:]
+            assert len(told) == 1 or kind is RequestOutputKind.CUMULATIVE
+            assert sum(pieces) == len(prompt) - 1 and max(pieces) == 10
+            assert tokens_of(outputs)[-4:] == oracle(prompt, 4, 3)
 
     asyncio.run(main())
 

@@ -1,11 +1,13 @@
 """A grammar that explodes is refused and takes nobody with it."""
 
+import os
+import sys
 import time
 
 import pytest
 
 from quire.config import StructuredOutputsConfig, limits
-from quire.errors import RequestError
+from quire.errors import EngineError, RequestError
 from quire.sampling_params import StructuredOutputsParams
 from quire.structured_output import trial
 from quire.structured_output.grammars import Grammars
@@ -112,3 +114,21 @@ def test_a_child_that_was_started_ahead_tries_the_first_grammar(
     check(grammars, regex="a+")
     check(grammars, regex="b+")
     assert len(started) == 1
+
+
+def test_an_engine_that_cannot_be_used_is_told_and_not_kept(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    (tmp_path / "broken_engine.py").write_text(
+        "class Broken:\n    def __init__(self, *given):\n        raise TypeError('too old')\n"
+    )
+    (tmp_path / "sitecustomize.py").write_text(
+        "import quire.structured_output.backend as backend\n"
+        "backend.BACKENDS['guidance'] = ('broken_engine', 'Broken', 'broken', 'broken')\n"
+    )
+    children = trial.Trials("guidance", (EOS,), VOCABULARY)
+    with monkeypatch.context() as changed:
+        changed.setenv("PYTHONPATH", f"{tmp_path}:{os.pathsep.join(sys.path)}")
+        changed.syspath_prepend(str(tmp_path))
+        with pytest.raises(EngineError, match="could not be started: TypeError: too old"):
+            children.begin()
+    children.check(StructuredOutputsParams(regex="a"))
+    children.close()

@@ -48,6 +48,9 @@ logger = init_logger(__name__)
 INLINE_CHARACTERS = 8192
 """Texts up to this length are tokenized on the event loop (about 1 ms); longer ones in a thread."""
 
+POSITIONS_AT_ONCE = 256
+"""Prompt logprobs of so many positions are made ready before the event loop looks at everything else again (2 ms)."""
+
 ADD_WITHIN_S = 0.001
 """Requests that arrive together travel to the core together, but none waits longer than this for the next."""
 
@@ -421,15 +424,19 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
             self.events.add(EventKind.REPLAY, f"request {records[0].request_id} goes on", len(records))
         self._send_added()
 
-    @staticmethod
-    def _notify(records: Sequence[RequestRecord]) -> None:
-        """Readers are called; one that fails harms no other."""
+    def _notify(self, records: Sequence[RequestRecord]) -> None:
+        """Readers are called; one that fails harms no other. Long prompt logprobs are made ready first, bit by bit."""
         for record in records:
-            if record.notify is not None:
-                try:
-                    record.notify()
-                except Exception:
-                    logger.exception("The reader of %s failed.", record.request_id)
+            if record.notify is None:
+                continue
+            record.read_prompt_logprobs(POSITIONS_AT_ONCE)
+            if record.unread and self._loop is not None:
+                self._loop.call_soon(self._notify, (record,))
+                continue
+            try:
+                record.notify()
+            except Exception:
+                logger.exception("The reader of %s failed.", record.request_id)
 
     def _resolve_call(self, call_id: int, result: messages.UtilityResult) -> None:
         future = self._calls.pop(call_id, None)

@@ -5,6 +5,7 @@ Turns tokens and logprobs into `RequestOutput`s. An output is built when it is r
 a slow reader gets several steps in one output, and nothing piles up meanwhile.
 """
 
+import collections
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
@@ -335,6 +336,7 @@ class RequestRecord:
 
     Attributes:
         notify: called when there is something new to read; None where the caller asks by himself.
+        unread: prompt logprobs that have come and are not in `prompt_logprobs` yet.
         error: why it failed, where it did.
         refusal: the error that the core refused it with, where it did: a client's fault, or a lack of room.
         death: of the engine, before it has ended.
@@ -354,6 +356,9 @@ class RequestRecord:
     num_unfinished: int = 0
     notify: Callable[[], None] | None = None
     prompt_logprobs: PromptPositions | None = None
+    unread: collections.deque[tuple[list[int], list[float], int]] = dataclasses.field(
+        default_factory=collections.deque[tuple[list[int], list[float], int]]
+    )
     num_cached_tokens: int | None = None
     error: str | None = None
     refusal: QuireError | None = None
@@ -395,20 +400,24 @@ class RequestRecord:
         """Keep prompt logprobs as chunks of the prompt are computed (siblings with n > 1 repeat them: once is enough)."""
         if self.prompt_logprobs is None or output.prompt_logprob_token_ids is None:
             return
-        if len(self.prompt_logprobs) >= len(self.prompt_token_ids):  # a core that died has told all of them
+        if len(self.prompt_logprobs) + len(self.unread) >= len(self.prompt_token_ids):
+            return  # a core that died has told all of them
+        columns = output.prompt_logprob_token_ids, output.prompt_logprob_values or [], output.prompt_logprob_ranks or []
+        self.unread.extend(zip(*columns, strict=True))
+
+    def read_prompt_logprobs(self, most: int | None = None) -> None:
+        """Make what users see of the prompt logprobs that have come: of all, or of so many positions."""
+        positions = self.prompt_logprobs
+        if positions is None:
             return
-        columns = (
-            output.prompt_logprob_token_ids,
-            output.prompt_logprob_values or [],
-            output.prompt_logprob_ranks or [],
-        )
-        for token_ids, values, rank in zip(*columns, strict=True):
-            place = len(self.prompt_logprobs)
+        for _ in range(len(self.unread) if most is None else min(most, len(self.unread))):
+            token_ids, values, rank = self.unread.popleft()
+            place = len(positions)
             before = self.prompt_token_ids[max(0, place - CONTEXT_TOKENS) : place]
             texts: Sequence[str | None] = [None] * len(token_ids)
             if self.tokenizer is not None and self.params.detokenize:
                 texts = texts_at(self.tokenizer, before, token_ids)
-            self.prompt_logprobs.append(build_position(token_ids, values, rank, texts))
+            positions.append(build_position(token_ids, values, rank, texts))
 
     def build_output(self) -> AnyOutput | None:
         """What there is to tell since the last call; None when that is nothing (or not yet, for `FINAL_ONLY`)."""
@@ -425,6 +434,7 @@ class RequestRecord:
             completions = []
         if not completions:
             return None
+        self.read_prompt_logprobs()
         prompt_logprobs = None if as_delta and self.prompt_logprobs_sent else self.prompt_logprobs
         self.prompt_logprobs_sent = True
         return RequestOutput(

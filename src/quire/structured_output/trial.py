@@ -19,7 +19,7 @@ import msgspec
 
 from quire.config import limits
 from quire.descriptors import wait_readable
-from quire.errors import CapacityError, RequestError
+from quire.errors import CapacityError, EngineError, RequestError, describe
 from quire.processes import read_message, start_child, write_message
 from quire.sampling_params import StructuredOutputsParams
 from quire.structured_output.backend import find_backend
@@ -41,7 +41,7 @@ class Begin(msgspec.Struct):
 
 
 class Verdict(msgspec.Struct):
-    """A child's answer; of the vocabulary it says only that it has it."""
+    """A child's answer. Of the vocabulary it says only that it has it, or why its engine cannot be used."""
 
     error: str | None = None
     param: str | None = None
@@ -59,9 +59,11 @@ class _Child:
         self._process = start_child(f"{__name__}:serve", stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
         self.end = weakref.finalize(self, _end, self._process)
         self.is_late = False
-        if self.ask(begin, _START_S) is None:
-            message = "the process that tries grammars could not be started; the server's log may say more"
-            raise RequestError(message, param="structured_outputs")
+        ready = self.ask(begin, _START_S)
+        if ready is None or ready.error is not None:
+            self.end()
+            why = "it died" if ready is None else ready.error
+            raise EngineError(f"the process that tries grammars could not be started: {why}")
 
     def ask(self, message: msgspec.Struct, seconds: float) -> Verdict | None:
         """The answer; None where the child died, or is ended here because it needs longer."""
@@ -162,7 +164,11 @@ def serve(arguments: list[str]) -> None:
         return
     begin = msgspec.msgpack.decode(data, type=Begin)
     vocabulary = Vocabulary(begin.tokens, begin.special_ids, lambda text: [])
-    backend = find_backend(begin.backend)(vocabulary, tuple(begin.eos_token_ids))
+    try:
+        backend = find_backend(begin.backend)(vocabulary, tuple(begin.eos_token_ids))
+    except Exception as error:  # told to the parent, as this process has no log
+        write_message(answers, msgspec.msgpack.encode(Verdict(describe(error))))
+        return
     _limit_memory(begin.memory_bytes)
     write_message(answers, msgspec.msgpack.encode(Verdict()))
     while (data := read_message(requests)) is not None:

@@ -35,7 +35,7 @@ class AttentionLayer(MixerLayer):
     def __init__(self, mixer: Attention, context: LayerContext) -> None:
         super().__init__(mixer, context)
         self.mixer = mixer
-        heads, kv_heads = context.plan.share(mixer.heads, "heads"), context.plan.share(mixer.kv_heads, "KV heads")
+        heads, kv_heads = self.shares(mixer, context.plan)
         self.params = AttentionParams(
             num_heads=heads,
             num_kv_heads=kv_heads,
@@ -91,13 +91,19 @@ class AttentionLayer(MixerLayer):
         yield builder.linear("out", (builder.hidden,), q.rows, bias=mixer.out_bias, shard="columns", groups=mixer.heads)
 
     @staticmethod
+    def shares(mixer: Attention, plan: ParallelPlan) -> tuple[int, int]:
+        """This rank's heads and KV heads."""
+        return plan.share(mixer.heads, "heads"), plan.share(mixer.kv_heads, "KV heads")
+
+    @classmethod
     def attention_requests(
-        mixer: Attention, kv_dtype: torch.dtype, block_size: int, plan: ParallelPlan, deterministic: bool
+        cls, mixer: Attention, kv_dtype: torch.dtype, block_size: int, plan: ParallelPlan, deterministic: bool
     ) -> list[AttentionRequest]:
+        heads, kv_heads = cls.shares(mixer, plan)
         return [
             AttentionRequest(
-                num_heads=plan.share(mixer.heads, "heads"),
-                num_kv_heads=plan.share(mixer.kv_heads, "KV heads"),
+                num_heads=heads,
+                num_kv_heads=kv_heads,
                 head_dim=mixer.head_dim,
                 kv_dtype=kv_dtype,
                 block_size=block_size,

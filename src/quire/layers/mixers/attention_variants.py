@@ -150,11 +150,19 @@ class DiffAttentionLayer(AttentionLayer):
         yield builder.linear("out", (builder.hidden,), 2 * q.rows, bias=mixer.out_bias, shard="columns", groups=pairs)
 
     @staticmethod
+    def shares(mixer: Attention, plan: ParallelPlan) -> tuple[int, int]:
+        pairs, kv_pairs = (
+            plan.share(mixer.heads // 2, "pairs of heads"),
+            plan.share(mixer.kv_heads // 2, "pairs of KV heads"),
+        )
+        return 2 * pairs, 2 * kv_pairs
+
+    @classmethod
     def attention_requests(
-        mixer: Attention, kv_dtype: torch.dtype, block_size: int, plan: ParallelPlan, deterministic: bool
+        cls, mixer: Attention, kv_dtype: torch.dtype, block_size: int, plan: ParallelPlan, deterministic: bool
     ) -> list[AttentionRequest]:
         wide = _widened(cast(DiffAttention, mixer))
-        return AttentionLayer.attention_requests(wide, kv_dtype, block_size, plan, deterministic)
+        return super().attention_requests(wide, kv_dtype, block_size, plan, deterministic)
 
     def set_weight(self, name: str, weight: Weight) -> None:
         super().set_weight(name, weight)
