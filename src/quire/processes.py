@@ -14,7 +14,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -154,16 +154,20 @@ def begin_child(arguments: list[str]) -> tuple[list[str], int]:
     return arguments[2:], life_fd
 
 
-def end_with_parent(descriptor: int) -> None:
+def end_with_parent(descriptor: int, last: Callable[[], None] | None = None) -> None:
     """In a child: end this process, in the middle of whatever it does, when the other end of a pipe is closed, which happens
-    when the parent dies in any way."""
-    threading.Thread(target=_wait_for_parent, args=(descriptor,), name="parent-watch", daemon=True).start()
+    when the parent dies in any way. `last`: called before, in a thread; it clears up after the parent."""
+    threading.Thread(target=_wait_for_parent, args=(descriptor, last), name="parent-watch", daemon=True).start()
 
 
-def _wait_for_parent(descriptor: int) -> None:
+def _wait_for_parent(descriptor: int, last: Callable[[], None] | None) -> None:
     while os.read(descriptor, 1):
         pass
-    os._exit(EXIT_PARENT_DIED)
+    try:
+        if last is not None:
+            last()
+    finally:
+        os._exit(EXIT_PARENT_DIED)
 
 
 class ProcessState(NamedTuple):

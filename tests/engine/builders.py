@@ -38,7 +38,7 @@ def make_config(
     num_blocks: int = 256,
     executor: Any = HASH_EXECUTOR,
     device: str = "cpu",
-    recovery: bool = True,
+    recovery: bool | None = None,
     **scheduler: Any,
 ) -> EngineConfig:
     """An engine over the hash model; with a tokenizer if `folder` holds one."""

@@ -296,7 +296,7 @@ class StuckExecutor(HashExecutor):
 @pytest.mark.parametrize("core", CORES)
 def test_a_failed_step_raises_in_every_pending_generator(core):
     async def main():
-        engine = AsyncLLM.from_engine_config(make_config(executor=StuckExecutor), core=core)
+        engine = AsyncLLM.from_engine_config(make_config(executor=StuckExecutor, recovery=False), core=core)
         streams = [collect(engine.generate([5, i], sampling(max_tokens=50, seed=i), str(i))) for i in range(5)]
         results = await asyncio.gather(*streams, return_exceptions=True)
         assert all(isinstance(result, EngineDeadError) and "fell off" in str(result) for result in results)

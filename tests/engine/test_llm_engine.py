@@ -187,7 +187,7 @@ class FailingExecutor(HashExecutor):
 
 @pytest.mark.parametrize("multiprocess", [False, True])
 def test_a_failed_step_is_the_engine_s_death(multiprocess):
-    config = make_config(executor=FailingExecutor)
+    config = make_config(executor=FailingExecutor, recovery=False)
     engine = LLMEngine.from_engine_config(config, enable_multiprocessing=multiprocess)
     engine.add_request("r", [5], sampling(max_tokens=9))
     with pytest.raises(EngineDeadError, match="the device fell off"):
@@ -245,7 +245,7 @@ ORPHAN = """
 import sys
 from quire.engine.process_client import ProcessClient
 from tests.engine.builders import make_config
-client = ProcessClient(make_config())
+client = ProcessClient(make_config(), print)
 print(client.pid, flush=True)
 sys.stdin.read()
 """

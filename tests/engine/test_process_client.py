@@ -6,10 +6,12 @@ from pathlib import Path
 
 DROPPED = """
 import gc, os, select
+from quire.engine.core_client import WaitingClient
 from quire.engine.process_client import ProcessClient
 from tests.engine.builders import make_config
-handle = ProcessClient(make_config(), "tests.oracles.hash_model:HashExecutor")
-watch = os.pidfd_open(handle.pid)
+executor = "tests.oracles.hash_model:HashExecutor"
+handle = WaitingClient(lambda on_message: ProcessClient(make_config(), on_message, executor=executor))
+watch = os.pidfd_open(handle.client.pid)
 handle.itself = handle
 del handle
 gc.collect()

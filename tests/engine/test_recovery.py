@@ -20,10 +20,13 @@ from quire.engine import recovery
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.core import EngineCore
 from quire.engine.core_client import CoreClient, InprocClient, OnMessage
-from quire.engine.messages import AddRequests, Dead, Ready, Restarted
-from quire.engine.recovery import MAX_FRUITLESS, RecoveringClient, Replay
-from quire.errors import EngineDeadError, EngineError
-from quire.request import EngineRequest
+from quire.engine.input_processor import TokenizedPrompt
+from quire.engine.llm_engine import LLMEngine
+from quire.engine.messages import AddRequests, Dead, Ready, Restarted, Standing
+from quire.engine.recovery import RecoveringClient
+from quire.errors import CapacityError, ConfigError, EngineDeadError, EngineError
+from quire.metrics.events import EventKind
+from quire.request import EngineRequest, token_array
 from quire.sampling_params import RequestOutputKind
 
 POISON = 499
@@ -115,12 +118,15 @@ def test_the_request_that_kills_cores_fails_alone() -> None:
                     assert isinstance(results[i], EngineError) and "request 2 was running alone" in str(results[i])
                 else:
                     assert results[i][-1].outputs[0].token_ids == oracle(prompt, 200, i)
+            totals = engine.events.totals
+            assert totals[EventKind.RESTART] == 3 and totals[EventKind.GIVEN_UP] == 1 and totals[EventKind.REPLAY] >= 4
 
     run(main())
 
 
 def test_a_core_that_dies_too_often_stays_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recovery, "MAX_RESTARTS", 1)
+    monkeypatch.setattr(recovery, "MAX_FRUITLESS_RESTARTS", 1)
 
     async def main() -> None:
         async with an_engine() as engine:
@@ -169,41 +175,109 @@ def test_requests_of_a_dead_core_do_not_wait_for_what_other_requests_need(again:
 
 
 def test_a_core_in_the_place_of_a_dead_one_is_told_so() -> None:
-    told: list[tuple[bool, Any]] = []
+    told: list[tuple[Standing | None, Any]] = []
     restarted = threading.Event()
 
-    def start(on_message: OnMessage, again: bool) -> CoreClient:
-        told.append((again, on_message))
+    def start(on_message: OnMessage, standing: Standing | None) -> CoreClient:
+        told.append((standing, on_message))
         return cast("CoreClient", SimpleNamespace(ready=Ready(), shutdown=lambda: None))
 
     RecoveringClient(start, lambda message: restarted.set() if isinstance(message, Restarted) else None)
     told[0][1](Dead("killed"))
     assert restarted.wait(10)
-    assert [again for again, _ in told] == [False, True]
+    assert [standing for standing, _ in told] == [None, Standing()]
 
 
-def record(request_id: str, num_tokens: int = 0) -> Any:
-    sequences = [SimpleNamespace(token_ids=[1] * num_tokens)]
-    return SimpleNamespace(request_id=request_id, sequences=sequences, is_finished=False)
+async def until_ready(engine: AsyncLLM, pid: int) -> None:
+    """Until the core after `pid` serves."""
+    await until_restarted(engine, pid)
+    await engine.check_health()
 
 
-def test_requests_that_go_on_are_no_suspects_however_often_cores_die() -> None:
-    replay, records = Replay(), [record("a"), record("b")]
-    for number in range(20):
-        assert replay.core_died(records) is None
-        assert replay.next_records() == records and not replay.holds_others
-        for one in records:
-            one.sequences[0].token_ids = [1] * (number + 1)
+@pytest.mark.parametrize("level", [0, pytest.param(1, marks=pytest.mark.exhaustive), 2])
+def test_a_new_core_is_paused_or_sleeps_as_the_old_one_was(level: int) -> None:
+    async def main() -> None:
+        async with an_engine() as engine:
+            stream = engine.generate([5, 1], sampling(max_tokens=300, seed=1), "a")
+            await anext(stream)
+            await engine.sleep(level, mode="keep")
+            task = asyncio.ensure_future(collect(stream))
+            pid = engine._client.client.pid
+            kill(engine)
+            await until_ready(engine, pid)
+            assert await engine.is_sleeping() and not task.done()
+            if level:
+                with pytest.raises(CapacityError, match="sleeps"):
+                    await collect(engine.generate([5, 2], sampling(max_tokens=3), "b"))
+            assert await engine.wake_up()
+            assert (await task)[-1].outputs[0].token_ids == oracle([5, 1], 300, 1)
+            assert not await engine.is_sleeping()
+
+    run(main())
 
 
-def test_suspects_go_on_one_at_a_time_until_each_has_a_token() -> None:
-    replay, records = Replay(), [record("a"), record("b"), record("c", num_tokens=4)]
-    for _ in range(MAX_FRUITLESS):
-        replay.core_died(records)
-        records[2].sequences[0].token_ids.append(1)
-    assert replay.next_records() == records[:1] and replay.holds_others
-    assert replay.next_records() == []
-    records[0].sequences[0].token_ids.append(1)
-    assert replay.next_records() == records[1:2]
-    assert replay.core_died(records) is records[1]
-    assert replay.next_records() == [records[0], records[2]] and not replay.holds_others
+@pytest.mark.exhaustive
+def test_parts_that_were_woken_up_before_the_death_are_awake_after_it() -> None:
+    async def main() -> None:
+        async with an_engine() as engine:
+            await engine.sleep(2)
+            assert not await engine.wake_up(["weights"])
+            pid = engine._client.client.pid
+            kill(engine)
+            await until_ready(engine, pid)
+            assert await engine.is_sleeping() and await engine.wake_up(["kv_cache"])
+
+    run(main())
+
+
+def llm_engine(**settings: Any) -> LLMEngine:
+    return LLMEngine(make_config(max_model_len=2000, num_blocks=9000, recovery=True, **settings))
+
+
+def test_the_synchronous_engine_goes_on_with_a_new_core() -> None:
+    engine = llm_engine()
+    for i in range(8):
+        engine.add_request(str(i), TokenizedPrompt(token_array([5, i])), sampling(max_tokens=100 + 50 * i, seed=i))
+    outputs: dict[str, list[int]] = {str(i): [] for i in range(8)}
+    num_steps = 0
+    while engine.has_unfinished_requests():
+        if num_steps in (5, 60):
+            os.kill(engine._client.client.client.pid, signal.SIGKILL)
+        num_steps += 1
+        for output in engine.step():
+            outputs[output.request_id] = output.outputs[0].token_ids
+    for i in range(8):
+        assert outputs[str(i)] == oracle([5, i], 100 + 50 * i, i)
+    assert engine.events.totals[EventKind.RESTART] == 2
+    assert engine.explain()  # calls go on, too
+    engine.shutdown()
+
+
+def test_the_synchronous_engine_fails_the_request_that_kills_cores() -> None:
+    engine = llm_engine(executor="tests.engine.test_recovery:FragileExecutor")
+    for i, prompt in enumerate([[5, 1], [POISON], [5, 2]]):
+        engine.add_request(str(i), TokenizedPrompt(token_array(prompt)), sampling(max_tokens=50, seed=i, n=2))
+    last: dict[str, Any] = {}
+    while engine.has_unfinished_requests():
+        last |= {output.request_id: output for output in engine.step()}
+    assert "was running alone" in last["1"].error and last["1"].finished
+    assert last["0"].outputs[0].finish_reason == last["2"].outputs[0].finish_reason == "length"
+    engine.shutdown()
+
+
+def test_a_call_waits_for_a_new_core() -> None:
+    engine = llm_engine()
+    pid = engine._client.client.client.pid
+    os.kill(pid, signal.SIGKILL)
+    while not engine.events.totals[EventKind.RESTART]:
+        with contextlib.suppress(EngineError):  # of the call that the death ended
+            engine.explain()
+    assert engine.explain() and engine._client.client.client.pid != pid
+    engine.shutdown()
+
+
+def test_recovery_needs_a_process() -> None:
+    with pytest.raises(ConfigError, match="process of its own"):
+        LLMEngine(make_config(recovery=True), multiprocess=False)
+    with pytest.raises(ConfigError, match="process of its own"):
+        AsyncLLM(make_config(recovery=True), core="inproc")

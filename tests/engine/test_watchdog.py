@@ -136,12 +136,12 @@ def test_without_recovery_a_hang_is_the_engines_end() -> None:
 
 
 def test_the_synchronous_engine_raises_when_its_process_hangs() -> None:
-    engine = LLMEngine(make_config(max_model_len=2000, num_blocks=9000), multiprocess=True)
+    engine = LLMEngine(make_config(max_model_len=2000, num_blocks=9000, recovery=False), multiprocess=True)
     try:
         engine.add_request("a", [5, 1], SamplingParams(max_tokens=1900, ignore_eos=True, detokenize=False))
         for _ in range(LEARNT):
             engine.step()
-        os.kill(engine._client.pid, signal.SIGSTOP)
+        os.kill(engine._client.client.pid, signal.SIGSTOP)
         with pytest.raises(EngineDeadError, match="made no progress"):
             while engine.has_unfinished_requests():
                 engine.step()

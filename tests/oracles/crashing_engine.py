@@ -1,6 +1,6 @@
 """The asynchronous engine over cores that die at random points of their loop, all drawn from one seed.
 
-`AsyncLLM`, `RecoveringClient`, `Replay`, `CoreLoop`, `EngineCore` and the scheduler are the real ones; the model is the hash
+`AsyncLLM`, `RecoveringClient`, `Suspects`, `CoreLoop`, `EngineCore` and the scheduler are the real ones; the model is the hash
 model. A core lives in the event loop's thread and takes a few turns of its loop at a time, so that a seed gives the same run
 again. What it has sent is on its way for a while: a death takes the last messages with it, as a broken socket does.
 """
@@ -11,7 +11,7 @@ import dataclasses
 import threading
 from collections.abc import Awaitable
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.engine.builders import make_config
@@ -25,6 +25,7 @@ from quire.engine.core import EngineCore
 from quire.engine.core_client import CoreClient, OnMessage
 from quire.engine.core_loop import CoreLoop
 from quire.engine.recovery import RecoveringClient
+from quire.engine.suspects import Suspects
 from quire.errors import EngineError, QuireError
 from quire.outputs import RequestOutput
 from quire.sampling_params import RequestOutputKind, SamplingParams
@@ -154,7 +155,8 @@ class CrashingEngine:
         self._num_started = 0
         self._failure: BaseException | None = None
         self._install_faults(monkeypatch)
-        monkeypatch.setattr(recovery, "WINDOW_S", 0.0)  # deaths are many here, and no reason to give up
+        for name in ("FRUITLESS_WITHIN_S", "WITHIN_S"):
+            monkeypatch.setattr(recovery, name, 0.0)  # deaths are many here, and no reason to give up
         monkeypatch.setattr("quire.engine.async_llm.open_client", self._open_client)
         self.engine = AsyncLLM.from_engine_config(self.config, core="process")
 
@@ -179,7 +181,7 @@ class CrashingEngine:
         monkeypatch.setattr(HashExecutor, "execute", execute_or_die)
 
     def _pass_point(self) -> None:
-        if self.draw.random() < self._kill_rate and not self.engine._replay.holds_others:
+        if self.draw.random() < self._kill_rate and not self._suspects().holds_others:
             raise Killed  # one that runs alone would be taken for the cause
 
     def _open_client(self, config: Any, core: Any, on_message: OnMessage, **_: Any) -> RecoveringClient:
@@ -193,9 +195,14 @@ class CrashingEngine:
         self._may_start.release()
         return RecoveringClient(self._start_core, heard)
 
-    def _start_core(self, on_message: OnMessage, again: bool) -> MortalCore:
+    def _suspects(self) -> Suspects:
+        return cast("RecoveringClient", self.engine._client)._suspects
+
+    def _start_core(self, on_message: OnMessage, standing: messages.Standing | None) -> MortalCore:
         self._may_start.acquire()
         self._cores.append(MortalCore(self, on_message))
+        if standing is not None:
+            self._cores[-1].core.restore(standing)
         return self._cores[-1]
 
     def _turn(self) -> None:
@@ -309,7 +316,7 @@ class CrashingEngine:
         assert stats.num_running == stats.num_waiting == 0 and not core._all_ids()
         assert stats.num_free_blocks == stats.num_total_blocks
         engine = self.engine
-        assert not len(engine._outputs) and not engine._calls and not engine._to_add and not engine._replay._pending
+        assert not len(engine._outputs) and not engine._calls and not engine._to_add and not self._suspects()._held
         del self._cores[:-1]
 
     def close(self) -> None:

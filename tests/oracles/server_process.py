@@ -1,5 +1,6 @@
 """A server in a process of its own, whose output is always read: one that nobody reads stops a server that writes much."""
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -51,9 +52,12 @@ class ServerProcess:
 
     def children(self, function: str) -> list[int]:
         """Its child processes that run a function of a module: `core_process` or `frontend_child`."""
-        tasks = Path(f"/proc/{self.popen.pid}/task").iterdir()
-        pids = [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
-        return [pid for pid in pids if function in Path(f"/proc/{pid}/cmdline").read_text()]
+        found: list[int] = []
+        for task in Path(f"/proc/{self.popen.pid}/task").iterdir():
+            with contextlib.suppress(OSError):  # a thread or a child that ends meanwhile
+                pids = (task / "children").read_text().split()
+                found += [int(pid) for pid in pids if function in Path(f"/proc/{pid}/cmdline").read_text()]
+        return found
 
     def line_with(self, text: str, seconds: float = 60) -> str:
         """The first line with this text; waits for it. An AssertionError tells what there is instead."""

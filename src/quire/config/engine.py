@@ -55,7 +55,8 @@ class ParallelConfig:
     Attributes:
         enable_expert_parallel: each worker has some experts whole, not a part of every expert.
         distributed_executor_backend: None (in-process for one worker, else `mp`), `uni`, `mp` (a process a device), or a class.
-        recovery: an engine core in a process of its own that dies is started again, and its requests go on.
+        recovery: an engine core in a process of its own that dies is started again, and its requests go on; True asks for such
+            a process, None takes what there is.
         rank: which of the workers this is; the executor sets it when it starts them.
         rendezvous: the address where the workers meet; set with the rank.
     """
@@ -67,7 +68,7 @@ class ParallelConfig:
     distributed_executor_backend: str | type[Any] | None = None
     worker_cls: str = "auto"
     disable_custom_all_reduce: bool = False
-    recovery: bool = True
+    recovery: bool | None = None
     rank: int = 0
     rendezvous: str = ""
 

@@ -25,7 +25,6 @@ from quire.engine.input_processor import ProcessedRequest, TokenizedPrompt, chec
 from quire.engine.output_processor import StatsHook
 from quire.engine.process_client import open_client
 from quire.engine.queue_view import QueueView
-from quire.engine.recovery import Replay
 from quire.engine.request_record import RequestRecord
 from quire.engine.request_stream import RequestStream
 from quire.engine.request_tracing import RequestLog, RequestTracing
@@ -79,7 +78,6 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._dead: EngineDeadError | None = None
         self._restarting = self._stalled = ""
-        self._replay = Replay()
         self.on_death: Callable[[], None] | None = None
         """Called when the core dies, in any thread, and maybe twice."""
         self._is_shut_down = False
@@ -92,7 +90,7 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
         def start_core() -> CoreClient:
             if isinstance(core, FrontendSlot):
                 return RoutedClient(core, self._on_message)
-            return open_client(config, core, self._on_message, recovers=config.parallel.recovery)
+            return open_client(config, core, self._on_message)
 
         self.queue = QueueView(config.scheduler)
         super().__init__(config, start_core, self.metrics, stat_hooks, for_server=True)
@@ -230,7 +228,7 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
 
     def _send_added(self) -> None:
         """Give the core what was queued since the last time, in one message; one by one where something cannot be sent."""
-        if self._restarting or self._replay.holds_others:
+        if self._restarting:
             return
         records = [record for record in self._to_add if not record.is_finished]
         self._to_add.clear()
@@ -364,15 +362,16 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
                 case messages.Stalled(message=text):
                     self._stall(text)
                 case messages.Restarting(message=text):
-                    touched += self._lose_core(text)
+                    self._lose_core(text)
+                case messages.GivenUp():
+                    touched += self._give_up(message)
                 case messages.Restarted():
                     self._restarting = ""
                     self.queue.forget()
-                    self._send_replay()
+                    self._send_again(but={record.request_id for record in self._to_add})
+                    self._send_added()
                 case _:
                     pass
-        if self._replay.holds_others:
-            self._send_replay()
         self._notify(touched)
         self._log_stats()
         self._tell_idle_waiters()
@@ -399,30 +398,11 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
         if reason:
             self.events.add(EventKind.HANG, reason)
 
-    def _lose_core(self, message: str) -> list[RequestRecord]:
-        """The core has died and another one is started. Callers get an error; requests wait, but for one that is at fault."""
+    def _lose_core(self, message: str) -> None:
+        """The core has died and another one is started. Callers get an error; requests wait."""
         self._restarting, self._stalled = message, ""
         self.events.add(EventKind.RESTART, message)
         self._fail_calls(EngineError(f"the engine core died and is started again: {message}"))
-        waiting = {record.request_id for record in self._to_add}
-        culprit = self._replay.core_died([one for one in self._outputs.records if one.request_id not in waiting])
-        if culprit is None:
-            return []
-        text = f"request {culprit.request_id} was running alone when the engine core died: {message}"
-        logger.error("%s; it is given up", text)
-        self.events.add(EventKind.GIVEN_UP, text)
-        self._outputs.discard(culprit.request_id)
-        culprit.refusal, culprit.num_unfinished = EngineError(text), 0
-        return [culprit]
-
-    def _send_replay(self) -> None:
-        """Give the new core what is unfinished: each request goes on behind its tokens so far."""
-        records = self._replay.next_records()
-        if records:
-            requests = [request for record in records for request in record.resumption()]
-            self._client.send(messages.AddRequests(requests, again=True))
-            self.events.add(EventKind.REPLAY, f"request {records[0].request_id} goes on", len(records))
-        self._send_added()
 
     def _notify(self, records: Sequence[RequestRecord]) -> None:
         """Readers are called; one that fails harms no other. Long prompt logprobs are made ready first, bit by bit."""

@@ -22,7 +22,7 @@ from quire.core.scheduler import Scheduler
 from quire.engine.arg_resolve import hub_settings
 from quire.engine.collector import CollectorPause
 from quire.engine.heartbeat import Heartbeat
-from quire.engine.messages import Ready, refusal_of
+from quire.engine.messages import Ready, Standing, refusal_of
 from quire.engine.pausing import Pause, PauseState, check_mode, is_named
 from quire.engine.weights import BY_RPC, UTILITIES, WeightVerbs, restored, utility
 from quire.errors import CapacityError, ConfigError, EngineError, QuireError, RequestError
@@ -105,6 +105,7 @@ class EngineCore(WeightVerbs):
         self._in_flight: deque[SchedulerOutput] = deque()
         self._outputs: list[EngineCoreOutput] = []
         self._asleep: set[str] = set()
+        self._sleep_level = 0
         self._pause = Pause()
         self._num_empty_plans = 0
         self._lost_some = False  # requests were aborted, and no step has told the figures since
@@ -181,14 +182,14 @@ class EngineCore(WeightVerbs):
     # --- requests ---
 
     def add_requests(self, requests: Iterable[EngineRequest], *, again: bool = False) -> None:
-        """Queue requests. One that is refused gets an error output of its own; the others are not harmed. With `again`, those
-        that are here already are passed over."""
+        """Queue requests. One that is refused gets an error output of its own; the others are not harmed. With `again` another
+        core had them: those that are here already are passed over, and a core that sleeps keeps them."""
         known = set(self._all_ids()) if again else ()
         for request in requests:
             if request.request_id in known:
                 continue
             try:
-                if self._asleep:
+                if self._asleep and not again:
                     raise CapacityError("the engine sleeps; wake it up first (wake_up)")
                 self._check_weights()
                 self._executor.check_request(request)
@@ -406,9 +407,13 @@ class EngineCore(WeightVerbs):
         if mode == "abort":
             self._abort_and_tell(self._all_ids())
         self._scheduler.reset_prefix_cache(drop_running=True)
+        self._fall_asleep(level)
+
+    def _fall_asleep(self, level: int) -> None:
         self._executor.sleep(level)
         self._has_dropped_weights |= level == 2
         self._asleep = set(_SLEEPING_PARTS)
+        self._sleep_level = level
 
     @utility
     def release_kv_cache_memory(self) -> None:
@@ -454,6 +459,24 @@ class EngineCore(WeightVerbs):
         if "scheduling" in asked:
             self.resume()
         return not self.is_sleeping()
+
+    def standing(self) -> Standing:
+        """What another core has to know to take this one's place."""
+        is_paused = self._pause.state is PauseState.PAUSED
+        return Standing(is_paused, self._sleep_level if self._asleep else 0, sorted(self._asleep))
+
+    def restore(self, standing: Standing) -> None:
+        """Stand as another core did; this one has no request yet."""
+        if standing.is_paused:
+            self._pause.state = PauseState.PAUSED
+        if standing.asleep:
+            self._fall_asleep(standing.sleep_level)
+            self.wake_up(sorted(set(_SLEEPING_PARTS) - set(standing.asleep)))
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether it will pause when what runs has ended."""
+        return self._pause.state is PauseState.DRAINING
 
     @utility
     def is_sleeping(self) -> bool:

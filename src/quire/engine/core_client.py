@@ -5,8 +5,11 @@ A client sends messages to a core and hands out the core's messages: a blocking 
 """
 
 import abc
+import collections
 import faulthandler
+import queue
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -14,9 +17,20 @@ from quire.config import EngineConfig
 from quire.engine import messages
 from quire.engine.core import EngineCore
 from quire.engine.core_loop import CoreLoop, ThreadInbox, last_words
-from quire.engine.messages import AbortRequests, AddRequests, CoreMessage, Dead, FrontendMessage, Shutdown, Stalled
+from quire.engine.messages import (
+    AbortRequests,
+    AddRequests,
+    CoreMessage,
+    Dead,
+    FrontendMessage,
+    GivenUp,
+    Restarted,
+    Restarting,
+    Shutdown,
+    Stalled,
+)
 from quire.engine.watchdog import Watchdog
-from quire.errors import EngineDeadError, describe
+from quire.errors import EngineDeadError, EngineError, describe
 from quire.executor.interface import Executor
 from quire.logger import init_logger
 from quire.request import EngineCoreOutputs
@@ -106,6 +120,108 @@ class InprocClient(BlockingClient):
     def shutdown(self) -> None:
         self.core.shutdown()
         self.death = self.death or EngineDeadError("the engine was shut down")
+
+
+class WaitingClient(BlockingClient):
+    """A core that calls with its messages, for a caller that waits for them, in one thread at a time.
+
+    Args:
+        start: starts a core that calls what it is given with its messages, in any thread.
+
+    Attributes:
+        on_change: called, in the caller's thread, when the core has died and is started again, with what its client says of it.
+
+    Raises:
+        ConfigError, EngineDeadError: the core does not start.
+    """
+
+    def __init__(self, start: Callable[[OnMessage], CoreClient]) -> None:
+        self.on_change: Callable[[Restarting | GivenUp | Restarted], None] = _ignore
+        self._messages: queue.SimpleQueue[CoreMessage] = queue.SimpleQueue()
+        self._early: collections.deque[EngineCoreOutputs] = collections.deque()
+        """Outputs that came while a call waited for its value."""
+        self._num_calls = 0
+        self._restarting = ""
+        self.client = start(self._messages.put)
+        # Of one that is dropped without `shutdown`. At the interpreter's end the core ends with this process.
+        weakref.finalize(self, _end_beside, self.client).atexit = False
+        self.ready = self.client.ready
+        self.shares_memory = self.client.shares_memory
+
+    def send(self, message: FrontendMessage) -> None:
+        self.client.send(message)
+
+    def _receive(self) -> CoreMessage:
+        """The next message. Raises EngineDeadError: it is that the core has died for good."""
+        self.check_alive()
+        message = self._messages.get()
+        match message:
+            case Dead(message=text):
+                self.death = EngineDeadError(text)
+                raise self.death
+            case Restarting(message=text):
+                self._restarting = text
+                self.on_change(message)
+            case Restarted():
+                self._restarting = ""
+                self.on_change(message)
+            case GivenUp():
+                self.on_change(message)
+            case _:
+                pass
+        return message
+
+    def get_outputs(self) -> EngineCoreOutputs:
+        """The next step's outputs; empty ones when a request was given up, which may have been the last."""
+        if self._early:
+            return self._early.popleft()
+        while True:
+            match self._receive():
+                case messages.Outputs(outputs=outputs):
+                    return outputs
+                case GivenUp():
+                    return EngineCoreOutputs()
+                case _:
+                    pass
+
+    def call(self, utility: str, *args: Any, **kwargs: Any) -> Any:
+        """While a core is started again, the call waits for it. Raises EngineError also when the core dies during the call."""
+        self._take_what_came()
+        while self._restarting:
+            self._receive_early()
+        self.check_alive()
+        self._num_calls += 1
+        self.send(messages.UtilityCall(self._num_calls, utility, list(args), kwargs))
+        while True:
+            message = self._receive_early()
+            if isinstance(message, messages.UtilityResult) and message.call_id == self._num_calls:
+                return message.get()
+            if isinstance(message, Restarting):
+                raise EngineError(f"the engine core died and is started again: {message.message}")
+
+    def _take_what_came(self) -> None:
+        while not self._messages.empty():
+            self._receive_early()
+
+    def _receive_early(self) -> CoreMessage:
+        """The next message; outputs are kept for `get_outputs`."""
+        message = self._receive()
+        if isinstance(message, messages.Outputs):
+            self._early.append(message.outputs)
+        return message
+
+    def shutdown(self) -> None:
+        self.client.shutdown()
+        self.death = self.death or EngineDeadError("the engine was shut down")
+
+
+def _end_beside(client: CoreClient) -> None:
+    """End a core; the collector, which may call in any thread, does not wait for that."""
+    threading.Thread(target=client.shutdown, name="engine-core-end", daemon=True).start()
+
+
+def _ignore(message: CoreMessage) -> None:
+    pass
 
 
 class ThreadClient(CoreClient):

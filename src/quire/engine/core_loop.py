@@ -80,6 +80,8 @@ class CoreLoop:
         self._core = core
         self._inbox = inbox
         self._send = send
+        self._standing = core.standing()
+        self._was_draining = False
 
     def run(self) -> None:
         """Returns after a `messages.Shutdown`; raises what a step raised."""
@@ -105,10 +107,20 @@ class CoreLoop:
                 outputs = core.step()
                 if outputs.has_content:
                     self.tell(outputs)
+                if core.is_draining or self._was_draining:
+                    self._tell_standing()
 
     def tell(self, outputs: EngineCoreOutputs) -> None:
         """Send a step's outputs."""
         self._send(messages.Outputs(outputs))
+
+    def _tell_standing(self) -> None:
+        """Say how the core stands, if that has changed."""
+        self._was_draining = self._core.is_draining
+        standing = self._core.standing()
+        if standing != self._standing:
+            self._standing = standing
+            self._send(standing)
 
     def _handle(self, message: messages.FrontendMessage) -> None:
         match message:
@@ -119,6 +131,7 @@ class CoreLoop:
             case messages.UtilityCall():
                 self._core.heartbeat.call(_timeout_of(message))
                 answer = self._answer(message)
+                self._tell_standing()  # what was answered is kept, also by a core that takes this one's place
                 if (outputs := self._core.take_outputs()).has_content:  # what it led to comes first
                     self.tell(outputs)
                 self._send(answer)

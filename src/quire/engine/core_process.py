@@ -77,7 +77,11 @@ def start_core(inbox: SocketInbox) -> EngineCore | None:
     executor: Executor | None = None
     if first.executor is not None:
         executor = import_class(first.executor, "executor")(config)
-    core = EngineCore(config, executor, serves=True, weights=first.weights, is_awaited=first.again)
+    standing = first.standing
+    weights = None if standing is None else standing.weights
+    core = EngineCore(config, executor, serves=True, weights=weights, is_awaited=standing is not None)
+    if standing is not None:
+        core.restore(standing)
     gc.collect()
     gc.freeze()  # what was loaded stays: later collections need not look at it
     gc.set_threshold(*_COLLECT_AFTER)

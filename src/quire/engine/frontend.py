@@ -4,24 +4,29 @@ Knows no transport: `LLMEngine` waits for the core's outputs, `AsyncLLM` is call
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Container, Sequence
 from typing import Any, Generic, TypeVar
 
 from quire.config import EngineConfig, ModelConfig
 from quire.engine.core_client import CoreClient
 from quire.engine.input_processor import InputProcessor, ProcessedRequest, TokenizedPrompt, prepare_grammars
+from quire.engine.messages import AbortRequests, AddRequests, GivenUp
 from quire.engine.output_processor import OutputProcessor, StatsHook
 from quire.engine.pooling_processor import PoolingProcessor
 from quire.engine.request_record import NO_TOKENS, PoolingRecord, RequestRecord
 from quire.engine.tokenization import Tokenization
 from quire.engine.tokenizer_source import TokenizerSource
-from quire.errors import ConfigError, RequestError
+from quire.errors import ConfigError, EngineError, RequestError
 from quire.inputs import PromptType
+from quire.logger import init_logger
 from quire.metrics.engine_metrics import EngineMetrics, StatsLogger
+from quire.metrics.events import EventKind, EventLog
 from quire.pooling_params import PoolingParams
 from quire.sampling_params import SamplingParams
 from quire.tokenizers.interface import Tokenizer
 
+logger = init_logger(__name__)
 ClientT = TypeVar("ClientT", bound=CoreClient)
 
 
@@ -34,6 +39,9 @@ class Frontend(Generic[ClientT]):
         metrics: the engine's own figures, where they are kept.
         stat_hooks: told about steps, tokens and finished requests besides.
         for_server: requests come one by one, from clients that are not trusted.
+
+    Attributes:
+        events: what happened to it besides answers.
     """
 
     def __init__(
@@ -45,6 +53,7 @@ class Frontend(Generic[ClientT]):
         *,
         for_server: bool,
     ) -> None:
+        self.events = EventLog()
         self.tokenizer_source = source = TokenizerSource(config.model, for_server=for_server)
         self._outputs = OutputProcessor([*([] if metrics is None else [metrics]), *stat_hooks])
         self._stats_logger: StatsLogger | None = None
@@ -104,6 +113,25 @@ class Frontend(Generic[ClientT]):
         return self.input_processor.process(
             request_id, prompt, params, arrival_time=arrival_time, priority=priority, tenant=tenant
         )
+
+    def _send_again(self, but: Container[str] = ()) -> None:
+        """Give a new core what is unfinished: each request goes on behind its tokens so far. `but`: what no core had yet."""
+        records = [record for record in self._outputs.records if record.request_id not in but]
+        if records:
+            requests = [request for record in records for request in record.resumption()]
+            self._client.send(AddRequests(requests, again=True))
+            self.events.add(EventKind.REPLAY, f"request {records[0].request_id} goes on", len(records))
+
+    def _give_up(self, message: GivenUp) -> list[RequestRecord]:
+        """A core died because of a request: it fails. It, if it is unfinished."""
+        record = self._outputs.find(message.core_ids)
+        if record is None:
+            return []
+        text = f"request {record.request_id} was running alone when the engine core died: {message.message}"
+        logger.error("%s; it is given up", text)
+        self.events.add(EventKind.GIVEN_UP, text)
+        self._client.send(AbortRequests(self._outputs.fail(record, EngineError(text), time.monotonic())))
+        return [record]
 
     def get_num_unfinished_requests(self) -> int:
         """Requests that have not ended; one with n > 1 counts once."""

@@ -1,5 +1,6 @@
 """The synchronous engine: add requests, call `step`, get outputs."""
 
+import functools
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -9,10 +10,10 @@ from quire.config import EngineConfig
 from quire.engine.arg_resolve import UsageContext
 from quire.engine.arg_utils import EngineArgs
 from quire.engine.control import EngineControl
-from quire.engine.core_client import BlockingClient, InprocClient
+from quire.engine.core_client import BlockingClient, InprocClient, WaitingClient
 from quire.engine.frontend import Frontend, check_unsupported, make_record
 from quire.engine.input_processor import ProcessedRequest, TokenizedPrompt
-from quire.engine.messages import AbortRequests, AddRequests
+from quire.engine.messages import AbortRequests, AddRequests, GivenUp, Restarted, Restarting
 from quire.engine.output_processor import StatsHook
 from quire.engine.request_record import RequestRecord
 from quire.engine.tokenization import Tokenization
@@ -20,6 +21,7 @@ from quire.errors import ConfigError, RequestError
 from quire.executor.interface import Executor
 from quire.inputs import PromptType
 from quire.metrics.engine_metrics import EngineMetrics
+from quire.metrics.events import EventKind
 from quire.outputs import AnyOutput
 from quire.pooling_params import PoolingParams
 from quire.sampling_params import SamplingParams
@@ -35,7 +37,7 @@ class LLMEngine(Frontend[BlockingClient], EngineControl):
 
     Args:
         config: the engine's.
-        multiprocess: run the core in a process of its own.
+        multiprocess: run the core in a process of its own; None: where `recovery` asks for one.
         executor: runs the steps (in-process only); by default the one that the configuration names.
         stat_hooks: told about steps, tokens and finished requests, besides the engine's own `metrics`.
     """
@@ -44,7 +46,7 @@ class LLMEngine(Frontend[BlockingClient], EngineControl):
         self,
         config: EngineConfig,
         *,
-        multiprocess: bool = False,
+        multiprocess: bool | None = None,
         executor: Executor | None = None,
         stat_hooks: Sequence[StatsHook] = (),
     ) -> None:
@@ -52,15 +54,21 @@ class LLMEngine(Frontend[BlockingClient], EngineControl):
         if not config.observability.disable_log_stats:
             self.metrics = EngineMetrics(config.model.model, config.model.max_model_len)
 
-        def start_core() -> BlockingClient:
-            if not multiprocess:
-                return InprocClient(config, executor)
-            from quire.engine.process_client import ProcessClient  # not needed, and slow to import, in-process
+        self._ended: list[RequestRecord] = []
+        """Requests that ended without an output of the core; `step` gives their last outputs."""
 
-            return ProcessClient(config)
+        def start_core() -> BlockingClient:
+            if multiprocess is False and config.parallel.recovery:
+                raise ConfigError("recovery=True needs a core in a process of its own: allow one", setting="recovery")
+            if not (multiprocess or config.parallel.recovery):
+                return InprocClient(config, executor)
+            from quire.engine.process_client import open_client  # not needed, and slow to import, in-process
+
+            client = WaitingClient(functools.partial(open_client, config, "process"))
+            client.on_change = self._core_changed
+            return client
 
         super().__init__(config, start_core, self.metrics, stat_hooks, for_server=False)
-        self._aborted: list[RequestRecord] = []
 
     @classmethod
     def from_engine_args(
@@ -82,9 +90,8 @@ class LLMEngine(Frontend[BlockingClient], EngineControl):
         stat_loggers: Sequence[StatsHook] | None = None,
         enable_multiprocessing: bool | None = None,
     ) -> "LLMEngine":
-        """An engine from a resolved configuration; None leaves the choice to QUIRE_ENABLE_MULTIPROCESSING."""
-        asked = envs.QUIRE_ENABLE_MULTIPROCESSING if enable_multiprocessing is None else enable_multiprocessing
-        multiprocess = bool(asked)
+        """An engine from a resolved configuration; None leaves the choice to QUIRE_ENABLE_MULTIPROCESSING and `recovery`."""
+        multiprocess = envs.QUIRE_ENABLE_MULTIPROCESSING if enable_multiprocessing is None else enable_multiprocessing
         return cls(config, multiprocess=multiprocess, stat_hooks=stat_loggers or ())
 
     # --- requests ---
@@ -150,17 +157,17 @@ class LLMEngine(Frontend[BlockingClient], EngineControl):
         del internal
         ids = [request_ids] if isinstance(request_ids, str) else request_ids
         records, core_ids = self._outputs.abort(ids, time.monotonic())
-        self._aborted += records
+        self._ended += records
         if core_ids:
             self._client.send(AbortRequests(core_ids))
 
     def discard_aborted(self) -> None:
         """Drop the last outputs of requests that were aborted."""
-        self._aborted.clear()
+        self._ended.clear()
 
     def step(self) -> list[AnyOutput]:
         """Run one step: the outputs of every request that has something new. Raises EngineDeadError: the core has failed."""
-        touched, self._aborted = self._aborted, []
+        touched, self._ended = self._ended, []
         if not touched and len(self._outputs):
             outputs = self._client.get_outputs()
             touched, aborts = self._outputs.process(outputs, time.monotonic())
@@ -171,9 +178,19 @@ class LLMEngine(Frontend[BlockingClient], EngineControl):
         built = [record.build_output() for record in touched]
         return [output for output in built if output is not None]
 
+    def _core_changed(self, message: Restarting | GivenUp | Restarted) -> None:
+        """The core has died and is started again."""
+        match message:
+            case Restarting(message=text):
+                self.events.add(EventKind.RESTART, text)
+            case GivenUp():
+                self._ended += self._give_up(message)
+            case Restarted():
+                self._send_again()
+
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has anything to do."""
-        return bool(self._aborted) or len(self._outputs) > 0
+        return bool(self._ended) or len(self._outputs) > 0
 
     # --- the rest ---
 

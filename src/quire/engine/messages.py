@@ -11,14 +11,29 @@ from quire.errors import CapacityError, DeadlineError, EngineError, QuireError, 
 from quire.request import EngineCoreOutputs, EngineRequest, Refusal, WeightState
 
 
+class Standing(msgspec.Struct, tag="standing", array_like=True):
+    """What a core was told to do besides computing, and does until it is told otherwise. A core says it when it changes; one that
+    is started in its place begins with it.
+
+    Attributes:
+        is_paused: nothing is scheduled.
+        sleep_level: of the last `sleep`; asleep: the parts that sleep still.
+        weights: what they are, if they have changed; a core tells that with its outputs.
+    """
+
+    is_paused: bool = False
+    sleep_level: int = 0
+    asleep: list[str] = []
+    weights: WeightState | None = None
+
+
 class Start(msgspec.Struct, tag="start", array_like=True):
-    """First message to a new core process: its configuration as plain data, the class path of its executor, if not the usual one,
-    and the weights of the core in whose place it is started, if they had changed. `again`: requests of that core wait for it."""
+    """First message to a new core process: its configuration as plain data, the class path of its executor, if not the usual
+    one, and how it stands, if it takes the place of one that died, whose requests wait for it."""
 
     config: dict[str, Any]
     executor: str | None = None
-    weights: WeightState | None = None
-    again: bool = False
+    standing: Standing | None = None
 
 
 class AddRequests(msgspec.Struct, tag="add", array_like=True):
@@ -115,8 +130,20 @@ class Restarting(msgspec.Struct, tag="restarting", array_like=True):
     message: str
 
 
+class GivenUp(msgspec.Struct, tag="given_up", array_like=True):
+    """The core's client says: the core died while this request ran alone, so it is not to be sent again.
+
+    Attributes:
+        core_ids: of its sequences that have not ended.
+        message: how the core died.
+    """
+
+    core_ids: list[str]
+    message: str
+
+
 class Restarted(msgspec.Struct, tag="restarted", array_like=True):
-    """A new core serves, which knows of no request."""
+    """A new core serves, which knows of no request: all that are unfinished are to be sent again."""
 
 
 class Stalled(msgspec.Struct, tag="stalled", array_like=True):
@@ -126,7 +153,7 @@ class Stalled(msgspec.Struct, tag="stalled", array_like=True):
 
 
 FrontendMessage = Start | AddRequests | AbortRequests | UtilityCall | Shutdown
-CoreMessage = Ready | Outputs | UtilityResult | Dead | Restarting | Restarted | Stalled
+CoreMessage = Ready | Outputs | UtilityResult | Standing | Dead | Restarting | GivenUp | Restarted | Stalled
 
 
 @functools.cache

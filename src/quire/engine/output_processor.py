@@ -9,7 +9,7 @@ from typing import Protocol
 
 from quire.engine.messages import to_error
 from quire.engine.request_record import RequestRecord, SequenceState
-from quire.errors import RequestError
+from quire.errors import QuireError, RequestError
 from quire.metrics.engine_metrics import FinishedRequest
 from quire.request import EngineCoreOutput, EngineCoreOutputs, FinishReason, SchedulerStats, WeightState
 
@@ -95,6 +95,19 @@ class OutputProcessor:
                     self._end(record, sequence, now)
             records.append(record)
         return records, core_ids
+
+    def find(self, core_ids: Iterable[str]) -> RequestRecord | None:
+        """The unfinished request that these of the core's ids belong to."""
+        return next((found[0] for each in core_ids if (found := self._sequences.get(each)) is not None), None)
+
+    def fail(self, record: RequestRecord, error: QuireError, now: float) -> list[str]:
+        """End a request that cannot go on; the core's ids of what was unfinished of it."""
+        record.error, record.refusal = str(error), error
+        unfinished = [sequence for sequence in record.sequences if sequence.finish_reason is None]
+        for sequence in unfinished:
+            sequence.finish("error")
+            self._end(record, sequence, now)
+        return [sequence.core_id for sequence in unfinished]
 
     def process(self, outputs: EngineCoreOutputs, now: float) -> tuple[list[RequestRecord], list[str]]:
         """Take in one step's outputs. Returns the records that have something new, a record once for each of its sequences, and

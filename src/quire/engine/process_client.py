@@ -4,7 +4,7 @@
 folder that only the owner may enter. `open_client` chooses between a process and a thread.
 """
 
-import collections
+import abc
 import functools
 import os
 import shutil
@@ -22,7 +22,7 @@ from quire.config.wire import config_to_plain
 from quire.descriptors import memory_file
 from quire.engine import messages
 from quire.engine.core import fetch_missing_weights
-from quire.engine.core_client import BlockingClient, CoreClient, OnMessage, ThreadClient
+from quire.engine.core_client import CoreClient, OnMessage, ThreadClient
 from quire.engine.heartbeat import NUM_BYTES, map_words
 from quire.engine.messages import CoreMessage, Dead, FrontendMessage, Stalled
 from quire.engine.recovery import RecoveringClient
@@ -30,7 +30,6 @@ from quire.engine.watchdog import Watchdog, show_stacks
 from quire.errors import ConfigError, EngineDeadError, RequestError
 from quire.logger import init_logger
 from quire.processes import Child
-from quire.request import EngineCoreOutputs, WeightState
 
 logger = init_logger(__name__)
 
@@ -41,16 +40,16 @@ _LAST_WORDS_MS = 200
 """What a process said before it died has left it by then; this is for the way through our own socket thread."""
 
 
-class SocketClient(BlockingClient):
+class SocketClient(CoreClient):
     """Two sockets, and descriptors that become readable when the other process has ended.
 
-    `send` may be called from any thread. Either a thread of this client's hands every message to `on_message`, or the caller
-    waits for them, in one thread at a time.
+    `send` may be called from any thread.
 
     Args:
         out_address, in_address: of the sockets; `bind`: they are made here, not there.
         life_fds: readable when the other process has ended, or this client shall.
         release: closes what belongs to this client besides its sockets.
+        on_message: called with every message, in a thread of this client's; the last one is `Dead`.
     """
 
     shares_memory = False
@@ -63,7 +62,7 @@ class SocketClient(BlockingClient):
         bind: bool,
         life_fds: Sequence[int],
         release: Callable[[], None],
-        on_message: OnMessage | None,
+        on_message: OnMessage,
     ) -> None:
         import zmq
 
@@ -73,9 +72,6 @@ class SocketClient(BlockingClient):
         self._is_ending = self._is_closed = False
         self._on_message = on_message
         self._listener: threading.Thread | None = None
-        self._num_calls = 0
-        self._early: collections.deque[EngineCoreOutputs] = collections.deque()
-        """Outputs that came while a call waited for its value."""
         context = zmq.Context()
         self._out = messages.zmq_socket(context, zmq.PUSH, out_address, bind=bind)
         self._in = messages.zmq_socket(context, zmq.PULL, in_address, bind=bind)
@@ -109,14 +105,10 @@ class SocketClient(BlockingClient):
         return False
 
     def _start_listener(self) -> None:
-        if self._on_message is not None:
-            arguments = (self._on_message,)
-            self._listener = threading.Thread(
-                target=self._listen, args=arguments, name="engine-core-listener", daemon=True
-            )
-            self._listener.start()
+        self._listener = threading.Thread(target=self._listen, name="engine-core-listener", daemon=True)
+        self._listener.start()
 
-    def _listen(self, on_message: OnMessage) -> None:
+    def _listen(self) -> None:
         message: CoreMessage | None = None
         while not isinstance(message, Dead):
             try:
@@ -124,7 +116,7 @@ class SocketClient(BlockingClient):
             except Exception as error:  # a message that is none: the core is not to be trusted any more
                 message = Dead(f"the engine core sent something unreadable: {error}")
             if message is not None:
-                on_message(message)
+                self._on_message(message)
 
     # --- messages ---
 
@@ -164,41 +156,15 @@ class SocketClient(BlockingClient):
             return self._decode(self._in.recv())
         return Dead(self._describe_death())
 
+    @abc.abstractmethod
     def _describe_death(self) -> str:
-        raise NotImplementedError
-
-    def get_outputs(self) -> EngineCoreOutputs:
-        if self._early:
-            return self._early.popleft()
-        while True:
-            message = self._receive_alive()
-            if isinstance(message, messages.Outputs):
-                return message.outputs
-
-    def call(self, utility: str, *args: Any, **kwargs: Any) -> Any:
-        self.check_alive()
-        self._num_calls += 1
-        self.send(messages.UtilityCall(self._num_calls, utility, list(args), kwargs))
-        while True:
-            message = self._receive_alive()
-            if isinstance(message, messages.Outputs):
-                self._early.append(message.outputs)
-            elif isinstance(message, messages.UtilityResult) and message.call_id == self._num_calls:
-                return message.get()
-
-    def _receive_alive(self) -> CoreMessage | None:
-        self.check_alive()
-        message = self._receive()
-        if isinstance(message, Dead):
-            self.death = EngineDeadError(message.message)
-            raise self.death
-        return message
+        """How the other process has ended."""
 
     # --- the end ---
 
+    @abc.abstractmethod
     def _leave(self) -> None:
         """Have the core, or this client's part in it, end, so that `_receive` returns."""
-        raise NotImplementedError
 
     def shutdown(self) -> None:
         if self._is_closed:
@@ -210,7 +176,6 @@ class SocketClient(BlockingClient):
         with self._send_lock:
             self._is_closed = True
         self._release()
-        self.death = self.death or EngineDeadError("the engine was shut down")
 
 
 def _release(context: Any, sockets: tuple[Any, ...], release: Callable[[], None]) -> None:
@@ -224,10 +189,9 @@ class ProcessClient(SocketClient):
     """The core is a child process. One that makes no progress is ended.
 
     Args:
+        on_message: called with the core's messages, in another thread.
         executor: class path of the executor, if not the one that the configuration names.
-        weights: of the core in whose place this one is started, if they had changed.
-        on_message: called with the core's messages, in another thread; None: the caller waits for them.
-        again: the core takes the place of one that died, and requests wait for it.
+        standing: of the core in whose place this one is started.
 
     Raises:
         ConfigError: the configuration cannot be sent, or the core refuses it.
@@ -239,15 +203,14 @@ class ProcessClient(SocketClient):
     def __init__(
         self,
         config: EngineConfig,
-        executor: str | None = None,
+        on_message: OnMessage,
+        standing: messages.Standing | None = None,
         *,
-        weights: WeightState | None = None,
-        on_message: OnMessage | None = None,
-        again: bool = False,
+        executor: str | None = None,
     ) -> None:
         if executor is None:
             fetch_missing_weights(config)
-        start = messages.Start(config_to_plain(config), executor, weights, again)
+        start = messages.Start(config_to_plain(config), executor, standing)
         folder = tempfile.mkdtemp(prefix="quire-", dir=envs.QUIRE_RPC_BASE_PATH)
         try:
             out_address, in_address = f"ipc://{folder}/in", f"ipc://{folder}/out"
@@ -296,8 +259,7 @@ class ProcessClient(SocketClient):
         self._watchdog.end()
         self._hang = f"the engine core process {self.pid} {reason}"
         logger.error("%s; it is ended", self._hang)
-        if self._on_message is not None:
-            self._on_message(Stalled(self._hang))
+        self._on_message(Stalled(self._hang))
         show_stacks(self.pid)
         self._child.kill()
 
@@ -322,11 +284,11 @@ def _close(child: Child, watchdog: Watchdog) -> None:
     child.close()
 
 
-def open_client(config: EngineConfig, core: str | None, on_message: OnMessage, *, recovers: bool = False) -> CoreClient:
-    """Start a core.
+def open_client(config: EngineConfig, core: str | None, on_message: OnMessage) -> CoreClient:
+    """Start a core. One in a process is started again when it dies, unless `recovery` is off; `on_message` then gets
+    `Restarting`, `GivenUp` and `Restarted` too.
 
     Args:
-        recovers: a core in a process is started again when it dies; `on_message` then gets `Restarting` and `Restarted` too.
         core: `inproc` (a thread), `process`, or None: as QUIRE_ENABLE_MULTIPROCESSING says, and where it is not set a thread on
             a CPU, a process otherwise.
         on_message: called with the core's messages, from another thread.
@@ -335,15 +297,19 @@ def open_client(config: EngineConfig, core: str | None, on_message: OnMessage, *
         ConfigError: the core refuses its configuration.
         EngineDeadError: it died while it started.
     """
+    recovery = config.parallel.recovery
     if core is None:
-        core = chosen_core("inproc" if config.device.device == "cpu" else "process")
+        core = chosen_core("inproc" if config.device.device == "cpu" and not recovery else "process")
     if core == "inproc":
+        if recovery:
+            message = "recovery needs a core in a process of its own; a thread was asked for (QUIRE_ENABLE_MULTIPROCESSING=0?)"
+            raise ConfigError(message, setting="recovery")
         return ThreadClient(config, on_message)
-    if core == "process":
-        last = LastWeights(on_message)
-        start = functools.partial(_start_process, config, last)
-        return RecoveringClient(start, last.heard) if recovers else start(on_message, False)
-    raise ConfigError(f"core is {core!r}; it may be 'inproc' or 'process'", setting="core")
+    if core != "process":
+        raise ConfigError(f"core is {core!r}; it may be 'inproc' or 'process'", setting="core")
+    if recovery is False:
+        return ProcessClient(config, on_message)
+    return RecoveringClient(functools.partial(ProcessClient, config), on_message)
 
 
 def chosen_core(usual: str = "process") -> str:
@@ -351,21 +317,3 @@ def chosen_core(usual: str = "process") -> str:
     server's usually runs in a process."""
     asked = envs.QUIRE_ENABLE_MULTIPROCESSING
     return usual if asked is None else ("process" if asked else "inproc")
-
-
-def _start_process(config: EngineConfig, last: "LastWeights", on_message: OnMessage, again: bool) -> CoreClient:
-    return ProcessClient(config, weights=last.weights, on_message=on_message, again=again)
-
-
-class LastWeights:
-    """Listens to cores that follow one another: which weights a new one must have; None: those of its configuration."""
-
-    def __init__(self, on_message: OnMessage) -> None:
-        self._on_message = on_message
-        self.weights: WeightState | None = None
-
-    def heard(self, message: CoreMessage) -> None:
-        """Pass a message on."""
-        if isinstance(message, messages.Outputs) and message.outputs.weights is not None:
-            self.weights = message.outputs.weights
-        self._on_message(message)

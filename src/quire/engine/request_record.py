@@ -373,6 +373,9 @@ class RequestRecord:
             SequenceState(request, index, self.tokenizer) for index, request in enumerate(self.engine_requests)
         ]
         self.num_unfinished = len(self.sequences)
+        self._begin_prompt_logprobs()
+
+    def _begin_prompt_logprobs(self) -> None:
         if self.params.prompt_logprobs is not None:
             self.prompt_logprobs = FlatLogprobs() if self.params.flat_logprobs else []
             self.prompt_logprobs.append(None)
@@ -389,7 +392,9 @@ class RequestRecord:
 
     def resumption(self) -> list[EngineRequest]:
         """What to give a new core so that every unfinished sequence goes on where it stopped: same prompt, parameters and
-        seed, with the tokens emitted so far."""
+        seed, with the tokens emitted so far. Prompt logprobs of which a part came begin again."""
+        if self.prompt_logprobs is not None and len(self.prompt_logprobs) < len(self.prompt_token_ids):
+            self._begin_prompt_logprobs()
         return [
             msgspec.structs.replace(request, resumed_token_ids=list(sequence.token_ids))
             for request, sequence in zip(self.engine_requests, self.sequences, strict=True)

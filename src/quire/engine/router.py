@@ -95,6 +95,10 @@ class FrontendRouter:
             case messages.UtilityResult(call_id=call_id):
                 own_id = call_id & (1 << _CALL_BITS) - 1
                 self._send(call_id >> _CALL_BITS, msgspec.structs.replace(message, call_id=own_id))
+            case messages.GivenUp(core_ids=core_ids):
+                numbers = [self._owners.pop(core_id) for core_id in core_ids if core_id in self._owners]
+                if numbers:  # siblings have one frontend
+                    self._send(numbers[0], message)
             case messages.Dead():
                 self._greet(message)
             case messages.Restarting() | messages.Restarted() | messages.Stalled():

@@ -195,8 +195,10 @@ class EngineSettings:
         None, class_path("uni", "mp", "ray", "external_launcher"), "uni, mp, ray, external_launcher or a class path"
     )
     worker_cls: str = setting("auto", class_path("auto"), "class path of the worker")
-    recovery: bool = setting(
-        True, FLAG, "start an engine core that died again; its requests continue (a core in a process of its own)"
+    recovery: bool | None = setting(
+        None,
+        FLAG,
+        "start an engine core that died again; its requests continue (on for cores in a process of their own)",
     )
     disable_custom_all_reduce: bool = setting(False, FLAG, "use the collectives of the communication library alone")
 

@@ -171,7 +171,7 @@ def _core_fact(config: EngineConfig) -> dict[str, Any]:
 
     if chosen_core() == "inproc":
         return _fact("a thread of the server", "QUIRE_ENABLE_MULTIPROCESSING=0; if the core dies, the server ends")
-    if config.parallel.recovery:
+    if config.parallel.recovery is not False:
         return _fact("a process of its own", "if it dies, it is started again and its requests go on (recovery)")
     return _fact("a process of its own", "if it dies, the server ends (--no-recovery)")
 

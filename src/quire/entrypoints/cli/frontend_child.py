@@ -2,7 +2,9 @@
 
 import argparse
 import dataclasses
+import functools
 import json
+import shutil
 import socket
 import sys
 from typing import Any
@@ -15,7 +17,7 @@ def main(arguments: list[str]) -> int:
     """Serve until a signal ends it, or its parent dies."""
     del arguments
     told = json.load(sys.stdin)
-    end_with_parent(told["life_fd"])
+    end_with_parent(told["life_fd"], functools.partial(shutil.rmtree, told["folder"], ignore_errors=True))
     args = argparse.Namespace(**told["args"])
     options = ListenOptions(**{**told["options"], "quiet_paths": tuple(told["options"]["quiet_paths"])})
     from quire.config.wire import config_from_plain

@@ -138,8 +138,7 @@ class Frontends:
         from quire.engine.process_client import chosen_core, open_client
 
         try:
-            recovers = self._config.parallel.recovery
-            self._client = open_client(self._config, chosen_core(), self._router.on_message, recovers=recovers)
+            self._client = open_client(self._config, chosen_core(), self._router.on_message)
         except Exception as error:
             logger.error("%s", error, exc_info=None if isinstance(error, QuireError) else error)
             self._exit_code = exit_codes.of_error(error)
