@@ -118,7 +118,11 @@ def test_prompt_logprobs_of_which_a_part_came_do_not_come_twice() -> None:
     for token_ids in ((1, 2, 3), (4, 5)):
         record.append_prompt_logprobs(chunk(*token_ids))
     record.resumption()
+    assert len(record.unread) == 5
     record.append_prompt_logprobs(chunk(1, 2, 3, 4, 5))  # of a core that computes the prompt once more
+    record.read_prompt_logprobs(2)
+    record.resumption()
+    record.read_prompt_logprobs()
     assert record.prompt_logprobs is not None
     assert [None if one is None else list(one) for one in record.prompt_logprobs] == [None, [1], [2], [3], [4], [5]]
 

@@ -379,6 +379,14 @@ class RequestRecord:
         if self.params.prompt_logprobs is not None:
             self.prompt_logprobs = FlatLogprobs() if self.params.flat_logprobs else []
             self.prompt_logprobs.append(None)
+            self.unread.clear()
+
+    @property
+    def _has_all_prompt_logprobs(self) -> bool:
+        """Whether none are missing: they have come, or were not asked for."""
+        return self.prompt_logprobs is None or len(self.prompt_logprobs) + len(self.unread) >= len(
+            self.prompt_token_ids
+        )
 
     @property
     def is_finished(self) -> bool:
@@ -393,7 +401,7 @@ class RequestRecord:
     def resumption(self) -> list[EngineRequest]:
         """What to give a new core so that every unfinished sequence goes on where it stopped: same prompt, parameters and
         seed, with the tokens emitted so far. Prompt logprobs of which a part came begin again."""
-        if self.prompt_logprobs is not None and len(self.prompt_logprobs) < len(self.prompt_token_ids):
+        if not self._has_all_prompt_logprobs:
             self._begin_prompt_logprobs()
         return [
             msgspec.structs.replace(request, resumed_token_ids=list(sequence.token_ids))
@@ -403,10 +411,10 @@ class RequestRecord:
 
     def append_prompt_logprobs(self, output: EngineCoreOutput) -> None:
         """Keep prompt logprobs as chunks of the prompt are computed (siblings with n > 1 repeat them: once is enough)."""
-        if self.prompt_logprobs is None or output.prompt_logprob_token_ids is None:
+        if (
+            output.prompt_logprob_token_ids is None or self._has_all_prompt_logprobs
+        ):  # which a core that died may have told
             return
-        if len(self.prompt_logprobs) + len(self.unread) >= len(self.prompt_token_ids):
-            return  # a core that died has told all of them
         columns = output.prompt_logprob_token_ids, output.prompt_logprob_values or [], output.prompt_logprob_ranks or []
         self.unread.extend(zip(*columns, strict=True))
 
