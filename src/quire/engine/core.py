@@ -89,15 +89,7 @@ class EngineCore(WeightVerbs):
         with CollectorPause():  # imports and models make a million objects that stay
             self._executor = executor if executor is not None else make_executor(config)
             try:
-                if serves:
-                    self._executor.prepare_to_serve()
-                self.kv_cache = self._allocate()
-                self.config = self._settle()
-                self._preparations = Preparations(self._executor)
-                self._scheduler = self._make_scheduler()
-                if serves and not is_awaited:
-                    with STARTUP.phase("first sizes, vocabulary"):
-                        self._executor.prepare_to_serve(wait=True)
+                self._make_parts(serves=serves, is_awaited=is_awaited)
             except BaseException:
                 self._executor.shutdown()
                 raise
@@ -110,6 +102,9 @@ class EngineCore(WeightVerbs):
         self._num_empty_plans = 0
         self._lost_some = False  # requests were aborted, and no step has told the figures since
         self._has_dropped_weights = False
+        self._tell_ready(started)
+
+    def _tell_ready(self, started: float) -> None:
         logger.info(
             "engine core ready in %.2f s: %d KV-cache pages of %d tokens",
             time.monotonic() - started,
@@ -118,6 +113,17 @@ class EngineCore(WeightVerbs):
         )
         STARTUP.ready()
         logger.info("start: %s", STARTUP.line())
+
+    def _make_parts(self, *, serves: bool, is_awaited: bool) -> None:
+        if serves:
+            self._executor.prepare_to_serve()
+        self.kv_cache = self._allocate()
+        self.config = self._settle()
+        self._preparations = Preparations(self._executor)
+        self._scheduler = self._make_scheduler()
+        if serves and not is_awaited:
+            with STARTUP.phase("first sizes, vocabulary"):
+                self._executor.prepare_to_serve(wait=True)
 
     def _allocate(self) -> KVCacheConfig:
         """Plan the pages and have them allocated: fewer where another process took memory since it was measured.

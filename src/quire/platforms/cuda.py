@@ -308,9 +308,7 @@ class CudaPlatform(Platform):
             page_alignment=Explained(16, "keys of 16 tokens fill the matrix units' shortest side"),
             max_num_batched_tokens=Explained((16384, 8192) if is_large else (8192, 2048), size),
             max_num_seqs=Explained((1024, 1024) if is_large else (256, 256), size),
-            min_prefill_tokens=Explained(
-                256, "a step takes about as long with so many as with one: it reads the same weights"
-            ),
+            min_prefill_tokens=Explained(2048, "a step with prompts takes about as long with so many as with one"),
             swap=Explained(True, "pages are copied over the bus"),
         )
 

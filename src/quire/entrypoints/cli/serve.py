@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from quire.entrypoints.http.api_keys import KeyEntry
     from quire.entrypoints.http.listen import ListenOptions
     from quire.entrypoints.http.state import ServerSettings, ServerState
+    from quire.entrypoints.responses.handover import Handover
 
 
 logger = init_logger(__name__)
@@ -99,12 +100,16 @@ def run(args: argparse.Namespace) -> int:
         if args.console and not options.uds and envs.QUIRE_LOGGING_FORMAT != "json":
             print(f"Or open {options.url}/ in a browser.\n", flush=True)
 
-    handover = None
-    if args.handover is not None:
-        from quire.entrypoints.responses.handover import Handover
-
-        handover = Handover(state, args.handover)
+    handover = _handover(args, state)
     return ServerProcess(app, state, listener, options, build_engine, announce, handover=handover).run()
+
+
+def _handover(args: argparse.Namespace, state: "ServerState") -> "Handover | None":
+    if args.handover is None:
+        return None
+    from quire.entrypoints.responses.handover import Handover
+
+    return Handover(state, args.handover)
 
 
 def make_app(args: argparse.Namespace, keys: "Sequence[str | KeyEntry]") -> "tuple[ASGIApp, ServerState]":

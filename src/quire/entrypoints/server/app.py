@@ -17,7 +17,7 @@ from quire import envs
 from quire.entrypoints.anthropic.protocol import error_body
 from quire.entrypoints.batches.service import Batches
 from quire.entrypoints.console.routes import build_console_routes, build_docs_routes
-from quire.entrypoints.http.api_keys import KeyEntry, KeyRing
+from quire.entrypoints.http.api_keys import KeyEntry, KeyRing, key_text
 from quire.entrypoints.http.errors import HTTPError
 from quire.entrypoints.http.middleware import (
     PROBED_PATHS,
@@ -54,7 +54,7 @@ def build_app(
     pages = (*(build_console_routes() if console else ()), *(build_docs_routes() if docs else ()))
     work_paths = {endpoint.path for endpoint in WORK}
     if state.settings.batch_store is not None:
-        key = api_keys[0] if api_keys else None
+        key = key_text(api_keys[0]) if api_keys else None
         state.batches = Batches(state.settings.batch_store, work_paths, CLOSED_PATHS, key)
     write_error = functools.partial(error_body, error_format=state.settings.error_format)
     middleware = [
