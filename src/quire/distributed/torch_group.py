@@ -1,6 +1,6 @@
 """Ranks that talk through torch.distributed: joining and leaving a group, and its plain sums and gathers.
 
-Knows one group of ranks. They find one another through a file in a folder that only its owner may enter.
+Knows one group of ranks. They find one another through a file.
 """
 
 import datetime

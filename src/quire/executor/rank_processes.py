@@ -6,15 +6,13 @@ it for ever), and the failure is there to be raised, with the rank, how it ended
 
 import os
 import select
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable
 
 import msgspec
 
-from quire import envs
+from quire.descriptors import memory_file
 from quire.errors import EngineError
 from quire.executor import wire
 from quire.executor.broadcast_ring import RingWriter
@@ -66,7 +64,9 @@ class RankProcesses:
         self._lock = threading.Lock()
         self.failure_fd, self._failure_write_fd = os.pipe()
         self._stop_fd, self._stop_write_fd = os.pipe()
-        self._folder = tempfile.mkdtemp(prefix="quire-ranks-", dir=envs.QUIRE_RPC_BASE_PATH)
+        self._meeting_fd = memory_file(
+            0, "quire-ranks"
+        )  # a file without a name: nothing is left however all of them end
         self.ranks: list[_Rank] = []
         try:
             for rank in range(size):
@@ -74,9 +74,9 @@ class RankProcesses:
         except BaseException:
             for started in self.ranks:
                 started.child.end(0.0)
-            shutil.rmtree(self._folder, ignore_errors=True)
             raise
         finally:
+            os.close(self._meeting_fd)
             ring.hand_over()
         self._thread = threading.Thread(target=self._watch, name="rank-watch", daemon=True)
         self._thread.start()
@@ -88,8 +88,8 @@ class RankProcesses:
 
     def _spawn(self, rank: int, size: int) -> _Rank:
         answers_read, answers_write = os.pipe()
-        inherited = (self._ring.memory_fd, self._ring.reader_fds[rank], answers_write)
-        words = [str(rank), str(size), f"file://{self._folder}/meet", *map(str, inherited)]
+        inherited = (self._meeting_fd, self._ring.memory_fd, self._ring.reader_fds[rank], answers_write)
+        words = [str(rank), str(size), *map(str, inherited)]
         try:
             child = Child("quire.executor.worker_process:main", words, inherited)
         except OSError:
@@ -184,4 +184,3 @@ class RankProcesses:
         for descriptor in (self.failure_fd, self._failure_write_fd, self._stop_fd, self._stop_write_fd):
             os.close(descriptor)
         self._ring.close()
-        shutil.rmtree(self._folder, ignore_errors=True)

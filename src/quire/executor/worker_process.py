@@ -203,11 +203,11 @@ def _spin_seconds(size: int) -> float:
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Entry of the child process: rank, size, the ranks' meeting place, and three descriptors."""
+    """Entry of the child process: rank, size, and four descriptors, of which the first is the file through which ranks meet."""
     arguments, last_words_fd = begin_child(arguments)
-    rank, size, address = int(arguments[0]), int(arguments[1]), arguments[2]
-    memory_fd, ring_fd, answer_fd = map(int, arguments[3:])
-    for descriptor in (memory_fd, ring_fd, answer_fd):
+    rank, size, meeting_fd, memory_fd, ring_fd, answer_fd = map(int, arguments)
+    address = f"file:///dev/fd/{meeting_fd}"
+    for descriptor in (meeting_fd, memory_fd, ring_fd, answer_fd):
         os.set_inheritable(descriptor, False)
     set_process_label(f"rank {rank}")
     name_process(f"quire rank {rank}")
