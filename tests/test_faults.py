@@ -115,10 +115,12 @@ def run_child(arguments: list[str]) -> int:
     passed: list[int] = []
     install("send", True, lambda: passed.append(1))
     begin_process("core")
+    from unittest import mock
+
     from quire.engine.core_loop import CoreLoop
     from quire.request import EngineCoreOutputs
 
-    loop = CoreLoop(None, None, lambda _: None)  # type: ignore[arg-type]
+    loop = CoreLoop(mock.Mock(), mock.Mock(), lambda _: None)
     for _ in range(5):
         loop.tell(EngineCoreOutputs())
     return 77

@@ -47,7 +47,7 @@ class Tree:
         python = self.program("given-python", PYTHON.format(calls=self.calls, has_torch=int(not has_torch)))
         environment = {**os.environ, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}", "MAKEFLAGS": ""}
         ran = subprocess.run(
-            ["make", target, f"PYTHON={python}", "VENV=venv"],
+            ["make", "--no-print-directory", target, f"PYTHON={python}", "VENV=venv"],
             cwd=self.folder,
             env=environment,
             capture_output=True,

@@ -33,7 +33,7 @@ async def test_a_request_for_which_there_is_no_room_is_an_event(server, stream):
 async def test_a_probe_that_finds_the_queue_full_is_no_refused_request(server):
     async with server() as s:
         s.state.draining = False
-        s.state.accept_work = lambda: (_ for _ in ()).throw(CapacityError("the queue is full"))
+        s.state.accept_work = lambda **_: (_ for _ in ()).throw(CapacityError("the queue is full"))
         assert (await s.client.get("/ready")).status_code == 429
         assert (await s.chat()).status_code == 429
         assert s.engine.metrics.events.totals == {EventKind.REFUSAL: 1}
