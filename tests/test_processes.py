@@ -100,8 +100,9 @@ def test_a_child_is_killed_with_its_own_children_also_a_stopped_one(
     assert str(itself).startswith(f"a parent (process {child.pid}) waits") and itself.can_show_stacks
     assert f"(process {grandchild}) is stopped (SIGSTOP)" in str(stopped) and not stopped.can_show_stacks
     child.process.send_signal(STACKS_SIGNAL)
-    while "in parent" not in capfd.readouterr().err:
-        pass
+    told = ""
+    while "in parent" not in told:
+        told += capfd.readouterr().err
     child.end(0.0)
     assert child.describe_exit() == "was killed by SIGKILL"
     assert select.select([watch], [], [], 20)[0]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.oracles.tiny_models import make_tiny_model
 
@@ -124,6 +124,8 @@ def streamed(tokenizer: Tokenizer, prompt: list[int], ids: list[int], seed: int,
 @given(text=TEXT, seed=st.integers(0, 10**6))
 @settings(max_examples=60, deadline=None)
 def test_any_text_comes_back_whole_at_any_split(opened: dict[str, Tokenizer], kind: str, text: str, seed: int) -> None:
+    # These two write a space as "▁" and put one in front of a text that does not begin with one: such texts lose it.
+    assume(kind not in ("llama", "mistral") or not ("▁" in text or text.startswith(" ")))
     tokenizer = opened[kind]
     ids = tokenizer.encode(text, add_special_tokens=False)
     assert tokenizer.decode(ids) == text
