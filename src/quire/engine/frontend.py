@@ -59,7 +59,8 @@ class Frontend(Generic[ClientT]):
         self._stats_logger: StatsLogger | None = None
         if metrics is not None and not config.observability.disable_log_stats:
             self._stats_logger = StatsLogger(metrics, config.observability.log_stats_interval_s)
-        if for_server and config.device.device != "cpu":  # elsewhere the core is in this process and prepares them
+        # On a CPU the core's start needs the processor itself; there the first grammar waits for this.
+        if for_server and config.device.device != "cpu":
             prepare_grammars(config, source)
         self._client = start_core()
         ready = self._client.ready
