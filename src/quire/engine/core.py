@@ -396,8 +396,9 @@ class EngineCore(WeightVerbs):
 
     @utility
     def sleep(self, level: int = 1, mode: str = "abort") -> None:
-        """Give memory back until `wake_up`: level 0 none (a pause), level 1 the pages, level 2 the weights too. Unfinished
-        requests are aborted, or kept and computed anew (`keep`); `wait` is refused while there are any, except at level 0."""
+        """Give memory back until `wake_up`: level 0 none (a pause), level 1 the pages and a device's weights (which wait in host
+        memory), level 2 drops the weights. Unfinished requests are aborted, or kept and computed anew (`keep`); `wait` is
+        refused while there are any, except at level 0."""
         if level not in (0, 1, 2):
             allowed = "0 (pause), 1 (drop pages) or 2 (drop weights too)"
             raise RequestError(f"level is {level}; it may be {allowed}", param="level")
@@ -412,10 +413,10 @@ class EngineCore(WeightVerbs):
         self._drain()
         if mode == "abort":
             self._abort_and_tell(self._all_ids())
-        self._scheduler.reset_prefix_cache(drop_running=True)
         self._fall_asleep(level)
 
     def _fall_asleep(self, level: int) -> None:
+        self._scheduler.reset_prefix_cache(drop_running=True)
         self._executor.sleep(level)
         self._has_dropped_weights |= level == 2
         self._asleep = set(_SLEEPING_PARTS)
@@ -424,12 +425,13 @@ class EngineCore(WeightVerbs):
     @utility
     def release_kv_cache_memory(self) -> None:
         """Give the pages alone back, until `wake_up(["kv_cache"])`; unfinished requests are kept, and computed anew."""
-        self.sleep(1, "keep")
+        self._drain()
+        self._fall_asleep(0)
         self._asleep = {"kv_cache"}
 
     @property
     def _weights_sleep(self) -> bool:
-        return "weights" in self._asleep and self._has_dropped_weights
+        return "weights" in self._asleep
 
     def _forget_computed(self) -> None:
         self._scheduler.reset_prefix_cache(drop_running=True)
@@ -469,7 +471,7 @@ class EngineCore(WeightVerbs):
     def standing(self) -> Standing:
         """What another core has to know to take this one's place."""
         is_paused = self._pause.state is PauseState.PAUSED
-        return Standing(is_paused, self._sleep_level if self._asleep else 0, sorted(self._asleep))
+        return Standing(is_paused, self._sleep_level, sorted(self._asleep))
 
     def restore(self, standing: Standing) -> None:
         """Stand as another core did; this one has no request yet."""

@@ -5,6 +5,7 @@ Knows its platform and configuration. Leaves steps to the model runner.
 
 import concurrent.futures
 import dataclasses
+import gc
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from quire.platforms.interface import Platform
 from quire.sampling_params import SamplingParams
 from quire.timeline import STARTUP
 from quire.worker.kv_budget import compute_kv_bytes
+from quire.worker.parked_weights import ParkedWeights
 from quire.worker.runner import PendingStep, Runner
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ class Worker:
         self._communicator = platform.communicator(config)
         self._free_at_start, self._total = self.runtime.memory_info()
         self._runner: Runner | None = None
+        self._parked: ParkedWeights | None = None
         self._kv_cache: KVCacheConfig | None = None
         self._timings: dict[str, float] = {}
         self._profiler: StepProfiler | None = None
@@ -177,20 +180,31 @@ class Worker:
         return self._runner is not None and self._runner.idle()
 
     def sleep(self, level: int = 1) -> None:
-        """Give memory back: level 1 drops the pages, level 2 the weights too. Requests must have ended before."""
-        if level not in (1, 2):
-            raise ValueError(f"sleep level={level} must be 1 (drop the KV cache) or 2 (drop the weights too)")
+        """Give memory back. Level 0 drops the pages; level 1 also moves weights that a device has in memory of its own to the
+        host; level 2 drops them. Requests must have ended before."""
+        if level not in (0, 1, 2):
+            raise ValueError(
+                f"sleep level={level} must be 0 (drop the KV cache), 1 (and park the weights) or 2 (and drop them)"
+            )
         self.runner.free_pages()
         if level == 2:
-            self._runner = None
+            self._runner = self._parked = None
+        elif level == 1 and self._parked is None and self.platform.upload_stream(self.runtime.device()) is not None:
+            self._parked = ParkedWeights(self.runner.model, self.runtime)
+        gc.collect()  # rows, buffers and graphs refer to one another
+        self.runtime.release_unused()
 
     def wake_up(self, tags: list[str] | None = None) -> None:
         """Undo `sleep`; `tags` may name only `weights` or `kv_cache`, to wake in two steps."""
         unknown = set(tags or ()) - {"weights", "kv_cache"}
         if unknown:
             raise ValueError(f"wake_up tags {sorted(unknown)} are unknown: use 'weights' and 'kv_cache'")
-        if self._runner is None and (tags is None or "weights" in tags):
-            self.load_model()
+        if tags is None or "weights" in tags:
+            if self._runner is None:
+                self.load_model()
+            elif self._parked is not None:
+                self._parked.restore()
+                self._parked = None
         if (tags is None or "kv_cache" in tags) and self._kv_cache is not None and not self.runner.has_pages:
             self.runner.allocate(self._kv_cache)
 
