@@ -126,6 +126,10 @@ UNLIKE = {
     ("Cohere2MoeForCausalLM", "rope_scaling: linear"): "Transformers' class reads no rope_scaling",
     ("Cohere2MoeForCausalLM", "rope_scaling: yarn"): "Transformers' class reads no rope_scaling",
     ("GPTNeoXForCausalLM", "half of each head, as of old"): "Transformers' class reads rotary_pct alone",
+    ("GPTNeoXJapaneseForCausalLM", "half of each head, as of old"): "Transformers' class reads rotary_pct alone",
+    ("LongcatFlashForCausalLM", "no experts"): "refused: experts that compute nothing are left",
+    ("DeepseekV4ForCausalLM", "one head"): "refused: o_groups is 2",
+    ("DeepseekV4ForCausalLM", "heads that do not divide the width"): "refused: o_groups is 2",
     ("Glm4MoeLiteForCausalLM", "a quarter of each head"): "latent attention rotates all of qk_rope_head_dim",
 }
 SAMPLE = (
@@ -172,6 +176,18 @@ def test_every_config_at_the_edge_gives_transformers_tokens_and_logprobs(archite
     for number, (label, case) in enumerate(cases(architecture).items()):
         if (architecture, label) not in UNLIKE:
             check(architecture, *case, tmp_path / str(number))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "label", "message"),
+    [
+        ("LongcatFlashForCausalLM", "no experts", "n_routed_experts of config.json is 0, and must be"),
+        ("DeepseekV4ForCausalLM", "one head", "o_groups of config.json is 2, and must divide num_attention_heads=1"),
+    ],
+)
+def test_numbers_that_fit_in_no_layer_are_refused_by_their_field(architecture, label, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        check(architecture, *cases(architecture)[label], tmp_path)
 
 
 @pytest.mark.parametrize("activation", sorted({*KERNEL_KINDS} & {*ACT2CLS} - {XIELU}))

@@ -12,7 +12,8 @@ from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
 from quire.guards import is_dict
 from quire.kernels.types import Routing
-from quire.models.spec import Attention, DecoderSpec, DeltaNet, Mamba2, RgLru, WeightNames
+from quire.models.spec import Attention, DecoderSpec, DeltaNet, Mamba2, MoE, RgLru, WeightNames
+from quire.models.variants import CompressedAttention
 
 NAMES = {
     "vocab": ("vocab_size",),
@@ -49,6 +50,7 @@ NAMES = {
         "conv1d_width",
     ),
     "channels": ("lru_width",),
+    "out_groups": ("o_groups",),
 }
 """A spec's field: what it is called in config.json, by one family or another."""
 STATE_SPACE = {
@@ -77,6 +79,10 @@ def check_spec(spec: DecoderSpec, hf: HFConfig) -> None:
             _check_number(part, field, hf)
         if isinstance(part, Attention):
             _check_shared(part, "heads", "kv_heads", hf)
+        elif isinstance(part, CompressedAttention):
+            _check_shared(part, "heads", "out_groups", hf)
+        elif isinstance(part, MoE) and part.routing.num_experts == part.zero_experts:
+            raise _refusal(part.routing, "num_experts", hf, "is 0, and must be a whole number of at least 1")
         elif isinstance(part, Mamba2):
             _check_shared(part, "heads", "groups", hf)
         elif isinstance(part, DeltaNet):

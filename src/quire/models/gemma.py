@@ -129,7 +129,9 @@ ROTATIONS = {
 @register("Gemma4ForCausalLM", "Gemma4UnifiedForCausalLM")
 def gemma4(hf: HFConfig) -> DecoderSpec:
     """Gemma 4 E2B, E4B, 12B (unified), 26B-A4B and 31B."""
-    is_unified = hf.get("model_type") == "gemma4_unified_text"
+    is_unified = (
+        "Gemma4UnifiedForCausalLM" in (hf.get("architectures") or ()) or hf.get("model_type") == "gemma4_unified_text"
+    )
     hf = defaults(
         hf,
         vocab_size=262144,

@@ -192,6 +192,6 @@ def flint(hf: HFConfig) -> DecoderSpec:
     mixture = MoE(routing, hf.moe_intermediate_size, hf.hidden_act, shared=shared)
 
     def has_experts(layer: int) -> bool:
-        return layer not in hf.mlp_only_layers and (layer + 1) % hf.decoder_sparse_step == 0
+        return hf.num_experts > 0 and layer not in hf.mlp_only_layers and (layer + 1) % hf.decoder_sparse_step == 0
 
     return with_experts(spec, mixture, has_experts, FLINT_NAMES)
