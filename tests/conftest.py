@@ -21,7 +21,12 @@ def pytest_configure() -> None:
     hypothesis.settings.load_profile("quire")
 
 
-CASES_BY_DEFAULT = {"tests/kernels/": 3, "tests/tools/test_gpu_cases.py": 12, "tests/parsers/": 24, "tests/models/": 24}
+CASES_BY_DEFAULT = {
+    "tests/kernels/": 3,
+    "tests/conformance/test_drawn_cases.py": 12,
+    "tests/parsers/": 24,
+    "tests/models/": 24,
+}
 """Of a test with more cases than this so many run by default, evenly spread; the others are `exhaustive`."""
 
 

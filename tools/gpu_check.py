@@ -52,6 +52,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 }
 PROMPT_LENGTHS = (5, 30, 61, 17, 1, 44, 90, 12)
 NEW_TOKENS = 24
+KERNEL_JOBS = 12
+"""Processes at a time: most of the time goes to compiling."""
 FLOAT32_LOGPROB_TOLERANCE = 1e-3
 BFLOAT16_LOGPROB_TOLERANCE = 0.12
 BFLOAT16_MEAN_TOLERANCE = 0.03
@@ -129,11 +131,13 @@ def oracle_logprobs(model: Any, prompt: list[int], tokens: list[int]) -> tuple[l
 
 
 def check_kernels(report: "Report") -> None:
-    """Every kernel against its reference, on drawn shapes."""
-    from tools.gpu_check_kernels import check_kernels
+    """Every kernel against its reference, on drawn shapes: the kernels of the conformance suite."""
+    from quire.conformance.contract import select_checks
+    from quire.conformance.suite import Plan, run_checks
 
-    for line in check_kernels():
-        report.add("kernels", *line)
+    for result in run_checks(Plan("cuda", jobs=KERNEL_JOBS), select_checks(["kernels"])):
+        detail = f"{result.message} {result.got}".strip()
+        report.add("kernels", result.name, result.is_good, detail, result.seconds)
 
 
 def check_models(report: "Report") -> None:

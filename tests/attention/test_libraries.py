@@ -9,10 +9,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from tests.attention.dense_attention import draw_step
 from tests.attention.fake_libraries import FakeFlash, FakeFlashInfer
 from tests.kernels.triton.conftest import repaired_interpreter  # noqa: F401
-from tests.kernels.triton.decode_batches import Batch, make_batch
 from tests.oracles.interpreter import repair_interpreter
 from tests.oracles.tiny_models import make_tiny_model
 from tests.worker.test_device_runner import make_engine
@@ -26,6 +24,8 @@ from quire.attention.paged import PagedBackend
 from quire.attention.selector import select_backend
 from quire.attention.triton import TritonBackend
 from quire.config.engine import AttentionConfig
+from quire.conformance.cases.batches import Batch, make_batch
+from quire.conformance.cases.dense_attention import draw_step
 from quire.errors import ConfigError
 from quire.kernels.triton.attention.page_tables import gather_tables
 from quire.kernels.triton.launch import interpreted

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
-from tests.attention.dense_attention import Step, draw_step
 from tests.kernels.triton.conftest import repaired_interpreter  # noqa: F401
 
 import quire.kernels.ops  # noqa: F401
 from quire.attention.interface import AttentionParams
 from quire.attention.triton import TritonBackend
+from quire.conformance.cases.dense_attention import Step, draw_step
 from quire.kernels import cpu, registry
 from quire.kernels.triton.attention.paged_attention import paged_attention as triton
 from quire.kernels.triton.launch import interpreted

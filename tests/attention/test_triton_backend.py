@@ -6,7 +6,6 @@ from typing import ClassVar
 import pytest
 import torch
 from tests.kernels.triton.conftest import repaired_interpreter  # noqa: F401
-from tests.kernels.triton.decode_batches import Batch, make_batch
 from tests.oracles.tiny_models import make_tiny_model
 from tests.worker.test_device_runner import make_engine
 from tests.worker.test_end_to_end import greedy_requests, make_prompts, run
@@ -15,6 +14,7 @@ from quire.attention.interface import AttentionRequest
 from quire.attention.reference import ReferenceBackend
 from quire.attention.triton import TritonBackend
 from quire.config.kv_spec import KVCacheSpec, KVKind
+from quire.conformance.cases.batches import Batch, make_batch
 from quire.kernels.triton.attention import decode as decode_attention
 from quire.kernels.triton.attention import paged_attention as paged_attention
 

@@ -216,7 +216,7 @@ def copy_speed() -> float:
 
 def check() -> list[str]:
     """Differences from the reference on drawn shapes; empty if there are none."""
-    from tests.kernels.triton.decode_batches import make_batch
+    from quire.conformance.cases.batches import make_batch
 
     failures = []
 

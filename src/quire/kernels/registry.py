@@ -30,6 +30,8 @@ class Kernel:
     owner: str
     invariant: bool = True
     """Whether a row's result is the same to the bit in any batch: no reduction whose order depends on other rows."""
+    tolerance: float = 0.0
+    """The relative error that it has by design, where it rounds more than its types do; `quire conformance` allows it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +116,7 @@ def kernel(
     unavailable: Predicate = lambda: None,
     owner: str = "quire",
     invariant: bool = True,
+    tolerance: float = 0.0,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register an implementation of `op`, whose signature is the declaration's.
 
@@ -122,7 +125,7 @@ def kernel(
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        entry = Kernel(op, platform, function, priority, unavailable, owner, invariant)
+        entry = Kernel(op, platform, function, priority, unavailable, owner, invariant, tolerance)
         existing = _kernels.setdefault(op, [])
         for other in existing:
             if (other.platform, other.priority) == (platform, priority):

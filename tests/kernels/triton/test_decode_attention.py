@@ -6,8 +6,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from tests.kernels.triton.decode_batches import Batch, make_batch
 
+from quire.conformance.cases.batches import Batch, make_batch
 from quire.kernels.triton.attention import decode as decode_attention
 from quire.kernels.triton.attention.decode import Shape, _launch
 from quire.kernels.triton.attention.paged_attention import paged_attention

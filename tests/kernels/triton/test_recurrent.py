@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from tests.kernels.test_recurrent import OPERATIONS, Operation, Pages, check_cuts, implementation, whole
+from tests.kernels.test_recurrent import check_cuts, whole
 
+from quire.conformance.cases.states import OPERATIONS, Operation, Pages, implementation
 from quire.kernels import triton
 from quire.kernels.recurrent import GATES
 

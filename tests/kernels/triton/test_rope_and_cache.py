@@ -4,8 +4,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from tests.kernels.triton.decode_batches import make_batch
 
+from quire.conformance.cases.batches import make_batch
 from quire.kernels.triton.attention.rope import rope_and_cache
 
 drawn = settings(

@@ -54,7 +54,7 @@ def build_report(config: EngineConfig, platform: Platform) -> dict[str, Any]:
     return {
         **_files(config),
         "config": {part: _config_part(config, part) for part in CONFIG_PARTS},
-        "platform": {"name": platform.name, "capabilities": _capabilities(platform.capabilities())},
+        "platform": {"name": platform.name, "capabilities": explain_capabilities(platform.capabilities())},
         **explain_without_weights(config, platform),
         "limits": {name: getattr(limits, name) for name in dir(limits) if name.isupper()},
     }
@@ -83,7 +83,8 @@ def _config_part(config: EngineConfig, part: str) -> dict[str, Any]:
     return settings
 
 
-def _capabilities(capabilities: Capabilities) -> dict[str, Any]:
+def explain_capabilities(capabilities: Capabilities) -> dict[str, Any]:
+    """Each value with its reason."""
     return {
         field.name: {"value": (because := getattr(capabilities, field.name)).value, "why": because.why}
         for field in dataclasses.fields(capabilities)

@@ -29,6 +29,7 @@ GROUPS = {
         "bench": "measure: a server under load, throughput, latency, startup; sweeps and plots",
         "explain": "tell what would be chosen for a model, and why",
         "models": "list the architectures and what each can do",
+        "conformance": "check a platform (a device, or a vendor's plugin) against its contract",
     },
     "this installation": {
         "compile-cache": "compile a model's GPU kernels before they are needed",

@@ -23,9 +23,16 @@ def _unavailable() -> str | None:
     return None if found is not None else why
 
 
-def cpu_kernel(op: str, *, below: int = 0, invariant: bool = True):
+def cpu_kernel(op: str, *, below: int = 0, invariant: bool = True, tolerance: float = 0.0):
     """Decorator: the CPU's implementation of `op`, or one that is `below` others."""
-    return kernel(op, platform="cpu", priority=PRIORITY - below, unavailable=_unavailable, invariant=invariant)
+    return kernel(
+        op,
+        platform="cpu",
+        priority=PRIORITY - below,
+        unavailable=_unavailable,
+        invariant=invariant,
+        tolerance=tolerance,
+    )
 
 
 def run(operation: str, arguments: ctypes.Structure, rows: int, *tensors: torch.Tensor | None) -> None:

@@ -6,12 +6,12 @@ Legend: P pages; others as in `kernels/attention.py` and `kernels/recurrent.py`.
 from typing import Any
 
 import torch
-from tests.attention.dense_attention import draw_step
-from tests.kernels.test_recurrent import OPERATIONS, Operation, Pages
-from tests.kernels.triton.decode_batches import make_batch, reference
-from tools.gpu_cases import TOLERANCES, Case, Shapes, columns, draw, empty, moved, normal
 
 from quire.attention.interface import AttentionMetadata, AttentionParams
+from quire.conformance.cases.batches import make_batch, reference
+from quire.conformance.cases.case import TOLERANCES, Case, Shapes, columns, draw, empty, moved, normal
+from quire.conformance.cases.dense_attention import draw_step
+from quire.conformance.cases.states import OPERATIONS, Operation, Pages
 from quire.kernels.types import Rope
 
 FP8 = torch.float8_e4m3fn
@@ -24,11 +24,24 @@ def _attention(rng: Shapes, dtype: torch.dtype, **more: Any) -> Any:
     heads, kv_heads = rng.of(((4, 4), (8, 2), (14, 2), (16, 8)), ((2, 2), (4, 1)))
     mode = rng.choice(({}, {"window": 20}, {"chunk": 48}, {"causal": False}, {"causal": False, "window": 30}))
     batch = make_batch(
-        seq_lens, query_lens, num_heads=heads, num_kv_heads=kv_heads, head_dim=rng.of((64, 80, 128), (64,)),
-        page=rng.choice((16, 32, 64)), dtype=dtype, rotary_dim=rng.choice((64, 32)), has_norm=rng.chance(0.5),
-        interleaved=rng.chance(0.3), padding=rng.choice((0, 3)), seed=rng.randrange(10**6),
-        soft_cap=rng.choice((0.0, 0.0, 20.0)), has_sinks=rng.chance(0.3), has_alibi=rng.chance(0.2), **mode, **more,
-    )  # fmt: skip
+        seq_lens,
+        query_lens,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=rng.of((64, 80, 128), (64,)),
+        page=rng.choice((16, 32, 64)),
+        dtype=dtype,
+        rotary_dim=rng.choice((64, 32)),
+        has_norm=rng.chance(0.5),
+        interleaved=rng.chance(0.3),
+        padding=rng.choice((0, 3)),
+        seed=rng.randrange(10**6),
+        soft_cap=rng.choice((0.0, 0.0, 20.0)),
+        has_sinks=rng.chance(0.3),
+        has_alibi=rng.chance(0.2),
+        **mode,
+        **more,
+    )
     if rng.chance(0.3):
         batch.kv_cache = _page_by_page(batch.kv_cache)
     return batch
@@ -62,7 +75,7 @@ def _(rng: Shapes, dtype: torch.dtype) -> Case:
     tokens = int(batch.metadata.shape[0])
     batch = batch.prepared()
     arguments = [batch.qkv_TC, batch.kv_cache, batch.metadata, batch.params, batch.new_out()]
-    return Case(arguments, (4,), dtype, rows=tokens)
+    return Case(arguments, (4,), dtype, pages=(1,), rows=tokens)
 
 
 @draw("paged_attention, float8")
@@ -72,16 +85,21 @@ def _(rng: Shapes, dtype: torch.dtype) -> Case:
     batch = batch.prepared()
     others = [batch.metadata, batch.params, batch.new_out()]
     return Case(
-        [batch.qkv_TC, batch.kv_cache, *others], (4,), dtype, plain=[batch.qkv_TC, batch.plain_pages(), *others],
-        rows=tokens, tolerance=max(TOLERANCES[dtype], 5e-3), why="products with float8 pages are float16's",
-    )  # fmt: skip
+        [batch.qkv_TC, batch.kv_cache, *others],
+        (4,),
+        dtype,
+        plain=[batch.qkv_TC, batch.plain_pages(), *others],
+        rows=tokens,
+        tolerance=max(TOLERANCES[dtype], 5e-3),
+        why="products with float8 pages are float16's",
+    )
 
 
 @draw("paged_attention, latents")
 def _(rng: Shapes, dtype: torch.dtype) -> Case:
     step, params = _latents(rng, dtype)
     out = empty(step.metadata.num_tokens, params.num_heads * params.latent, dtype=dtype)
-    return Case([step.qkv_TC, step.kv_cache, step.metadata, params, out], (4,), dtype)
+    return Case([step.qkv_TC, step.kv_cache, step.metadata, params, out], (4,), dtype, pages=(1,))
 
 
 @draw("latent_and_cache")
@@ -92,7 +110,7 @@ def _(rng: Shapes, dtype: torch.dtype) -> Case:
     step.kv_cache[0].zero_()
     q, latent = normal(t, params.num_heads, e, dtype=dtype), normal(t, rank + e, dtype=dtype)
     arguments = [q, latent, normal(rank), 1e-6, rope, step.kv_cache, step.metadata, empty(*q.shape, dtype=dtype)]
-    return Case(arguments, (5, 7), dtype)
+    return Case(arguments, (5, 7), dtype, pages=(5,))
 
 
 @draw("rope_and_cache")
@@ -103,7 +121,7 @@ def _(rng: Shapes, dtype: torch.dtype) -> Case:
     params = batch.params
     sizes = params.num_heads, params.num_kv_heads, params.head_dim
     norms = batch.q_norm_H, batch.k_norm_H, batch.eps
-    return Case([batch.qkv_TC, batch.kv_cache, batch.metadata, *sizes, batch.rope, *norms], (0, 1), dtype)
+    return Case([batch.qkv_TC, batch.kv_cache, batch.metadata, *sizes, batch.rope, *norms], (0, 1), dtype, pages=(1,))
 
 
 def _write_scaled(qkv_TC: torch.Tensor, kv_cache: torch.Tensor, *arguments: Any) -> None:
@@ -124,9 +142,14 @@ def _(rng: Shapes, dtype: torch.dtype) -> Case:
     others = [batch.metadata, *sizes, batch.rope, *norms, params.k_scale, params.v_scale]
     plain = [batch.qkv_TC, moved(batch.kv_cache, "cpu", FP8), *others]
     return Case(
-        [batch.qkv_TC, batch.kv_cache, *others], (0, 1), dtype, plain=plain, reference=_write_scaled, tolerance=0.04,
+        [batch.qkv_TC, batch.kv_cache, *others],
+        (0, 1),
+        dtype,
+        plain=plain,
+        reference=_write_scaled,
+        tolerance=0.04,
         why="the pages round to float8, by at most a sixteenth of a value",
-    )  # fmt: skip
+    )
 
 
 def _step(rng: Shapes, pages: Pages, states: torch.Tensor) -> AttentionMetadata:

@@ -1,11 +1,11 @@
-"""Drawn cases of what is done to rows: products with plain matrices, norms, activations, gates, limits. Legend as in `gpu_cases`;
+"""Drawn cases of what is done to rows: products with plain matrices, norms, activations, gates, limits. Legend as in `case.py`;
 D hidden, I intermediate."""
 
 from typing import Any
 
 import torch
-from tools.gpu_cases import Case, Shapes, columns, draw, empty, normal, weight_of
 
+from quire.conformance.cases.case import Case, Shapes, columns, draw, empty, normal, weight_of
 from quire.kernels.recurrent import GATES
 from quire.kernels.types import HeadWeight
 
@@ -122,7 +122,7 @@ def _(rng: Shapes, dtype: torch.dtype) -> Case:
 
 @draw("xielu")
 def _(rng: Shapes, dtype: torch.dtype) -> Case:
-    (x,) = columns(rng, rng.rows(), rng.width(), dtype=dtype, scale=2.0)
+    x = normal(rng.rows(), rng.width(), dtype=dtype, scale=2.0)
     return Case([x, torch.tensor([0.7, 1.3])], (0,), dtype)
 
 

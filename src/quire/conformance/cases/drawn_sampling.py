@@ -7,17 +7,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from tests.kernels.triton import test_step as packets
-from tools.gpu_cases import Case, Shapes, draw, empty, normal
+
+from quire.conformance.cases import packets
+from quire.conformance.cases.case import Case, Shapes, draw, empty, normal
 
 
 @draw("unpack_step")
 def _(rng: Shapes, dtype: torch.dtype) -> Case:
     numbers, groups = np.random.default_rng(rng.randrange(10**6)), rng.choice((1, 2, 3))
     tokens, requests = rng.choice((0, 1, 40, 300)), rng.randint(0, packets.MAX_ROWS)
-    packet = packets.make_packet(
-        numbers, tokens, requests, rng.randint(0, requests), rng.choice((0, 1, 150)), groups
-    )  # fmt: skip
+    packet = packets.make_packet(numbers, tokens, requests, rng.randint(0, requests), rng.choice((0, 1, 150)), groups)
     bounds = rng.randint(max(tokens, 1), packets.MAX_TOKENS), rng.randint(max(requests, 1), packets.MAX_ROWS)
     return Case([packets.poisoned(packet, groups), *bounds], (0,), torch.float32, exact=True)
 
@@ -139,3 +138,12 @@ def _(rng: Shapes, dtype: torch.dtype) -> Case:
     s, v = logits.shape
     allowed = torch.randint(-(2**31), 2**31, (3, -(-v // 32))).int()
     return Case([logits, _slots(s, 3), allowed], (0,), torch.float32, exact=True)
+
+
+@draw("allowed_gumbel_argmax")
+def _(rng: Shapes, dtype: torch.dtype) -> Case:
+    logits = _logits(rng)
+    s, v = logits.shape
+    allowed = torch.randint(-(2**31), 2**31, (3, -(-v // 32))).int()
+    arguments = [logits, _slots(s, 3), allowed, *_drawing(s, rng), torch.zeros(s, dtype=torch.int32)]
+    return Case(arguments, (6,), torch.float32, exact=True)

@@ -3,11 +3,10 @@
 from typing import Any
 
 import torch
-from tools.gpu_cases import Case, Shapes, draw, empty, normal
-from tools.gpu_cases_codes import codes_of
 
+from quire.conformance.cases.case import Case, ExpertMatrices, Shapes, draw, empty, normal
+from quire.conformance.cases.drawn_codes import codes_of
 from quire.kernels.packed import dequantize
-from quire.kernels.triton.experts.packed import pack_expert_codes
 from quire.kernels.types import ClampedSwiglu, ExpertScratch, ExpertWeights, LinearWeight, Routing
 
 
@@ -69,9 +68,7 @@ def _(rng: Shapes, dtype: torch.dtype) -> Case:
         more |= {"gate_up_bias_E2I": normal(e, matrices[0][0].out_features), "down_bias_ED": normal(e, d)}
     gate_up, down = (torch.stack([dequantize(weight) for weight in each]) for each in matrices)
     values = ExpertWeights(gate_up, down, **more)
-    stacks = [pack_expert_codes(each, is_gated=is_gated and not n) for n, each in enumerate(matrices)]
-    shapes = (stack.shape_only() for stack in stacks if stack is not None)
-    experts = ExpertWeights(*shapes, gate_up_codes=stacks[0], down_codes=stacks[1], **more)
+    experts = ExpertMatrices(matrices[0], matrices[1], more, is_gated)
     x, out, name = normal(t, d, dtype=dtype), empty(t, d, dtype=dtype), "silu" if is_gated else "relu2"
     before, behind = [x, *_choices(t, e, k)], [name, torch.tensor([t]), out, _scratch(t, e, k, d, i, dtype)]
     return Case([*before, experts, *behind], (6,), dtype, plain=[*before, values, *behind])

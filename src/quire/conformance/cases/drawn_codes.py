@@ -1,4 +1,4 @@
-"""Drawn cases of products with weights that are small codes, int8 or float8. Legend as in `gpu_cases`; D hidden, I intermediate,
+"""Drawn cases of products with weights that are small codes, int8 or float8. Legend as in `case.py`; D hidden, I intermediate,
 G groups."""
 
 import functools
@@ -6,17 +6,33 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from tools.gpu_cases import TOLERANCES, Case, Shapes, draw, empty, normal
-from tools.gpu_cases_rows import norm_of
 
+from quire.conformance.cases.case import TOLERANCES, Case, Shapes, draw, empty, normal
+from quire.conformance.cases.drawn_rows import norm_of
 from quire.kernels.fp8 import FP8_MAX
-from quire.kernels.triton.packed import matmul as packed
-from quire.kernels.triton.packed import vector as packed_vector
 from quire.kernels.types import FP8, Fp8Scratch, Fp8Weight, Int8Weight, PackedWeight
 from quire.quantization.codes import E2M1
 
-NF4 = torch.tensor([-1.0, -0.69619, -0.52507, -0.39492, -0.28444, -0.18477, -0.09105, 0.0, 0.07958, 0.16093, 0.24611,
-                    0.33792, 0.44071, 0.56262, 0.72296, 1.0])  # fmt: skip
+NF4 = torch.tensor(
+    [
+        -1.0,
+        -0.69619,
+        -0.52507,
+        -0.39492,
+        -0.28444,
+        -0.18477,
+        -0.09105,
+        0.0,
+        0.07958,
+        0.16093,
+        0.24611,
+        0.33792,
+        0.44071,
+        0.56262,
+        0.72296,
+        1.0,
+    ]
+)
 SIZES = {"int4": 4.0, "e2m1": 3.0, "table": 0.5, "int8": 64.0, "float8": 100.0}
 """About how large a code's value is."""
 IN_TILES = ("int4", "int4 zeros", "e2m1", "table", "int8", "float8")
@@ -60,7 +76,7 @@ def codes_of(
 def _codes(
     rng: Shapes, dtype: torch.dtype, *, is_gated: bool = False, kinds: tuple[str, ...] = (), for_one: bool = False
 ) -> PackedWeight:
-    """Every kind in turn. Float32 models have no tiles. `for_one`: a weight for `packed_vector`."""
+    """Every kind in turn. Float32 models have no tiles. `for_one`: a weight that such a kernel takes."""
     n, k = rng.of((128, 40, 130, 1024, 4096), (40, 130)), rng.of((128, 192, 512, 2048, 4096), (128, 192, 256))
     group = rng.choice([group for group in (16, 32, 64, 128) if k % group == 0] + [k])
     n = 2 * rng.of((128, 192, 1024), (64, 128)) if is_gated else n
@@ -74,9 +90,7 @@ def _codes(
 
 
 def _case(before: list[Any], weight: PackedWeight, behind: list[Any], output: int, dtype: torch.dtype) -> Case:
-    """The reference gets the weight as it was."""
-    prepared = packed.pack_codes(weight)
-    return Case([*before, prepared, *behind], (output,), dtype, plain=[*before, weight, *behind])
+    return Case([*before, weight, *behind], (output,), dtype)
 
 
 @draw("packed_linear", rounds=len(IN_TILES) + len(AS_STORED))
@@ -108,15 +122,12 @@ def packed_norm_linear_gated(rng: Shapes, dtype: torch.dtype, **given: Any) -> C
 
 
 def _draw_one(function: Callable[..., Case]) -> None:
-    """One row times whole codes as `packed_vector` has them."""
+    """One row times whole codes as a device may have kernels of their own for them."""
 
     @draw(f"{function.__name__}, one row")
     @functools.wraps(function)
     def _(rng: Shapes, dtype: torch.dtype) -> Case:
-        case = function(rng, torch.bfloat16, rows=1, kinds=("int4", "int4 zeros"), for_one=True)
-        weight = next(value for value in case.arguments if isinstance(value, PackedWeight))
-        assert packed_vector.choose(weight, 1) is not None
-        return case
+        return function(rng, torch.bfloat16, rows=1, kinds=("int4", "int4 zeros"), for_one=True)
 
 
 for _function in (packed_linear, packed_linear_add, packed_norm_linear_gated):
@@ -127,21 +138,31 @@ for _function in (packed_linear, packed_linear_add, packed_norm_linear_gated):
 def _(rng: Shapes, dtype: torch.dtype) -> Case:
     t, n, k = rng.rows(), rng.width(), rng.width() + rng.choice((0, 36))
     weight = Int8Weight(
-        n, k, dtype, torch.randint(-128, 128, (n, k)).to(torch.int8), bias=normal(n) if rng.chance(0.5) else None,
-        scale=torch.rand(n) * 0.01, input_scale=torch.tensor([0.02]) if rng.chance(0.5) else None,
-    )  # fmt: skip
+        n,
+        k,
+        dtype,
+        torch.randint(-128, 128, (n, k)).to(torch.int8),
+        bias=normal(n) if rng.chance(0.5) else None,
+        scale=torch.rand(n) * 0.01,
+        input_scale=torch.tensor([0.02]) if rng.chance(0.5) else None,
+    )
     x, out = normal(t, k, dtype=dtype), empty(t, n, dtype=dtype)
     x[0, 0] = 300.0
-    return Case([x, packed.pack_int8(weight), out], (2,), dtype, plain=[x, weight, out])
+    return Case([x, weight, out], (2,), dtype)
 
 
 def _float8(rng: Shapes, n: int, k: int, dtype: torch.dtype, biased: bool = False) -> Fp8Weight:
     values = normal(n, k, scale=k**-0.5)
     scale = values.abs().amax(1) / FP8_MAX
     return Fp8Weight(
-        n, k, dtype, (values / scale[:, None]).to(FP8), bias=normal(n) if biased else None, scale=scale,
+        n,
+        k,
+        dtype,
+        (values / scale[:, None]).to(FP8),
+        bias=normal(n) if biased else None,
+        scale=scale,
         input_scale=torch.tensor([0.03]) if rng.chance(0.3) else None,
-    )  # fmt: skip
+    )
 
 
 def _float8_case(

@@ -1,10 +1,10 @@
 """What a drawn case of an operation is, how it is drawn, carried to a device and compared: what the files of draws share.
 
-A case builds arguments on the CPU from a seed; an implementation runs on copies on its device, the reference on float32 copies of
-the same numbers on the CPU (bit-exact operations get the same numbers). Legend: T rows, N outputs, K inputs, V vocabulary.
+A case builds arguments on the CPU from a seed; an implementation runs on copies on its device, whose weights were packed by the
+platform's own kernels; the reference on float32 copies of the same numbers on the CPU (bit-exact operations get the same).
+Legend: T rows, N outputs, K inputs, V vocabulary.
 """
 
-import contextlib
 import copy
 import dataclasses
 import random
@@ -13,7 +13,17 @@ from typing import Any, TypeVar
 
 import torch
 
-from quire.kernels.types import ExpertScratch, Fp8Scratch, LinearWeight, Routing
+from quire.kernels import ops
+from quire.kernels.types import (
+    ExpertScratch,
+    ExpertWeights,
+    Fp8Scratch,
+    HeadWeight,
+    Int8Weight,
+    LinearWeight,
+    PackedWeight,
+    Routing,
+)
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 1.5e-2}
 """Of ||ours - reference|| / ||reference||, by the type of the numbers."""
@@ -35,18 +45,77 @@ class Case:
     """The reference's arguments, where those are in a kernel's own layout."""
     reference: Callable[..., Any] | None = None
     """In the place of the operation's own."""
+    pages: tuple[int, ...] = ()
+    """Arguments that are pages: they keep their type where activations have another one than weights."""
     rows: int | None = None
     """Rows of the outputs that the step has; what stands behind them does not matter."""
     tolerance: float = 0.0
     """In the place of the type's."""
     why: str = ""
     """Why that is wider."""
-    within: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
-    """What the implementation runs in."""
 
-    def limit(self) -> float:
-        """The largest error that passes."""
-        return 0.0 if self.exact else self.tolerance or TOLERANCES[self.dtype]
+    def limit(self, tolerance: float = 0.0) -> float:
+        """The largest error that passes; `tolerance`: what a kernel declares of itself."""
+        return 0.0 if self.exact else max(tolerance, self.tolerance or TOLERANCES[self.dtype])
+
+    def has_float8(self) -> bool:
+        """Whether anything in it is float8, which devices without it are not given."""
+        return any(tensor.dtype is torch.float8_e4m3fn for tensor in _tensors(self.arguments))
+
+    def with_activations(self, dtype: torch.dtype) -> "Case":
+        """The same case where rows between layers have a type of their own; weights and pages keep theirs."""
+
+        def converted(place: int, value: Any) -> Any:
+            is_row = isinstance(value, torch.Tensor) and value.dtype is self.dtype and place not in self.pages
+            return moved(value, "cpu", self.dtype, dtype) if is_row else value
+
+        return dataclasses.replace(self, arguments=[converted(*pair) for pair in enumerate(self.arguments)])
+
+
+@dataclasses.dataclass
+class ExpertMatrices:
+    """Experts of codes, one matrix after another, as a checkpoint has them.
+
+    Attributes:
+        more: other fields of `ExpertWeights`.
+    """
+
+    gate_up: list[PackedWeight]
+    down: list[PackedWeight]
+    more: dict[str, Any]
+    is_gated: bool
+
+    def packed(self) -> ExpertWeights:
+        """By the platform's kernels.
+
+        Raises:
+            NotSupported: they have no layout for such codes.
+        """
+        gate_up = ops.pack_expert_codes(list(self.gate_up), is_gated=self.is_gated)
+        down = ops.pack_expert_codes(list(self.down), is_gated=False)
+        if gate_up is None or down is None:
+            raise NotSupported("the platform packs no experts of such codes: their values serve")
+        shapes = gate_up.shape_only(), down.shape_only()
+        return ExpertWeights(*shapes, gate_up_codes=gate_up, down_codes=down, **self.more)
+
+
+class NotSupported(Exception):
+    """A platform's kernels do not take such a case, and say so before they are used."""
+
+
+def packed(value: Any) -> Any:
+    """What a platform's kernels take in the place of a plain weight."""
+    if isinstance(value, ExpertMatrices):
+        return value.packed()
+    if type(value) is LinearWeight and value.data is not None:
+        return ops.pack_linear(value.data, value.bias)
+    if type(value) is HeadWeight and value.data is not None:
+        return ops.pack_heads(value.data)
+    if type(value) is ExpertWeights:
+        return ops.pack_experts(value)
+    if type(value) is PackedWeight:
+        return ops.pack_codes(value)
+    return ops.pack_int8(value) if type(value) is Int8Weight else value
 
 
 class Shapes(random.Random):
@@ -123,27 +192,30 @@ def columns(rng: Shapes, t: int, *widths: int, dtype: torch.dtype, scale: float 
 def weight_of(n: int, k: int, dtype: torch.dtype, biased: bool) -> LinearWeight:
     """A matrix."""
     weight = normal(n, k, dtype=dtype, scale=k**-0.5)
-    bias = normal(n) if biased else None
-    return LinearWeight(n, k, dtype, weight, None if bias is None else bias.to(dtype), bias)
+    return LinearWeight(n, k, dtype, weight, bias=normal(n) if biased else None)
 
 
-def moved(value: Any, device: str, dtype: torch.dtype | None) -> Any:
-    """A copy on a device, floats of `dtype` as float32 for the reference."""
+def moved(value: Any, device: str, dtype: torch.dtype | None, to: torch.dtype = torch.float32) -> Any:
+    """A copy on a device; floats of `dtype` become `to`, float32 for the reference; None: all keep their types."""
     if isinstance(value, torch.Tensor):
         if value.is_meta:
             return value
-        return _cloned(
-            value.detach(), device, torch.float32 if dtype is not None and value.dtype == dtype else value.dtype
-        )
+        return _cloned(value.detach(), device, to if dtype is not None and value.dtype == dtype else value.dtype)
+    if isinstance(value, list | tuple):
+        return type(value)(moved(part, device, dtype, to) for part in value)
+    if isinstance(value, dict):
+        return {name: moved(part, device, dtype, to) for name, part in value.items()}
     if isinstance(value, ExpertScratch | Fp8Scratch):
         clone = copy.copy(value)
-        vars(clone).update({name: moved(part, device, dtype) for name, part in vars(value).items()})
+        vars(clone).update({name: moved(part, device, dtype, to) for name, part in vars(value).items()})
         return clone
     if dataclasses.is_dataclass(value) and not isinstance(value, type | Routing):
-        parts = {field.name: moved(getattr(value, field.name), device, dtype) for field in dataclasses.fields(value)}
+        parts = {
+            field.name: moved(getattr(value, field.name), device, dtype, to) for field in dataclasses.fields(value)
+        }
         clone = dataclasses.replace(value, **parts)
         if isinstance(clone, LinearWeight) and dtype is not None:
-            clone.dtype = torch.float32
+            clone.dtype = to
         return clone
     return value
 
@@ -170,6 +242,9 @@ def error_of(case: Case, ours: Any, expected: Any) -> float:
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value[:0] if value.is_meta else value
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _tensors(part)
     elif dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
             yield from _tensors(getattr(value, field.name))

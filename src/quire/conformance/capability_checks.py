@@ -1,0 +1,130 @@
+"""What a platform says of itself: the record of capabilities is whole, and what it claims is so."""
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from quire.conformance.contract import Failed, NotClaimed, Subject, check
+from quire.errors import ConfigError
+from quire.executor.selector import import_class
+from quire.platforms.interface import Platform
+
+GRAPHS = ("none", "decode", "whole_step")
+NUMBERS = ("page_alignment", "min_prefill_tokens")
+PAIRS = ("max_num_batched_tokens", "max_num_seqs")
+FLAGS = ("async_output", "fp8", "sleep", "swap")
+_SIZE = 64
+
+
+@check("capabilities/record", "every capability has a value of its kind and a reason")
+def check_record(subject: Subject) -> str:
+    """Types, ranges and reasons."""
+    wrong: list[str] = []
+    capabilities = subject.capabilities
+    fields = dataclasses.fields(capabilities)
+    for field in fields:
+        claim = getattr(capabilities, field.name)
+        if not getattr(claim, "why", ""):
+            wrong.append(f"{field.name} has no reason")
+        if problem := _wrong_value(field.name, getattr(claim, "value", None)):
+            wrong.append(f"{field.name}={getattr(claim, 'value', claim)!r}: {problem}")
+    if wrong:
+        raise Failed("the record is not whole", "an `Explained` in each field, with a reason", "; ".join(wrong))
+    return f"{len(fields)} fields"
+
+
+def _wrong_value(name: str, value: Any) -> str:
+    if name == "dtypes":
+        unknown = [each for each in value or () if not isinstance(getattr(torch, each, None), torch.dtype)]
+        return f"unknown types {unknown}" if unknown else "" if value else "no type"
+    if name == "activation_dtype":
+        is_type = isinstance(getattr(torch, str(value), None), torch.dtype)
+        return "" if value == "model" or is_type else "`model` or the name of a type"
+    if name == "graphs":
+        return "" if value in GRAPHS else f"one of {', '.join(GRAPHS)}"
+    if name in NUMBERS:
+        return "" if isinstance(value, int) and value >= 1 else "1 or more"
+    if name in PAIRS:
+        return "" if len(value or ()) == 2 and min(value) >= 1 else "two numbers: offline, server"
+    return "" if name not in FLAGS or isinstance(value, bool) else "True or False"
+
+
+@check(
+    "capabilities/classes",
+    "the classes that the platform names can be imported, and the first backend is the platform's own",
+)
+def check_classes(subject: Subject) -> str:
+    """Runner, worker, attention backends."""
+    from quire.attention.interface import AttentionBackend
+    from quire.attention.selector import load_backend
+
+    platform: Platform = subject.platform
+    paths = [platform.runner_class(), platform.worker_class()]
+    for path in paths:
+        import_class(path, "platform")
+    backends = platform.attention_backends()
+    for path in backends:
+        if not issubclass(load_backend(path), AttentionBackend):
+            raise Failed(
+                f"{path} is no attention backend", "a subclass of AttentionBackend", load_backend(path).__name__
+            )
+    if not backends:
+        raise Failed("there is no attention backend", "at least the reference backend's path", "an empty list")
+    return f"{platform.name}: {', '.join([*paths, *backends])}"
+
+
+@check(
+    "capabilities/config",
+    "the platform accepts a plain configuration, and refuses a type that it does not compute with",
+)
+def check_config(subject: Subject) -> str:
+    """`check_config`, of what can and what cannot work."""
+    assert subject.config.device.device
+    names = subject.capabilities.dtypes.value
+    refused = next((name for name in ("float32", "bfloat16", "float16", "float64") if name not in names), "float64")
+    try:
+        subject.platform.check_config(
+            dataclasses.replace(subject.config, model=dataclasses.replace(subject.config.model, dtype=refused))
+        )
+    except ConfigError as error:
+        return f"refuses {refused}: {error}"
+    raise Failed(f"check_config accepts dtype={refused!r}", "a ConfigError that names the setting", "no error")
+
+
+@check("capabilities/dtypes", "the device multiplies matrices of every type that it claims, and sums in float32")
+def check_dtypes(subject: Subject) -> str:
+    """A product beside float64's."""
+    generator = torch.Generator().manual_seed(subject.seed)
+    told: list[str] = []
+    for name in subject.capabilities.dtypes.value:
+        dtype = getattr(torch, name)
+        left, right = (torch.randn(_SIZE, _SIZE, generator=generator).to(dtype) for _ in range(2))
+        got = (left.to(subject.device) @ right.to(subject.device)).cpu().double()
+        expected = left.double() @ right.double()
+        error, limit = float((got - expected).norm() / expected.norm()), 4 * torch.finfo(dtype).eps
+        if not error <= limit:
+            raise Failed(f"products in {name} are off", f"a relative error of at most {limit:.1e}", f"{error:.1e}")
+        told.append(f"{name} {error:.0e}")
+    return ", ".join(told)
+
+
+@check(
+    "capabilities/fp8", "float8 values come to the device and back, and one of the platform's kernels multiplies them"
+)
+def check_fp8(subject: Subject) -> str:
+    """Bits, and the registry."""
+    subject.claims("fp8")
+    from quire.kernels import ops
+
+    every = torch.arange(256, dtype=torch.uint8)
+    there = every.view(torch.float8_e4m3fn).to(subject.device)
+    got, expected = there.float().cpu(), every.view(torch.float8_e4m3fn).float()
+    if not torch.equal(got.nan_to_num(), expected.nan_to_num()):
+        raise Failed(
+            "float8 values change on the device", "the same 256 values", f"{int((got != expected).sum())} others"
+        )
+    with subject.kernels():
+        if not ops.is_native("fp8_linear"):
+            raise NotClaimed("fp8 is claimed, but products in float8 are plain PyTorch's")
+    return "256 values; fp8_linear has a kernel of the platform's own"

@@ -1,0 +1,86 @@
+"""`quire conformance`: the contract of a platform, checked on this machine. Exit code 0 only if nothing failed."""
+
+import argparse
+import json
+import time
+from typing import Any
+
+from quire.engine.arg_parser import switch
+from quire.entrypoints import exit_codes
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--platform", default="auto", metavar="NAME", help="a platform, as --device of `quire serve` (default: auto)")
+    add("--only", nargs="+", default=[], metavar="CHECK", help="groups, names of checks, or patterns of names")
+    switch(parser, "--quick", "smaller and fewer cases, and no check that takes long")
+    switch(parser, "--list", "list the checks and end")
+    add("--json", metavar="PATH", help="write the report as JSON")
+    add("--html", metavar="PATH", help="write the report as a page that needs no other file")
+    add("--seed", type=int, default=0, help="of drawn shapes and values (default: 0)")
+    add("--jobs", type=int, default=0, metavar="N", help="checks at a time (default: half of the cores, at most 12)")
+    add("--timeout", type=float, default=300.0, metavar="S", help="seconds for one check (default: 300)")
+
+
+def run(args: argparse.Namespace) -> int:
+    from quire.benchmarks.common import write_text
+    from quire.conformance.contract import select_checks
+    from quire.conformance.report import as_html, build_report, line_of, summary
+    from quire.conformance.suite import Plan, run_checks
+    from quire.envs import set_default
+    from quire.platforms.host import usable_cpus
+
+    chosen = select_checks(args.only, is_quick=args.quick)
+    if args.list:
+        width = max(len(each.name) for each in chosen)
+        print("\n".join(f"{each.name:<{width}}  {each.about}" for each in chosen))
+        return exit_codes.OK
+    _check_numbers(args)
+    about = _about(args.platform)
+    for path, flag in ((args.json, "json"), (args.html, "html")):
+        if path:  # a file that cannot be written is refused before anything is checked
+            write_text(path, "", flag, "a")
+    set_default("QUIRE_LOGGING_LEVEL", "WARNING")
+    print(f"platform {about['platform']} ({about['class']}), seed {args.seed}")
+    jobs = args.jobs or max(1, min(12, usable_cpus() // 2))
+    plan = Plan(args.platform, args.seed, args.quick, jobs, args.timeout)
+    begin = time.perf_counter()
+    results = run_checks(plan, chosen, lambda result: print(line_of(result), flush=True))
+    seconds = time.perf_counter() - begin
+    report = build_report(about | {"seed": args.seed, "quick": args.quick}, results, seconds)
+    print(summary(results, seconds))
+    if args.json:
+        write_text(args.json, json.dumps(report, indent=1) + "\n", "json")
+    if args.html:
+        write_text(args.html, as_html(report), "html")
+    return exit_codes.OK if report["passed"] else exit_codes.FAILED
+
+
+def _check_numbers(args: argparse.Namespace) -> None:
+    from quire.errors import ConfigError
+
+    for name, is_wrong in (("jobs", args.jobs < 0), ("seed", args.seed < 0), ("timeout", args.timeout <= 0)):
+        if is_wrong:
+            least = "above 0" if name == "timeout" else "0 or more"
+            raise ConfigError.of(name, f"{getattr(args, name)} is not allowed; it must be {least}")
+
+
+def _about(name: str) -> dict[str, Any]:
+    """The platform, what it claims, and the machine. Raises ConfigError: there is no such platform."""
+    from importlib.metadata import version
+
+    from quire.benchmarks.common import machine
+    from quire.entrypoints.cli.explain import explain_capabilities
+    from quire.platforms import current_platform
+    from quire.version import __version__
+
+    platform = current_platform(name)
+    return {
+        "platform": platform.name,
+        "class": f"{type(platform).__module__}:{type(platform).__qualname__}",
+        "quire": __version__,
+        "torch": version("torch"),
+        **machine(),
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "capabilities": explain_capabilities(platform.capabilities()),
+    }
