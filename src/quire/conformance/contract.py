@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 CHECKED_IN = (
     "capability_checks",
     "device_checks",
+    "page_checks",
+    "attention_checks",
+    "sampler_checks",
+    "engine_checks",
+    "rank_checks",
+    "process_checks",
     "kernel_checks",
 )
 """The modules of checks, in the report's order."""

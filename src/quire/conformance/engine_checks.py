@@ -1,0 +1,261 @@
+"""Whole engines on the platform beside the same engines with references on the CPU: equal tokens for tiny models of many
+families, however their steps are cut, and across sleep.
+
+Half of the requests are greedy, half draw with a seed.
+"""
+
+import contextlib
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from quire.conformance import oracle_platform
+from quire.conformance.contract import ENGINE_SETTINGS, Failed, NotClaimed, Subject, check
+from quire.conformance.tiny_models import MODELS, VOCAB_SIZE, write_model
+from quire.entrypoints.llm import LLM
+from quire.errors import ConfigError
+from quire.sampling_params import SamplingParams
+
+LENGTHS = (5, 30, 61, 17, 1, 44)
+NEW_TOKENS, TOP = 16, 5
+EXACT, ROUNDED = 2e-3, 0.15
+"""How far logprobs may be off: in float32, and in types and codes that round more. Two tokens nearer than that are a tie."""
+SURE = "llama"
+"""The model that every platform runs."""
+QUANTIZED = ("int4", "int8", "fp8")
+
+
+class Answer(NamedTuple):
+    """What one request got: tokens, and for each the logprobs of the likeliest and its own."""
+
+    tokens: list[int]
+    logprobs: list[dict[int, float]]
+    num_cached: int
+
+
+def prompts_of(lengths: Sequence[int] = LENGTHS) -> list[dict[str, list[int]]]:
+    """Token prompts, each different."""
+    return [{"prompt_token_ids": [(7 * i * i + 13 * n) % (VOCAB_SIZE - 3) + 3 for i in range(n)]} for n in lengths]
+
+
+def params_of(count: int, **more: Any) -> list[SamplingParams]:
+    """Greedy and seeded in turn."""
+    turns = [{"temperature": 0.0}, {"temperature": 0.8, "seed": 11}]
+    common = {"max_tokens": NEW_TOKENS, "ignore_eos": True, "logprobs": TOP} | more
+    return [SamplingParams(**(turns[number % 2] | common)) for number in range(count)]
+
+
+@contextlib.contextmanager
+def engine(subject: Subject, device: str, model: str = SURE, **settings: Any) -> Iterator[LLM]:
+    """An engine in this process."""
+    path = write_model(model, subject.folder)
+    llm = LLM(str(path), **{**ENGINE_SETTINGS, "device": device, "dtype": subject.dtype_name, **settings})
+    try:
+        yield llm
+    finally:
+        llm.shutdown()
+
+
+def ask(llm: LLM, prompts: list[dict[str, list[int]]] | None = None, **more: Any) -> list[Answer]:
+    """Each request's answer."""
+    prompts = prompts_of() if prompts is None else prompts
+    found: list[Any] = llm.generate(prompts, params_of(len(prompts), **more), use_tqdm=False)  # type: ignore[arg-type]
+    answers: list[Answer] = []
+    for output in found:
+        completion = output.outputs[0]
+        logprobs = [{token: each.logprob for token, each in entry.items()} for entry in completion.logprobs]
+        answers.append(Answer(list(completion.token_ids), logprobs, output.num_cached_tokens or 0))
+    return answers
+
+
+def oracle(subject: Subject, model: str = SURE, **settings: Any) -> list[Answer]:
+    """What references on the CPU answer; computed once."""
+    key = f"oracle {model} {sorted(settings.items())}"
+    if key not in subject.memory:
+        with engine(subject, oracle_platform.NAME, model, **settings) as llm:
+            subject.memory[key] = ask(llm)
+    return subject.memory[key]
+
+
+def compare(got: list[Answer], expected: list[Answer], limit: float) -> str:
+    """Tokens are equal, up to a tie, and logprobs near. Raises Failed: they are not."""
+    worst, same, total = 0.0, 0, 0
+    for number, (ours, theirs) in enumerate(zip(got, expected, strict=True)):
+        total += len(theirs.tokens)
+        if len(ours.tokens) != len(theirs.tokens):
+            raise Failed(f"request {number} has another length", len(theirs.tokens), len(ours.tokens))
+        for place, (mine, other) in enumerate(zip(ours.tokens, theirs.tokens, strict=True)):
+            table = theirs.logprobs[place]
+            worst = max(worst, abs(ours.logprobs[place].get(other, -99.0) - table[other]))
+            if worst > limit:
+                raise Failed(
+                    f"request {number}, token {place}: the logprob is off", f"within {limit} of {table}", worst
+                )
+            if mine == other:
+                same += 1
+            elif abs(table.get(mine, -99.0) - table[other]) > limit:
+                raise Failed(f"request {number} differs from token {place} on", theirs.tokens, ours.tokens)
+            else:  # a tie: what follows is another text
+                break
+    return f"{same} of {total} tokens compared and equal, logprobs off by {worst:.0e}"
+
+
+def limit_of(subject: Subject) -> float:
+    """How near the platform's most exact type comes to the reference."""
+    return EXACT if subject.dtype_name == "float32" else ROUNDED
+
+
+def check_model(model: str, subject: Subject) -> str:
+    """One family, in chunks of prompts beside decodes."""
+    expected = oracle(subject, model)
+    try:
+        with engine(subject, subject.name, model) as llm:
+            ask(llm)  # what is captured, recorded or compiled at first is used then
+            llm.reset_prefix_cache()
+            return compare(ask(llm), expected, limit_of(subject))
+    except ConfigError as error:
+        if model == SURE:
+            raise
+        raise NotClaimed(str(error)) from error
+
+
+for _model in MODELS:
+    if _model != "bert":
+        check(f"engine/{_model}", f"a tiny {_model} gives the tokens that references on the CPU give")(
+            functools.partial(check_model, _model)
+        )
+
+
+def check_quantized(method: str, subject: Subject) -> str:
+    """A plain model whose weights become codes when they are loaded."""
+    if method == "fp8":
+        subject.claims("fp8")
+    expected = oracle(subject, quantization=method)
+    greedy = slice(0, None, 2)  # noise turns what is nearly a tie into another draw
+    with engine(subject, subject.name, quantization=method) as llm:
+        return compare(ask(llm)[greedy], expected[greedy], ROUNDED)
+
+
+for _method in QUANTIZED:
+    check(f"engine/quantized-{_method}", f"weights in {_method} give what references give with the same weights")(
+        functools.partial(check_quantized, _method)
+    )
+
+
+@check("engine/pooling", "embeddings are those of references on the CPU")
+def check_pooling(subject: Subject) -> str:
+    """An encoder's."""
+    embeddings: list[list[list[float]]] = []
+    try:
+        for device in (oracle_platform.NAME, subject.name):
+            with engine(subject, device, "bert", runner="pooling", max_num_batched_tokens=256) as llm:
+                outputs: list[Any] = llm.embed(prompts_of(), use_tqdm=False)  # type: ignore[arg-type]
+                embeddings.append([list(output.outputs.embedding) for output in outputs])
+    except ConfigError as error:
+        raise NotClaimed(str(error)) from error
+    worst = max(abs(a - b) for pair in zip(*embeddings, strict=True) for a, b in zip(*pair, strict=True))
+    limit = 1e-4 if subject.dtype_name == "float32" else 0.05
+    if not worst <= limit:
+        raise Failed("embeddings differ", f"values within {limit}", worst)
+    return f"{len(embeddings[0])} embeddings off by {worst:.0e}"
+
+
+@check("engine/dtypes", "the model runs in every type that is claimed, near to float32")
+def check_dtypes(subject: Subject) -> str:
+    """Greedy requests, each type beside references in the same type."""
+    told: list[str] = []
+    for name in subject.capabilities.dtypes.value:
+        expected = oracle(subject, dtype=name)[::2]
+        with engine(subject, subject.name, dtype=name) as llm:
+            told.append(f"{name}: {compare(ask(llm)[::2], expected, EXACT if name == 'float32' else ROUNDED)}")
+    return "; ".join(told)
+
+
+def check_same(settings: dict[str, Any], models: Sequence[str], subject: Subject) -> str:
+    """Other settings of the scheduler change no token."""
+    for model in models:
+        with engine(subject, subject.name, model, **settings) as llm:
+            told = compare(ask(llm), oracle(subject, model), limit_of(subject))
+    return told
+
+
+_WAYS: dict[str, tuple[str, dict[str, Any]]] = {
+    "small-chunks": ("prompts in small chunks", {"max_num_batched_tokens": 16}),
+    "whole-prompts": ("prompts at once", {"max_num_batched_tokens": 256}),
+    "one-at-a-time": ("requests one after another", {"max_num_seqs": 1}),
+    "eager": ("steps without recording or graphs", {"enforce_eager": True}),
+    "synchronous": ("one step in flight", {"async_scheduling": False}),
+}
+for _name, (_what, _settings) in _WAYS.items():
+    check(f"engine/{_name}", f"{_what}: the same tokens")(
+        functools.partial(check_same, _settings, (SURE, "gemma3", "qwen3-next"))
+    )
+
+
+@check("engine/prefix-cache", "a prompt that was computed before is not computed again, and gives the same tokens")
+def check_prefix_cache(subject: Subject) -> str:
+    """The same requests twice."""
+    with engine(subject, subject.name, enable_prefix_caching=True) as llm:
+        ask(llm)
+        second = ask(llm)
+    told = compare(second, oracle(subject), limit_of(subject))
+    cached = sum(answer.num_cached for answer in second)
+    if not cached:
+        raise Failed("nothing was found in the cache", "cached tokens above 0", 0)
+    return f"{cached} prompt tokens from the cache; {told}"
+
+
+def check_preemption(mode: str, subject: Subject) -> str:
+    """More requests than there are pages for."""
+    settings: dict[str, Any] = {"num_gpu_blocks_override": 10, "max_model_len": 100, "preemption_mode": mode}
+    settings["disable_log_stats"] = False
+    if mode == "swap":
+        subject.claims("swap")
+        settings["swap_space"] = 0.01
+    with engine(subject, subject.name, **settings) as llm:
+        told = compare(ask(llm), oracle(subject), limit_of(subject))
+        count = sum(getattr(each, "value", 0) for each in llm.get_metrics() if "preemptions" in each.name)
+    if not count:
+        raise Failed("nothing was preempted", "preemptions above 0, with pages for few of the requests", count)
+    return f"{count:.0f} preemptions; {told}"
+
+
+for _mode in ("recompute", "swap"):
+    check(f"engine/preemption-{_mode}", f"requests whose pages are taken away ({_mode}) go on with the same tokens")(
+        functools.partial(check_preemption, _mode)
+    )
+
+
+@check("engine/deterministic", "with --deterministic a request has the same logprobs, to the bit, alone and in a batch")
+def check_deterministic(subject: Subject) -> str:
+    """One by one and together."""
+    with engine(subject, subject.name, deterministic=True, enable_prefix_caching=False) as llm:
+        together = ask(llm)
+        alone = [ask(llm, [prompt], **_params_of(number))[0] for number, prompt in enumerate(prompts_of())]
+    for number, (one, other) in enumerate(zip(together, alone, strict=True)):
+        if one.logprobs != other.logprobs:
+            raise Failed(f"request {number} depends on its batch", other.tokens, one.tokens)
+    return f"{len(alone)} requests, {NEW_TOKENS} tokens each"
+
+
+def _params_of(number: int) -> dict[str, Any]:
+    return {"temperature": 0.8, "seed": 11} if number % 2 else {}
+
+
+def check_sleep(level: int, subject: Subject) -> str:
+    """Sleep, wake, and the same tokens."""
+    subject.claims("sleep")
+    with engine(subject, subject.name) as llm:
+        before = ask(llm)
+        llm.sleep(level)
+        llm.wake_up()
+        after = ask(llm)
+    if [each.tokens for each in before] != [each.tokens for each in after]:
+        raise Failed("other tokens after waking up", before[0].tokens, after[0].tokens)
+    return compare(after, oracle(subject), limit_of(subject))
+
+
+for _level in (1, 2):
+    check(f"sleep/level-{_level}", f"an engine that slept (level {_level}) gives the same tokens")(
+        functools.partial(check_sleep, _level)
+    )

@@ -1,0 +1,83 @@
+"""Pages of the KV cache: backends allocate and lay out what the planner asks for, and pages move to the host and back."""
+
+import functools
+from collections.abc import Sequence
+
+import torch
+
+from quire.attention.selector import load_backend
+from quire.config.kv_spec import KVCacheConfig, KVCacheGroup, KVCacheSpec, KVKind
+from quire.conformance.contract import Failed, Subject, check
+from quire.worker.page_store import PageStore
+
+PAGES, HOST_PAGES, PAGE = 9, 6, 16
+LAYOUTS: dict[str, tuple[KVKind, ...]] = {
+    "one-kind": (KVKind.FULL,),
+    "windows": (KVKind.FULL, KVKind.SLIDING_WINDOW),
+    "latents": (KVKind.MLA,),
+    "states": (KVKind.FULL, KVKind.RECURRENT),
+}
+
+
+def _spec(kind: KVKind, name: str) -> KVCacheSpec:
+    if kind is KVKind.RECURRENT:
+        return KVCacheSpec(kind, PAGE, 1000, dtype="float32")
+    heads, planes = (1, 1) if kind is KVKind.MLA else (2, 2)
+    size = planes * heads * 64 * getattr(torch, name).itemsize
+    window = 24 if kind is KVKind.SLIDING_WINDOW else 0
+    return KVCacheSpec(kind, PAGE, size, heads, 64, name, window)
+
+
+def check_layout(kinds: Sequence[KVKind], subject: Subject) -> str:
+    """Pages of these layers are zero at first, apart from one another, and whole after a way to the host and back."""
+    groups = tuple(KVCacheGroup(_spec(kind, subject.dtype_name), (number,)) for number, kind in enumerate(kinds))
+    plan = KVCacheConfig(PAGES, groups, HOST_PAGES)
+    names: list[str] = []
+    with subject.kernels():
+        for path in subject.platform.attention_backends():
+            backend = load_backend(path)
+            if getattr(backend, "only_when_named", False):  # a library that may not be there
+                continue
+            names.append(backend.name)
+            _check_store(PageStore(plan, backend(), subject.device), plan, backend.name)
+    return f"{', '.join(names)}: {plan.page_bytes} bytes a page"
+
+
+def _check_store(store: PageStore, plan: KVCacheConfig, name: str) -> None:
+    if any(bool(tensor.view(torch.uint8).any()) for tensor in store.tensors):
+        raise Failed(f"new pages of backend {name!r} are not zero", "zeros", "other values")
+    least = PAGES * plan.page_bytes
+    if store.num_bytes() < least:
+        raise Failed(f"backend {name!r} allocates too little", f"{least} bytes", store.num_bytes())
+    layers, _ = store.by_layer()
+    for layer, pages in enumerate(layers):
+        _check_apart(pages, 0 if plan.groups[layer].spec.kind is KVKind.RECURRENT else 1, f"layer {layer} of {name!r}")
+    before = [tensor.cpu().clone() for tensor in store.tensors]
+    outwards = [(3, 1), (5, 4), (8, 0)]
+    store.swap_out(outwards)
+    for tensor in store.tensors:
+        tensor.zero_()
+    store.swap_in([(host, page) for page, host in outwards])
+    dimension = 1 if plan.is_uniform else 0
+    chosen = torch.tensor([page for page, _ in outwards])
+    for tensor, old in zip(store.tensors, before, strict=True):
+        if not torch.equal(tensor.cpu().index_select(dimension, chosen), old.index_select(dimension, chosen)):
+            raise Failed(
+                f"pages of backend {name!r} change on their way to the host and back", "the same bits", "others"
+            )
+
+
+def _check_apart(pages: torch.Tensor, dimension: int, what: str) -> None:
+    """Writing a page leaves the others as they are."""
+    for page in range(PAGES):
+        pages.select(dimension, page).fill_(page + 1)
+    for page in range(PAGES):
+        found = pages.select(dimension, page).float().cpu()
+        if not bool((found == page + 1).all()):
+            raise Failed(f"pages of {what} overlap", f"{page + 1} in page {page}", found.unique().tolist()[:5])
+
+
+for _name, _kinds in LAYOUTS.items():
+    check(f"pages/{_name}", f"pages of layers ({_name}) are zero, apart, and move to the host and back")(
+        functools.partial(check_layout, _kinds)
+    )
