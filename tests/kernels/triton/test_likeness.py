@@ -49,7 +49,7 @@ def test_attention_of_a_wider_model_with_the_same_heads_is_guessed_right(config)
 def test_heads_and_pages_are_put_in_place(config):
     guessed = likeness.guess(config(num_attention_heads=32, block_size=32), 90)
     kernels = {variant["kernel"].rpartition(".")[2]: variant for variant in reversed(guessed)}
-    decode = kernels["decode:_decode_attention"]["constants"]
+    decode = kernels["decode_kernel:decode_kernel"]["constants"]
     assert (decode["PAGE"], decode["G"], decode["K"], decode["PARTS"]) == (32, 4, 8, 8)
     assert kernels["rope:_rope_and_cache"]["constants"]["N"] == 32
     hopper = kernels["hopper_kernel:prefill_kernel"]

@@ -15,11 +15,35 @@ BLOCK = 256
 
 @triton.jit(do_not_specialize=["max_tokens", "max_requests"])
 def _unpack(
-    packet, input_ids, positions, slots, query_start, seq_lens, rows, shape, logits_index,
-    sample_start, sample_shape, sample_rows, sample_positions, inverse_temperature, seed, top_k, top_p, min_p, tables, last_token,
-    max_tokens, max_requests, max_rows, slots_stride,
-    GROUPS: tl.constexpr, HEAD: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    packet,
+    input_ids,
+    positions,
+    slots,
+    query_start,
+    seq_lens,
+    rows,
+    shape,
+    logits_index,
+    sample_start,
+    sample_shape,
+    sample_rows,
+    sample_positions,
+    inverse_temperature,
+    seed,
+    top_k,
+    top_p,
+    min_p,
+    tables,
+    last_token,
+    max_tokens,
+    max_requests,
+    max_rows,
+    slots_stride,
+    GROUPS: tl.constexpr,
+    HEAD: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -87,13 +111,35 @@ def unpack_step(buffers: StepBuffers, max_tokens: int, max_requests: int) -> Non
     columns = buffers.columns
     grid = (cdiv(max(max_tokens, max_requests), BLOCK),)
     _unpack[grid](
-        buffers.packet, buffers.input_ids_T, buffers.positions_T, buffers.slots_GT, buffers.query_start_B,
-        buffers.seq_lens_B, buffers.rows_B, buffers.shape, buffers.logits_index_S, buffers.sample_start_S,
-        buffers.sample_shape, columns.rows_S, columns.positions_S,
-        columns.inverse_temperature_S, columns.seed_S, columns.top_k_S, columns.top_p_S, columns.min_p_S,
-        buffers.tables_GRP, buffers.last_token_R, max_tokens, max_requests, buffers.last_token_R.shape[0] - 1,
-        buffers.slots_GT.stride(0), GROUPS=buffers.slots_GT.shape[0], HEAD=HEADER, BLOCK=BLOCK, **launch_options(),
-    )  # fmt: skip
+        buffers.packet,
+        buffers.input_ids_T,
+        buffers.positions_T,
+        buffers.slots_GT,
+        buffers.query_start_B,
+        buffers.seq_lens_B,
+        buffers.rows_B,
+        buffers.shape,
+        buffers.logits_index_S,
+        buffers.sample_start_S,
+        buffers.sample_shape,
+        columns.rows_S,
+        columns.positions_S,
+        columns.inverse_temperature_S,
+        columns.seed_S,
+        columns.top_k_S,
+        columns.top_p_S,
+        columns.min_p_S,
+        buffers.tables_GRP,
+        buffers.last_token_R,
+        max_tokens,
+        max_requests,
+        buffers.last_token_R.shape[0] - 1,
+        buffers.slots_GT.stride(0),
+        GROUPS=buffers.slots_GT.shape[0],
+        HEAD=HEADER,
+        BLOCK=BLOCK,
+        **launch_options(),
+    )
 
 
 @triton.jit(do_not_specialize=["count"])

@@ -23,9 +23,18 @@ def load_pages(address_L):
 
 @triton.jit
 def softmax_step(
-    scores_ML, position_L, is_seen_ML, query_position_M, peak_M, sum_M, slope_M, scale, soft_cap,
-    HAS_CAP: tl.constexpr, HAS_ALIBI: tl.constexpr,
-):  # fmt: skip
+    scores_ML,
+    position_L,
+    is_seen_ML,
+    query_position_M,
+    peak_M,
+    sum_M,
+    slope_M,
+    scale,
+    soft_cap,
+    HAS_CAP: tl.constexpr,
+    HAS_ALIBI: tl.constexpr,
+):
     """One more tile of the online softmax, in base 2. Gives the tile's weights, and by what the sums so far shrink."""
     if HAS_CAP:
         scores_ML = soft_cap * (1 - 2 / (1 + tl.exp2(scores_ML * (2 * LOG2E * scale / soft_cap))))
@@ -79,9 +88,20 @@ def finish(peak_M, sum_M, acc_MH, sinks, head_M, is_head_M, v_scale, HAS_SINKS: 
 
 @triton.jit
 def combine(
-    parts_acc, parts_softmax, first_program, num_parts, head_R, sinks, v_scale,
-    R: tl.constexpr, R_PAD: tl.constexpr, H: tl.constexpr, H_PAD: tl.constexpr, PARTS: tl.constexpr, HAS_SINKS: tl.constexpr,
-):  # fmt: skip
+    parts_acc,
+    parts_softmax,
+    first_program,
+    num_parts,
+    head_R,
+    sinks,
+    v_scale,
+    R: tl.constexpr,
+    R_PAD: tl.constexpr,
+    H: tl.constexpr,
+    H_PAD: tl.constexpr,
+    PARTS: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+):
     """Put a head's parts together in order. A program leaves the part it began in the middle of a head at place 0, the
     one it began at a head's first tile at place 1."""
     r_R, dim_H = tl.arange(0, R_PAD), tl.arange(0, H_PAD)

@@ -70,9 +70,23 @@ def _multiply_scores(q_smem, ring, n, score_layout: gl.constexpr, layer):
 
 @gluon.jit
 def _steps(
-    begin, end, first_tile, n, acc_MH, weight_MS, max_M, sum_M, position_M, q_smem, ring, scale, soft_cap,
-    MASKED: gl.constexpr, score_layout: gl.constexpr, layer,
-):  # fmt: skip
+    begin,
+    end,
+    first_tile,
+    n,
+    acc_MH,
+    weight_MS,
+    max_M,
+    sum_M,
+    position_M,
+    q_smem,
+    ring,
+    scale,
+    soft_cap,
+    MASKED: gl.constexpr,
+    score_layout: gl.constexpr,
+    layer,
+):
     """Scores of tiles begin to end - 1; beside each, the product of the tile before with its values."""
     for j in range(begin, end):
         score_MS = _multiply_scores(q_smem, ring, n + j, score_layout, layer)
@@ -194,17 +208,59 @@ def _attend(
                 begin = gl.maximum(last_position - layer.WINDOW + 1, 0) + layer.TILE_S - 1
                 begin = gl.minimum(gl.maximum(begin // layer.TILE_S - first_tile, 1), full_end)
                 acc_MH, weight_MS, max_M, sum_M = _steps(
-                    1, begin, first_tile, n, acc_MH, weight_MS, max_M, sum_M, position_M,
-                    q_smem, ring, scale, soft_cap, True, score_layout, layer,
-                )  # fmt: skip
+                    1,
+                    begin,
+                    first_tile,
+                    n,
+                    acc_MH,
+                    weight_MS,
+                    max_M,
+                    sum_M,
+                    position_M,
+                    q_smem,
+                    ring,
+                    scale,
+                    soft_cap,
+                    True,
+                    score_layout,
+                    layer,
+                )
             acc_MH, weight_MS, max_M, sum_M = _steps(
-                begin, full_end, first_tile, n, acc_MH, weight_MS, max_M, sum_M, position_M,
-                q_smem, ring, scale, soft_cap, False, score_layout, layer,
-            )  # fmt: skip
+                begin,
+                full_end,
+                first_tile,
+                n,
+                acc_MH,
+                weight_MS,
+                max_M,
+                sum_M,
+                position_M,
+                q_smem,
+                ring,
+                scale,
+                soft_cap,
+                False,
+                score_layout,
+                layer,
+            )
             acc_MH, weight_MS, max_M, sum_M = _steps(
-                full_end, num_tiles, first_tile, n, acc_MH, weight_MS, max_M, sum_M, position_M,
-                q_smem, ring, scale, soft_cap, True, score_layout, layer,
-            )  # fmt: skip
+                full_end,
+                num_tiles,
+                first_tile,
+                n,
+                acc_MH,
+                weight_MS,
+                max_M,
+                sum_M,
+                position_M,
+                q_smem,
+                ring,
+                scale,
+                soft_cap,
+                True,
+                score_layout,
+                layer,
+            )
             n += num_tiles
             stage = (n - 1) % layer.STAGES
             mbarrier.wait(ring.v_full.index(stage), ((n - 1) // layer.STAGES) & 1)

@@ -19,9 +19,21 @@ HEADS_PER_PROGRAM = 16
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _head_linear(
-    x, weight, out, num_rows, x_row, x_head, out_row, out_head,
-    M: tl.constexpr, K: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    x,
+    weight,
+    out,
+    num_rows,
+    x_row,
+    x_head,
+    out_row,
+    out_head,
+    M: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
+):
     """Rows `BLOCK_T * program_id(0)` and on of one head's outputs `BLOCK_M * program_id(1)` and on."""
     head = tl.program_id(2)
     t_T, m_M, k_K = (
@@ -87,11 +99,32 @@ def head_linear_in_equal_blocks(x_TNK: torch.Tensor, weight: HeadWeight, out_TNM
 
 @triton.jit
 def _latent_and_cache(
-    q, latent, norm, cache, out, slots, positions, cos_sin, eps, inverse_scale,
-    q_row, q_head, latent_row, out_row, out_head, page_stride,
-    N: tl.constexpr, R: tl.constexpr, R_PAD: tl.constexpr, E: tl.constexpr, E_PAD: tl.constexpr, PAGE: tl.constexpr,
-    BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    q,
+    latent,
+    norm,
+    cache,
+    out,
+    slots,
+    positions,
+    cos_sin,
+    eps,
+    inverse_scale,
+    q_row,
+    q_head,
+    latent_row,
+    out_row,
+    out_head,
+    page_stride,
+    N: tl.constexpr,
+    R: tl.constexpr,
+    R_PAD: tl.constexpr,
+    E: tl.constexpr,
+    E_PAD: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    PDL: tl.constexpr,
+):
     """One token: its latent, or its heads `BLOCK * (program_id(1) - 1)` and on."""
     token = tl.program_id(0).to(tl.int64)
     dim_E, dim_R = tl.arange(0, E_PAD), tl.arange(0, R_PAD)

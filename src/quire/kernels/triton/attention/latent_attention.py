@@ -33,12 +33,36 @@ MAX_SPLITS = 64
 
 @triton.jit(do_not_specialize=["num_requests", "min_query_len"])
 def _latent_attention(
-    q, cache, out, query_start, seq_lens, rows, block_table, parts_acc, parts_softmax,
-    num_requests, min_query_len, q_stride, out_stride, table_stride, page_stride, scale, v_scale,
-    N: tl.constexpr, PACK: tl.constexpr, R: tl.constexpr, R_PAD: tl.constexpr, E: tl.constexpr, E_PAD: tl.constexpr,
-    PAGE: tl.constexpr, TILE_M: tl.constexpr, TILE_S: tl.constexpr, DECODE: tl.constexpr, SPLIT: tl.constexpr,
+    q,
+    cache,
+    out,
+    query_start,
+    seq_lens,
+    rows,
+    block_table,
+    parts_acc,
+    parts_softmax,
+    num_requests,
+    min_query_len,
+    q_stride,
+    out_stride,
+    table_stride,
+    page_stride,
+    scale,
+    v_scale,
+    N: tl.constexpr,
+    PACK: tl.constexpr,
+    R: tl.constexpr,
+    R_PAD: tl.constexpr,
+    E: tl.constexpr,
+    E_PAD: tl.constexpr,
+    PAGE: tl.constexpr,
+    TILE_M: tl.constexpr,
+    TILE_S: tl.constexpr,
+    DECODE: tl.constexpr,
+    SPLIT: tl.constexpr,
     PDL: tl.constexpr,
-):  # fmt: skip
+):
     """DECODE: program_id(0) is a request, and only those with one token are served. SPLIT: programs along axis 2 share the
     keys and leave parts."""
     if PDL:
@@ -121,9 +145,19 @@ def _latent_attention(
 
 @triton.jit(do_not_specialize=["num_parts"])
 def _join_parts(
-    out, query_start, parts_acc, parts_softmax, num_parts, out_stride, v_scale,
-    PACK: tl.constexpr, R: tl.constexpr, R_PAD: tl.constexpr, TILE_M: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    out,
+    query_start,
+    parts_acc,
+    parts_softmax,
+    num_parts,
+    out_stride,
+    v_scale,
+    PACK: tl.constexpr,
+    R: tl.constexpr,
+    R_PAD: tl.constexpr,
+    TILE_M: tl.constexpr,
+    PDL: tl.constexpr,
+):
     """One head of one request that computes one token: its parts, in order."""
     if PDL:
         gdc_wait()

@@ -14,9 +14,18 @@ BLOCK = 1024
 
 @triton.jit
 def gather_tables_kernel(
-    tables, rows, seq_lens, out_tables, out_lens, num_rows, tables_stride, out_stride,
-    PAGE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    tables,
+    rows,
+    seq_lens,
+    out_tables,
+    out_lens,
+    num_rows,
+    tables_stride,
+    out_stride,
+    PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
     if PDL:
         gdc_wait()
         gdc_launch_dependents()

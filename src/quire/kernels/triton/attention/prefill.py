@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 
 from quire.attention.interface import AttentionMetadata, AttentionParams
-from quire.kernels.triton.attention.decode import is_short
+from quire.kernels.triton.attention.decode_kernel import is_short
 from quire.kernels.triton.launch import (
     cdiv,
     gdc_launch_dependents,
@@ -254,21 +254,87 @@ def _prefill_kernel(
         full_begin = (last_begin + TILE_S - 1) // TILE_S * TILE_S
         full_begin = tl.minimum(full_begin, full_end)
         acc_MD, sum_M, max_M = _attend_tiles(
-            acc_MD, sum_M, max_M, q_MD, position_M, slope_M, pages, k_head, v_head, page_stride,
-            low, full_begin, first_visible, scale, soft_cap,
-            WINDOW, SOFT_CAP, ALIBI, CAUSAL, CHUNK, True, HEAD_DIM, BLOCK_D, PAGE, TILE_S,
-        )  # fmt: skip
+            acc_MD,
+            sum_M,
+            max_M,
+            q_MD,
+            position_M,
+            slope_M,
+            pages,
+            k_head,
+            v_head,
+            page_stride,
+            low,
+            full_begin,
+            first_visible,
+            scale,
+            soft_cap,
+            WINDOW,
+            SOFT_CAP,
+            ALIBI,
+            CAUSAL,
+            CHUNK,
+            True,
+            HEAD_DIM,
+            BLOCK_D,
+            PAGE,
+            TILE_S,
+        )
         low = full_begin
     acc_MD, sum_M, max_M = _attend_tiles(
-        acc_MD, sum_M, max_M, q_MD, position_M, slope_M, pages, k_head, v_head, page_stride,
-        low, full_end, first_visible, scale, soft_cap,
-        WINDOW, SOFT_CAP, ALIBI, CAUSAL, CHUNK, False, HEAD_DIM, BLOCK_D, PAGE, TILE_S,
-    )  # fmt: skip
+        acc_MD,
+        sum_M,
+        max_M,
+        q_MD,
+        position_M,
+        slope_M,
+        pages,
+        k_head,
+        v_head,
+        page_stride,
+        low,
+        full_end,
+        first_visible,
+        scale,
+        soft_cap,
+        WINDOW,
+        SOFT_CAP,
+        ALIBI,
+        CAUSAL,
+        CHUNK,
+        False,
+        HEAD_DIM,
+        BLOCK_D,
+        PAGE,
+        TILE_S,
+    )
     acc_MD, sum_M, max_M = _attend_tiles(
-        acc_MD, sum_M, max_M, q_MD, position_M, slope_M, pages, k_head, v_head, page_stride,
-        full_end, high, first_visible, scale, soft_cap,
-        WINDOW, SOFT_CAP, ALIBI, CAUSAL, CHUNK, True, HEAD_DIM, BLOCK_D, PAGE, TILE_S,
-    )  # fmt: skip
+        acc_MD,
+        sum_M,
+        max_M,
+        q_MD,
+        position_M,
+        slope_M,
+        pages,
+        k_head,
+        v_head,
+        page_stride,
+        full_end,
+        high,
+        first_visible,
+        scale,
+        soft_cap,
+        WINDOW,
+        SOFT_CAP,
+        ALIBI,
+        CAUSAL,
+        CHUNK,
+        True,
+        HEAD_DIM,
+        BLOCK_D,
+        PAGE,
+        TILE_S,
+    )
 
     result_MD = acc_MD * (v_scale / tl.where(sum_M == 0.0, 1.0, sum_M))[:, None]
     tl.store(

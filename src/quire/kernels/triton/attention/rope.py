@@ -57,8 +57,17 @@ def load_cos_sin(cos_sin, position, dim, pair, sign, ROTARY_DIM: tl.constexpr, m
 
 @triton.jit
 def norm_and_rotate(
-    x_BH, partner_BH, weight, partner_weight, cos, sin, eps, H: tl.constexpr, HAS_NORM: tl.constexpr, HAS_ROPE: tl.constexpr
-):  # fmt: skip
+    x_BH,
+    partner_BH,
+    weight,
+    partner_weight,
+    cos,
+    sin,
+    eps,
+    H: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    HAS_ROPE: tl.constexpr,
+):
     """RMS-norm heads and rotate them, in float32; `partner_BH` holds, value by value, what x_BH turns with."""
     if HAS_NORM:
         scale_B1 = tl.rsqrt(tl.sum(x_BH * x_BH, axis=1) / H + eps)[:, None]
@@ -79,11 +88,31 @@ def to_cache_type(x, inverse_scale, dtype: tl.constexpr):
 
 @triton.jit
 def _rope_and_cache(
-    qkv, cache, slots, positions, cos_sin, q_norm, k_norm,
-    eps, inverse_k_scale, inverse_v_scale, qkv_stride, page_stride, value_offset,
-    N: tl.constexpr, K: tl.constexpr, H: tl.constexpr, H_PAD: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
-    ROTARY_DIM: tl.constexpr, INTERLEAVED: tl.constexpr, HAS_NORM: tl.constexpr, HAS_ROPE: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    qkv,
+    cache,
+    slots,
+    positions,
+    cos_sin,
+    q_norm,
+    k_norm,
+    eps,
+    inverse_k_scale,
+    inverse_v_scale,
+    qkv_stride,
+    page_stride,
+    value_offset,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    H: tl.constexpr,
+    H_PAD: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROTARY_DIM: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    HAS_ROPE: tl.constexpr,
+    PDL: tl.constexpr,
+):
     """One token's heads `BLOCK * program_id(1)` and on: queries turn in place, keys and values go to their slot."""
     token = tl.program_id(0).to(tl.int64)
     head_B = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -98,14 +98,32 @@ def _experts_of_many(
     pairs, scaled = x_TD.shape[0] * top_k, experts.scales_input
     gated, plain = (kind, None) if experts.is_gated else (None, kind)
     _product(
-        x_TD, experts.gate_up_codes or experts.gate_up_E2ID, scratch.activated_PI, pairs, scratch, config.gate_up,
-        config.packed, divisor=top_k, kind=gated, activation=plain, scaled=scaled, bias=experts.gate_up_bias_E2I,
+        x_TD,
+        experts.gate_up_codes or experts.gate_up_E2ID,
+        scratch.activated_PI,
+        pairs,
+        scratch,
+        config.gate_up,
+        config.packed,
+        divisor=top_k,
+        kind=gated,
+        activation=plain,
+        scaled=scaled,
+        bias=experts.gate_up_bias_E2I,
         clamp=experts.clamp,
-    )  # fmt: skip
+    )
     _product(
-        scratch.activated_PI, experts.down_codes or experts.down_EDI, scratch.out_PD, pairs, scratch, config.down,
-        config.packed, divisor=1, weighted=not scaled, bias=experts.down_bias_ED,
-    )  # fmt: skip
+        scratch.activated_PI,
+        experts.down_codes or experts.down_EDI,
+        scratch.out_PD,
+        pairs,
+        scratch,
+        config.down,
+        config.packed,
+        divisor=1,
+        weighted=not scaled,
+        bias=experts.down_bias_ED,
+    )
     ids = None if _are_all(experts, scratch) else ids_TK
     launch_combine(out_TD, num_tokens, scratch, top_k, add=add, ids_TK=ids, first=experts.first, count=experts.count)
 
@@ -123,9 +141,22 @@ def _experts(
 ) -> None:
     if isinstance(config, FewConfig):
         launch_few_gate_up(
-            x_TD, None, 0.0, experts, None, ids_TK.shape[1], kind, num_tokens, ids_TK, weights_TK, scratch, None,
-            block_n=config.gate_up_n, block_k=config.gate_up_k, num_warps=config.gate_up_warps,
-        )  # fmt: skip
+            x_TD,
+            None,
+            0.0,
+            experts,
+            None,
+            ids_TK.shape[1],
+            kind,
+            num_tokens,
+            ids_TK,
+            weights_TK,
+            scratch,
+            None,
+            block_n=config.gate_up_n,
+            block_k=config.gate_up_k,
+            num_warps=config.gate_up_warps,
+        )
         _few_down(config, experts, ids_TK, weights_TK, num_tokens, out_TD, scratch, add=False)
         return
     if weights_TK.data_ptr() != scratch.weights_TK.data_ptr():
@@ -146,9 +177,17 @@ def _few_down(
     add: bool,
 ) -> None:
     launch_few_down(
-        experts, num_tokens, ids_TK, weights_TK, out_TD, scratch, add=add,
-        block_n=config.down_n, block_k=config.down_k, num_warps=config.down_warps,
-    )  # fmt: skip
+        experts,
+        num_tokens,
+        ids_TK,
+        weights_TK,
+        out_TD,
+        scratch,
+        add=add,
+        block_n=config.down_n,
+        block_k=config.down_k,
+        num_warps=config.down_warps,
+    )
 
 
 @kernel("moe_experts", platform="cuda", priority=10, invariant=False)
@@ -204,9 +243,22 @@ def _norm_moe(
     if isinstance(config, FewConfig) and _is_plain(routing):
         ops.norm_linear(x_TD, norm_D, eps, router, logits_TE, scratch_TD)
         launch_few_gate_up(
-            x_TD, norm_D, eps, experts, routing, top_k, kind, num_tokens, ids_TK, weights_TK, scratch, bias_E,
-            block_n=config.gate_up_n, block_k=config.gate_up_k, num_warps=config.gate_up_warps,
-        )  # fmt: skip
+            x_TD,
+            norm_D,
+            eps,
+            experts,
+            routing,
+            top_k,
+            kind,
+            num_tokens,
+            ids_TK,
+            weights_TK,
+            scratch,
+            bias_E,
+            block_n=config.gate_up_n,
+            block_k=config.gate_up_k,
+            num_warps=config.gate_up_warps,
+        )
         _few_down(config, experts, ids_TK, weights_TK, num_tokens, x_TD, scratch, add=True)
         return
     ops.rms_norm(x_TD, norm_D, eps, scratch_TD)

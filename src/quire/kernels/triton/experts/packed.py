@@ -133,11 +133,29 @@ def packed_experts_kernel(
         w_tile += row[:, None] * WORDS + tl.arange(0, WORDS)[None, :]
         first = part * length
         sums = add_tiles(
-            tl.zeros((BLOCK, BLOCK_T), dtype=tl.float32), x_rows, is_row, w_tile,
-            scale_ptr + expert * (K // GROUP // SHARE) * ROWS, None, block_n * BLOCK + row, ROWS,
-            first, tl.minimum(first + length, TILES),
-            WIDTH, K, GROUP, COLUMNS, WORDS, SHARE, CODES, False, SCALES_CODES, STAGES, IS_HALF, ASSEMBLY,
-        )  # fmt: skip
+            tl.zeros((BLOCK, BLOCK_T), dtype=tl.float32),
+            x_rows,
+            is_row,
+            w_tile,
+            scale_ptr + expert * (K // GROUP // SHARE) * ROWS,
+            None,
+            block_n * BLOCK + row,
+            ROWS,
+            first,
+            tl.minimum(first + length, TILES),
+            WIDTH,
+            K,
+            GROUP,
+            COLUMNS,
+            WORDS,
+            SHARE,
+            CODES,
+            False,
+            SCALES_CODES,
+            STAGES,
+            IS_HALF,
+            ASSEMBLY,
+        )
         is_last = True
         if MOST > 1:
             place = tile * tl.num_programs(0) + block_n

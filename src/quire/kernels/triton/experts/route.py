@@ -216,9 +216,19 @@ def choose_kernel(
         ids_K, weights_K = _choose_in_turn(logits_E, num_experts, scale, JITTER, K, K_BLOCK)
     else:
         ids_K, weights_K = choose(
-            logits_E, bias_ptr, num_experts, scale, SIGMOID, HAS_BIAS, RENORMALIZE, K, K_BLOCK, GROUPS, TOP_GROUPS,
+            logits_E,
+            bias_ptr,
+            num_experts,
+            scale,
+            SIGMOID,
+            HAS_BIAS,
+            RENORMALIZE,
+            K,
+            K_BLOCK,
+            GROUPS,
+            TOP_GROUPS,
             GROUPS_BLOCK,
-        )  # fmt: skip
+        )
     pair_K = token * K + slot_K
     tl.store(ids_ptr + pair_K, ids_K, mask=slot_K < K)
     tl.store(weights_ptr + pair_K, weights_K, mask=slot_K < K)
@@ -233,9 +243,19 @@ def launch_lists(
     rows, top_k = ids_TK.shape
     block = 256
     lists_kernel[(cdiv(rows * top_k, block),)](
-        ids_TK, num_tokens, scratch.counts_E, scratch.lists_ET, rows, scratch.capacity, first, count, K=top_k, BLOCK=block,
-        num_warps=4, **launch_options(),
-    )  # fmt: skip
+        ids_TK,
+        num_tokens,
+        scratch.counts_E,
+        scratch.lists_ET,
+        rows,
+        scratch.capacity,
+        first,
+        count,
+        K=top_k,
+        BLOCK=block,
+        num_warps=4,
+        **launch_options(),
+    )
 
 
 def launch_choose(

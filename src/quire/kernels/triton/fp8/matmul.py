@@ -83,24 +83,40 @@ def _cublas_unscaled(quantized_TK: torch.Tensor, weight: Fp8Weight, out_TN: torc
     """The product of the float8 numbers alone."""
     assert weight.data is not None
     torch._scaled_mm(
-        quantized_TK, weight.data.t(), scale_a=scratch.one, scale_b=scratch.one, out_dtype=out_TN.dtype,
-        use_fast_accum=True, out=out_TN,
-    )  # fmt: skip
+        quantized_TK,
+        weight.data.t(),
+        scale_a=scratch.one,
+        scale_b=scratch.one,
+        out_dtype=out_TN.dtype,
+        use_fast_accum=True,
+        out=out_TN,
+    )
 
 
 def _cublas(quantized_TK: torch.Tensor, scale_T: torch.Tensor, weight: Fp8Weight, out_TN: torch.Tensor) -> None:
     assert weight.data is not None
     bias = None if weight.bias is None else weight.bias.to(out_TN.dtype)
     torch._scaled_mm(
-        quantized_TK, weight.data.t(), scale_a=scale_T[:, None], scale_b=weight.scale[None, :], bias=bias,
-        out_dtype=out_TN.dtype, use_fast_accum=True, out=out_TN,
-    )  # fmt: skip
+        quantized_TK,
+        weight.data.t(),
+        scale_a=scale_T[:, None],
+        scale_b=weight.scale[None, :],
+        bias=bias,
+        out_dtype=out_TN.dtype,
+        use_fast_accum=True,
+        out=out_TN,
+    )
 
 
 def _quantized(
-    x: torch.Tensor, weight: Fp8Weight, scratch: Fp8Scratch, norm_D: torch.Tensor | None = None, eps: float = 0.0,
-    kind: str = "", product: tuple[torch.Tensor, Fp8Weight] | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    x: torch.Tensor,
+    weight: Fp8Weight,
+    scratch: Fp8Scratch,
+    norm_D: torch.Tensor | None = None,
+    eps: float = 0.0,
+    kind: str = "",
+    product: tuple[torch.Tensor, Fp8Weight] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
     quantized_TK, scale_T = scratch.rows(x.shape[0], weight.in_features, second=product is not None)
     if weight.in_features > MAX_BLOCK:
         raise ValueError(
@@ -127,16 +143,27 @@ class _Products:
         return not self._invariant and _is_for_cublas(weight, rows, out)
 
     def _multiply(
-        self, quantized_TK: torch.Tensor, scale_T: torch.Tensor, weight: Fp8Weight, out: torch.Tensor,
-        scratch: Fp8Scratch, kind: str = "", add: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        quantized_TK: torch.Tensor,
+        scale_T: torch.Tensor,
+        weight: Fp8Weight,
+        out: torch.Tensor,
+        scratch: Fp8Scratch,
+        kind: str = "",
+        add: bool = False,
+    ) -> None:
         tile = invariant_tile(weight) if self._invariant else tile_of(quantized_TK.shape[0], weight)
         multiply_rows(quantized_TK, scale_T, weight, out, scratch, tile, kind=kind, add=add)
 
     def _linear(
-        self, x: torch.Tensor, norm_D: torch.Tensor | None, eps: float, weight: Fp8Weight, out_TN: torch.Tensor,
+        self,
+        x: torch.Tensor,
+        norm_D: torch.Tensor | None,
+        eps: float,
+        weight: Fp8Weight,
+        out_TN: torch.Tensor,
         scratch: Fp8Scratch,
-    ) -> None:  # fmt: skip
+    ) -> None:
         rows = x.shape[0]
         if self._takes_vectors(rows):
             multiply_vectors(x, weight, out_TN, norm_D=norm_D, eps=eps)
@@ -154,15 +181,27 @@ class _Products:
         self._linear(x_TK, None, 0.0, weight, out_TN, scratch)
 
     def fp8_norm_linear(
-        self, x_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, weight: Fp8Weight, out_TN: torch.Tensor,
+        self,
+        x_TD: torch.Tensor,
+        norm_D: torch.Tensor,
+        eps: float,
+        weight: Fp8Weight,
+        out_TN: torch.Tensor,
         scratch: Fp8Scratch,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._linear(x_TD, norm_D, eps, weight, out_TN, scratch)
 
     def fp8_norm_linear_gated(
-        self, x_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, weight: Fp8Weight, kind: str,
-        out_TI: torch.Tensor, wide_T2I: torch.Tensor, scratch: Fp8Scratch,
-    ) -> None:  # fmt: skip
+        self,
+        x_TD: torch.Tensor,
+        norm_D: torch.Tensor,
+        eps: float,
+        weight: Fp8Weight,
+        kind: str,
+        out_TI: torch.Tensor,
+        wide_T2I: torch.Tensor,
+        scratch: Fp8Scratch,
+    ) -> None:
         rows = x_TD.shape[0]
         if self._takes_vectors(rows):
             multiply_vectors(x_TD, weight, out_TI, norm_D=norm_D, eps=eps, kind=kind)
@@ -175,9 +214,13 @@ class _Products:
             self._multiply(quantized_TK, scale_T, weight, out_TI, scratch, kind=kind)
 
     def fp8_linear_add(
-        self, x_TK: torch.Tensor, weight: Fp8Weight, residual_TN: torch.Tensor, delta_TN: torch.Tensor,
+        self,
+        x_TK: torch.Tensor,
+        weight: Fp8Weight,
+        residual_TN: torch.Tensor,
+        delta_TN: torch.Tensor,
         scratch: Fp8Scratch,
-    ) -> None:  # fmt: skip
+    ) -> None:
         rows = x_TK.shape[0]
         if self._takes_vectors(rows):
             multiply_vectors(x_TK, weight, residual_TN, add=True)
@@ -185,9 +228,14 @@ class _Products:
             self._add_quantized(*_quantized(x_TK, weight, scratch), weight, residual_TN, delta_TN, scratch)
 
     def _add_quantized(
-        self, quantized_TK: torch.Tensor, scale_T: torch.Tensor, weight: Fp8Weight, residual_TN: torch.Tensor,
-        delta_TN: torch.Tensor, scratch: Fp8Scratch,
-    ) -> None:  # fmt: skip
+        self,
+        quantized_TK: torch.Tensor,
+        scale_T: torch.Tensor,
+        weight: Fp8Weight,
+        residual_TN: torch.Tensor,
+        delta_TN: torch.Tensor,
+        scratch: Fp8Scratch,
+    ) -> None:
         rows = quantized_TK.shape[0]
         if not self._takes_cublas(weight, rows, delta_TN):
             self._multiply(quantized_TK, scale_T, weight, residual_TN, scratch, add=True)
@@ -199,9 +247,18 @@ class _Products:
             ops.add(delta_TN, residual_TN)
 
     def fp8_gated_mlp(
-        self, residual_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, gate_up: Fp8Weight, kind: str,
-        down: Fp8Weight, wide_T2I: torch.Tensor, narrow_TI: torch.Tensor, delta_TD: torch.Tensor, scratch: Fp8Scratch,
-    ) -> None:  # fmt: skip
+        self,
+        residual_TD: torch.Tensor,
+        norm_D: torch.Tensor,
+        eps: float,
+        gate_up: Fp8Weight,
+        kind: str,
+        down: Fp8Weight,
+        wide_T2I: torch.Tensor,
+        narrow_TI: torch.Tensor,
+        delta_TD: torch.Tensor,
+        scratch: Fp8Scratch,
+    ) -> None:
         rows = residual_TD.shape[0]
         if self._takes_cublas(gate_up, rows, wide_T2I):
             quantized_TD, scale_T = _quantized(residual_TD, gate_up, scratch, norm_D, eps)

@@ -105,8 +105,22 @@ def quantize_rows(
     warps = min(max(block // 1024, 4), 16)
     options: dict[str, Any] = launch_options()
     _quantize_rows[(rows,)](
-        x, norm_D, x_scale_T, None if weight is None else weight.scale, bias, input_scale, out_TK, scale_T, eps,
-        K=columns, KIND=kind_number(kind), HAS_NORM=norm_D is not None, HAS_SCALES=weight is not None,
-        HAS_BIAS=bias is not None, IS_STATIC=input_scale is not None, BLOCK=block,
-        num_warps=warps, **options,
-    )  # fmt: skip
+        x,
+        norm_D,
+        x_scale_T,
+        None if weight is None else weight.scale,
+        bias,
+        input_scale,
+        out_TK,
+        scale_T,
+        eps,
+        K=columns,
+        KIND=kind_number(kind),
+        HAS_NORM=norm_D is not None,
+        HAS_SCALES=weight is not None,
+        HAS_BIAS=bias is not None,
+        IS_STATIC=input_scale is not None,
+        BLOCK=block,
+        num_warps=warps,
+        **options,
+    )

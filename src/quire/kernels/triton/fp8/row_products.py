@@ -48,9 +48,21 @@ def _row_of(pid_n, r, N, KIND: tl.constexpr, BLOCK_N: tl.constexpr):
 
 @triton.jit
 def _finish(
-    acc, x_scale_ptr, pid_n, t, w_scale_ptr, bias_ptr, out_ptr, T, N,
-    KIND: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr,
-):  # fmt: skip
+    acc,
+    x_scale_ptr,
+    pid_n,
+    t,
+    w_scale_ptr,
+    bias_ptr,
+    out_ptr,
+    T,
+    N,
+    KIND: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ADD: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+):
     """Scales, bias, gate or residual; `acc` is [BLOCK_N, BLOCK_T]."""
     acc = acc * tl.load(x_scale_ptr + tl.minimum(t, T - 1))[None, :]
     if KIND < 0:
@@ -178,10 +190,28 @@ def multiply_rows(
     grid = (tiles_n, cdiv(rows, tile.block_t), split)
     options: dict[str, Any] = launch_options()
     _rows_kernel[grid](
-        x_TK, x_scale_T, weight.data, weight.scale, weight.bias, out, scratch.partial, scratch.counters, rows, outputs,
-        K=inputs, KIND=kind_number(kind), HAS_BIAS=weight.bias is not None, ADD=add, BLOCK_N=tile.block_n,
-        BLOCK_K=tile.block_k, BLOCK_T=tile.block_t, SPLIT=split, STAGES=tile.stages, num_warps=tile.warps, **options,
-    )  # fmt: skip
+        x_TK,
+        x_scale_T,
+        weight.data,
+        weight.scale,
+        weight.bias,
+        out,
+        scratch.partial,
+        scratch.counters,
+        rows,
+        outputs,
+        K=inputs,
+        KIND=kind_number(kind),
+        HAS_BIAS=weight.bias is not None,
+        ADD=add,
+        BLOCK_N=tile.block_n,
+        BLOCK_K=tile.block_k,
+        BLOCK_T=tile.block_t,
+        SPLIT=split,
+        STAGES=tile.stages,
+        num_warps=tile.warps,
+        **options,
+    )
 
 
 def block_of(rows: int) -> int:

@@ -48,6 +48,15 @@ def apply_scales(
     """out = x * scales (+ bias), or added to what is there; `out` may be `x`."""
     rows, outputs = x_TN.shape
     _scale_kernel[(cdiv(outputs, BLOCK), rows)](
-        x_TN, x_scale_T, weight.scale, weight.bias, out_TN, outputs,
-        HAS_BIAS=weight.bias is not None, ADD=add, BLOCK=BLOCK, num_warps=4, **launch_options(),
-    )  # fmt: skip
+        x_TN,
+        x_scale_T,
+        weight.scale,
+        weight.bias,
+        out_TN,
+        outputs,
+        HAS_BIAS=weight.bias is not None,
+        ADD=add,
+        BLOCK=BLOCK,
+        num_warps=4,
+        **launch_options(),
+    )

@@ -248,9 +248,26 @@ def multiply_vectors(
     block_n, block_k, warps, prefetch, halves, vector = tile or tile_of(outputs, inputs, gated=bool(kind))
     options: dict[str, Any] = launch_options()
     vector_kernel[(cdiv(outputs, block_n),)](
-        x_TK, norm_D, weight.data, weight.scale, weight.bias, out, rows, outputs, eps,
-        K=inputs, KIND=kind_number(kind), HAS_NORM=norm_D is not None, HAS_BIAS=weight.bias is not None, ADD=add,
-        ROWS=next_power_of_2(rows), BLOCK_N=block_n, BLOCK_K=block_k, VECTOR=vector,
+        x_TK,
+        norm_D,
+        weight.data,
+        weight.scale,
+        weight.bias,
+        out,
+        rows,
+        outputs,
+        eps,
+        K=inputs,
+        KIND=kind_number(kind),
+        HAS_NORM=norm_D is not None,
+        HAS_BIAS=weight.bias is not None,
+        ADD=add,
+        ROWS=next_power_of_2(rows),
+        BLOCK_N=block_n,
+        BLOCK_K=block_k,
+        VECTOR=vector,
         HALVES=halves and inputs % 16 == 0 and not interpreted(),
-        PREFETCH=prefetch and block_k < inputs and may_prefetch(inputs - block_k, 1), num_warps=warps, **options,
-    )  # fmt: skip
+        PREFETCH=prefetch and block_k < inputs and may_prefetch(inputs - block_k, 1),
+        num_warps=warps,
+        **options,
+    )

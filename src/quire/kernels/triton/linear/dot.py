@@ -149,14 +149,46 @@ def dot_kernel(
                 sums += tl.load(mine + other * SIZE, cache_modifier=".cg")
             tl.store(counter_ptr + tile, 0)
             _finish(
-                sums, squares, bias_ptr, out_ptr, row, t, block_n, num_rows, N, K, eps,
-                False, ADD, HAS_BIAS, KIND, SWAP, BLOCK_T, BLOCK_N,
-            )  # fmt: skip
+                sums,
+                squares,
+                bias_ptr,
+                out_ptr,
+                row,
+                t,
+                block_n,
+                num_rows,
+                N,
+                K,
+                eps,
+                False,
+                ADD,
+                HAS_BIAS,
+                KIND,
+                SWAP,
+                BLOCK_T,
+                BLOCK_N,
+            )
     else:
         _finish(
-            sums, squares, bias_ptr, out_ptr, row, t, block_n, num_rows, N, K, eps,
-            NORMED and not PRESCALE, ADD, HAS_BIAS, KIND, SWAP, BLOCK_T, BLOCK_N,
-        )  # fmt: skip
+            sums,
+            squares,
+            bias_ptr,
+            out_ptr,
+            row,
+            t,
+            block_n,
+            num_rows,
+            N,
+            K,
+            eps,
+            NORMED and not PRESCALE,
+            ADD,
+            HAS_BIAS,
+            KIND,
+            SWAP,
+            BLOCK_T,
+            BLOCK_N,
+        )
 
 
 @triton.jit

@@ -56,17 +56,40 @@ def _multiply(
         x_TK, norm_K = scratch_TK, None
     if isinstance(config, GemvConfig):
         launch_gemv(
-            x_TK, norm_K, eps, matrix, weight.bias, out_TN, kind=kind, add=add,
-            block_n=config.block_n, block_k=config.block_k, num_warps=config.num_warps, prefetch=config.prefetch,
+            x_TK,
+            norm_K,
+            eps,
+            matrix,
+            weight.bias,
+            out_TN,
+            kind=kind,
+            add=add,
+            block_n=config.block_n,
+            block_k=config.block_k,
+            num_warps=config.num_warps,
+            prefetch=config.prefetch,
             early=config.early,
-        )  # fmt: skip
+        )
     elif isinstance(config, DotConfig):
         launch_dot(
-            x_TK, norm_K, eps, matrix, weight.bias, out_TN, kind=kind, add=add,
-            swap=config.swap, block_t=config.block_t, block_n=config.block_n, block_k=config.block_k,
-            split=config.split, stages=config.stages, num_warps=config.num_warps, prefetch=config.prefetch,
+            x_TK,
+            norm_K,
+            eps,
+            matrix,
+            weight.bias,
+            out_TN,
+            kind=kind,
+            add=add,
+            swap=config.swap,
+            block_t=config.block_t,
+            block_n=config.block_n,
+            block_k=config.block_k,
+            split=config.split,
+            stages=config.stages,
+            num_warps=config.num_warps,
+            prefetch=config.prefetch,
             early=config.early,
-        )  # fmt: skip
+        )
 
 
 def _choose(x_TK: torch.Tensor, weight: LinearWeight, is_pair: bool = False, is_normed: bool = False) -> Config:

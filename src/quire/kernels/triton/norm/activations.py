@@ -203,7 +203,7 @@ def scale_and_cap(x_TV: torch.Tensor, scale: float, soft_cap: float) -> None:
 @triton.jit
 def sigmoid_gate_kernel(
     x_ptr, gate_ptr, width, gate_stride, EACH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
-):  # fmt: skip
+):
     """One row a program."""
     if PDL:
         gdc_wait()
@@ -226,6 +226,12 @@ def sigmoid_gate(x_TI: torch.Tensor, gate_TG: torch.Tensor) -> None:
     if rows:
         block, is_each = next_power_of_2(width), gate_TG.shape[1] > 1
         sigmoid_gate_kernel[(rows,)](
-            x_TI, gate_TG, width, gate_TG.stride(0), EACH=is_each, BLOCK=block, num_warps=min(max(block // 512, 1), 16),
+            x_TI,
+            gate_TG,
+            width,
+            gate_TG.stride(0),
+            EACH=is_each,
+            BLOCK=block,
+            num_warps=min(max(block // 512, 1), 16),
             **launch_options(),
-        )  # fmt: skip
+        )

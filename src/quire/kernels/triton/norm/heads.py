@@ -15,9 +15,17 @@ BLOCK = 1024
 
 @triton.jit
 def head_norm_kernel(
-    x_ptr, weight_ptr, bias_ptr, size, x_stride, eps,
-    SUBTRACT_MEAN: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    size,
+    x_stride,
+    eps,
+    SUBTRACT_MEAN: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
     """One norm of one row."""
     group, column = tl.program_id(1) * size, tl.arange(0, BLOCK)
     inside = column < size
@@ -65,10 +73,18 @@ def head_norm(
     if rows:
         block = next_power_of_2(size)
         head_norm_kernel[(rows, groups)](
-            x_TGH, weight_GH, weight_GH if bias_GH is None else bias_GH, size, x_TGH.stride(0), eps,
-            SUBTRACT_MEAN=subtract_mean, HAS_BIAS=bias_GH is not None, BLOCK=block,
-            num_warps=min(max(block // 512, 1), 16), **launch_options(),
-        )  # fmt: skip
+            x_TGH,
+            weight_GH,
+            weight_GH if bias_GH is None else bias_GH,
+            size,
+            x_TGH.stride(0),
+            eps,
+            SUBTRACT_MEAN=subtract_mean,
+            HAS_BIAS=bias_GH is not None,
+            BLOCK=block,
+            num_warps=min(max(block // 512, 1), 16),
+            **launch_options(),
+        )
 
 
 def _values(x: torch.Tensor, numbers: torch.Tensor, index: torch.Tensor, limit: float, kind: int) -> None:

@@ -100,7 +100,7 @@ def packed_dot_kernel(
     for start in tl.range(first, tl.minimum(first + length, K), BLOCK_K, num_stages=STAGES):
         w = _values(
             w_ptr, scale_ptr, zero_ptr, table_ptr, row, start, K, GROUP, BITS, IS_FLOAT, HAS_ZERO, HAS_TABLE, BLOCK_K
-        )  # fmt: skip
+        )
         at = start + tl.arange(0, BLOCK_K)
         is_column = at < K
         if HAS_PERM:

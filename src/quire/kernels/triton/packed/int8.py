@@ -18,8 +18,15 @@ _ROUNDS = tl.constexpr(12582912.0)
 
 @triton.jit
 def _round_rows(
-    x_ptr, given_ptr, out_ptr, scale_ptr, K: tl.constexpr, IS_STATIC: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
-):  # fmt: skip
+    x_ptr,
+    given_ptr,
+    out_ptr,
+    scale_ptr,
+    K: tl.constexpr,
+    IS_STATIC: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     k = tl.arange(0, BLOCK)
     if PDL:
@@ -83,11 +90,32 @@ def launch_int8(x_TK: torch.Tensor, weight: Int8Weight, out_TN: torch.Tensor) ->
     scale_T = torch.empty(rows, dtype=torch.float32, device=x_TK.device)
     block = next_power_of_2(k)
     _round_rows[(rows,)](
-        x_TK, weight.input_scale, rounded_TK, scale_T, K=k, IS_STATIC=weight.input_scale is not None, BLOCK=block,
-        num_warps=min(max(block // 1024, 4), 16), **launch_options(),
-    )  # fmt: skip
+        x_TK,
+        weight.input_scale,
+        rounded_TK,
+        scale_T,
+        K=k,
+        IS_STATIC=weight.input_scale is not None,
+        BLOCK=block,
+        num_warps=min(max(block // 1024, 4), 16),
+        **launch_options(),
+    )
     block_t = min(max(next_power_of_2(rows), 16), 128)
     _int8_dot[(cdiv(n, 64), cdiv(rows, block_t))](
-        rounded_TK, scale_T, weight.data, weight.scale, weight.bias, out_TN, rows, n, K=k, HAS_BIAS=weight.bias is not None,
-        BLOCK_T=block_t, BLOCK_N=64, BLOCK_K=128, STAGES=3, num_warps=4, **launch_options(),
-    )  # fmt: skip
+        rounded_TK,
+        scale_T,
+        weight.data,
+        weight.scale,
+        weight.bias,
+        out_TN,
+        rows,
+        n,
+        K=k,
+        HAS_BIAS=weight.bias is not None,
+        BLOCK_T=block_t,
+        BLOCK_N=64,
+        BLOCK_K=128,
+        STAGES=3,
+        num_warps=4,
+        **launch_options(),
+    )

@@ -115,10 +115,12 @@ def with_whole_tiles(weight: PackedWeight, layout: Tiles) -> PackedWeight:
     groups = more // layout.group  # none where one group is as wide as the matrix
     padded = torch.nn.functional.pad
     return dataclasses.replace(
-        weight, in_features=weight.in_features + more,
+        weight,
+        in_features=weight.in_features + more,
         data=padded(codes.view(torch.uint8), (0, more * code_bits(codes) // 8)).view(codes.dtype),
-        scale=padded(scale_NG, (0, groups)), zero=None if weight.zero is None else padded(weight.zero, (0, groups)),
-    )  # fmt: skip
+        scale=padded(scale_NG, (0, groups)),
+        zero=None if weight.zero is None else padded(weight.zero, (0, groups)),
+    )
 
 
 def tiled(weight: PackedWeight, layout: Tiles, scale_size: int) -> PackedWeight:
@@ -256,9 +258,13 @@ def decode(words_NW, both_N, KIND: tl.constexpr, PART: tl.constexpr, IS_HALF: tl
     if _is_table(KIND):
         if ASSEMBLY:
             bits = tl.inline_asm_elementwise(
-                _table_assembly(KIND), "=r,=r,=r,=r,r", [words_NW], dtype=(tl.int16, tl.int16, tl.int16, tl.int16),
-                is_pure=True, pack=2,
-            )[PART]  # fmt: skip
+                _table_assembly(KIND),
+                "=r,=r,=r,=r,r",
+                [words_NW],
+                dtype=(tl.int16, tl.int16, tl.int16, tl.int16),
+                is_pure=True,
+                pack=2,
+            )[PART]
         else:
             code = (words_NW >> (4 * PART)) & 15
             bits = tl.zeros_like(words_NW)

@@ -102,9 +102,15 @@ def packed_linear_add(x_TK: torch.Tensor, weight: PackedWeight, residual_TN: tor
 
 @kernel("packed_norm_linear_gated", platform="cuda", priority=10, invariant=False)
 def packed_norm_linear_gated(
-    x_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, weight: PackedWeight, kind: str, out_TI: torch.Tensor,
-    scratch_TD: torch.Tensor, scratch_T2I: torch.Tensor,
-) -> None:  # fmt: skip
+    x_TD: torch.Tensor,
+    norm_D: torch.Tensor,
+    eps: float,
+    weight: PackedWeight,
+    kind: str,
+    out_TI: torch.Tensor,
+    scratch_TD: torch.Tensor,
+    scratch_T2I: torch.Tensor,
+) -> None:
     """As `packed.packed_norm_linear_gated`."""
     ops.rms_norm(x_TD, norm_D, eps, scratch_TD)
     if (config := packed_vector.choose(weight, x_TD.shape[0])) is not None:

@@ -186,9 +186,29 @@ def tiles_kernel(
     sums = tl.zeros((BLOCK_N, BLOCK_T), dtype=tl.float32)
     w_tile = block + inside[:, None] * WORDS + word[None, :]
     sums = add_tiles(
-        sums, x_rows, is_row, w_tile, scale_ptr, perm_ptr, n, ROWS, first, last,
-        K, K, GROUP, COLUMNS, WORDS, SHARE, KIND, HAS_PERM, False, STAGES, IS_HALF, ASSEMBLY,
-    )  # fmt: skip
+        sums,
+        x_rows,
+        is_row,
+        w_tile,
+        scale_ptr,
+        perm_ptr,
+        n,
+        ROWS,
+        first,
+        last,
+        K,
+        K,
+        GROUP,
+        COLUMNS,
+        WORDS,
+        SHARE,
+        KIND,
+        HAS_PERM,
+        False,
+        STAGES,
+        IS_HALF,
+        ASSEMBLY,
+    )
     if MOST > 1:
         place = block_t * tl.num_programs(0) + block_n
         sums, is_last = sum_parts(sums, partial_ptr, counter_ptr, place, part, split, is_row, MOST)

@@ -74,8 +74,12 @@ def _largest(first, second, third, fourth, ASSEMBLY: tl.constexpr):
             and.b32 a, $1, 0x7fff7fff; and.b32 b, $2, 0x7fff7fff; max.u16x2 a, a, b;
             and.b32 b, $3, 0x7fff7fff; max.u16x2 a, a, b; and.b32 b, $4, 0x7fff7fff; max.u16x2 a, a, b;
             shr.u32 b, a, 16; max.u16x2 $0, a, b; }""",
-            "=r,r,r,r,r", [first, second, third, fourth], dtype=tl.int32, is_pure=True, pack=1,
-        )  # fmt: skip
+            "=r,r,r,r,r",
+            [first, second, third, fourth],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )
         sizes &= 0xFFFF
     else:
         sizes = tl.zeros_like(first)
@@ -100,8 +104,12 @@ def _bytes(first, second, power, ASSEMBLY: tl.constexpr):
             fma.rn.f32 a, a, $4, 0f4B400000; fma.rn.f32 b, b, $4, 0f4B400000;
             fma.rn.f32 c, c, $4, 0f4B400000; fma.rn.f32 d, d, $4, 0f4B400000;
             prmt.b32 a, a, b, 0x5140; prmt.b32 c, c, d, 0x5140; prmt.b32 $0, a, c, 0x5410; prmt.b32 $1, a, c, 0x7632; }""",
-            "=r,=r,r,r,f", [first, second, power], dtype=(tl.int32, tl.int32), is_pure=True, pack=1,
-        )  # fmt: skip
+            "=r,=r,r,r,f",
+            [first, second, power],
+            dtype=(tl.int32, tl.int32),
+            is_pure=True,
+            pack=1,
+        )
     else:
         numbers = (first << 16, second << 16, first & -65536, second & -65536)
         low, high = tl.zeros_like(first), tl.zeros_like(first)

@@ -17,10 +17,29 @@ CHANNELS = 128
 
 @triton.jit
 def rg_lru_kernel(
-    x_ptr, input_ptr, forget_ptr, a_ptr, input_bias_ptr, forget_bias_ptr, states_ptr, out_ptr, query_start_ptr, seq_lens_ptr,
-    rows_ptr, table_ptr, channels, x_stride, input_stride, forget_stride, page_stride, out_stride, table_stride, page_size,
-    BLOCK: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    input_ptr,
+    forget_ptr,
+    a_ptr,
+    input_bias_ptr,
+    forget_bias_ptr,
+    states_ptr,
+    out_ptr,
+    query_start_ptr,
+    seq_lens_ptr,
+    rows_ptr,
+    table_ptr,
+    channels,
+    x_stride,
+    input_stride,
+    forget_stride,
+    page_stride,
+    out_stride,
+    table_stride,
+    page_size,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -57,18 +76,54 @@ def rg_lru(
     channels = x_TC.shape[1]
     if metadata.num_requests:
         rg_lru_kernel[(metadata.num_requests, cdiv(channels, CHANNELS))](
-            x_TC, input_TC, forget_TC, weights.a_C, weights.input_bias_C, weights.forget_bias_C, states_P1C, out_TC,
-            metadata.query_start, metadata.seq_lens, metadata.rows, metadata.block_table, channels, x_TC.stride(0),
-            input_TC.stride(0), forget_TC.stride(0), states_P1C.stride(0), out_TC.stride(0), metadata.block_table.stride(0),
-            metadata.block_size, BLOCK=CHANNELS, num_warps=4, **launch_options(),
-        )  # fmt: skip
+            x_TC,
+            input_TC,
+            forget_TC,
+            weights.a_C,
+            weights.input_bias_C,
+            weights.forget_bias_C,
+            states_P1C,
+            out_TC,
+            metadata.query_start,
+            metadata.seq_lens,
+            metadata.rows,
+            metadata.block_table,
+            channels,
+            x_TC.stride(0),
+            input_TC.stride(0),
+            forget_TC.stride(0),
+            states_P1C.stride(0),
+            out_TC.stride(0),
+            metadata.block_table.stride(0),
+            metadata.block_size,
+            BLOCK=CHANNELS,
+            num_warps=4,
+            **launch_options(),
+        )
 
 
 @triton.jit
 def wkv_kernel(
-    k_ptr, v_ptr, decay_ptr, first_ptr, states_ptr, out_ptr, query_start_ptr, seq_lens_ptr, rows_ptr, table_ptr, channels,
-    k_stride, v_stride, page_stride, out_stride, table_stride, page_size, BLOCK: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    k_ptr,
+    v_ptr,
+    decay_ptr,
+    first_ptr,
+    states_ptr,
+    out_ptr,
+    query_start_ptr,
+    seq_lens_ptr,
+    rows_ptr,
+    table_ptr,
+    channels,
+    k_stride,
+    v_stride,
+    page_stride,
+    out_stride,
+    table_stride,
+    page_size,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -112,7 +167,24 @@ def wkv(
     channels = k_TC.shape[1]
     if metadata.num_requests:
         wkv_kernel[(metadata.num_requests, cdiv(channels, CHANNELS))](
-            k_TC, v_TC, decay_C, first_C, states_P3C, out_TC, metadata.query_start, metadata.seq_lens, metadata.rows,
-            metadata.block_table, channels, k_TC.stride(0), v_TC.stride(0), states_P3C.stride(0), out_TC.stride(0),
-            metadata.block_table.stride(0), metadata.block_size, BLOCK=CHANNELS, num_warps=4, **launch_options(),
-        )  # fmt: skip
+            k_TC,
+            v_TC,
+            decay_C,
+            first_C,
+            states_P3C,
+            out_TC,
+            metadata.query_start,
+            metadata.seq_lens,
+            metadata.rows,
+            metadata.block_table,
+            channels,
+            k_TC.stride(0),
+            v_TC.stride(0),
+            states_P3C.stride(0),
+            out_TC.stride(0),
+            metadata.block_table.stride(0),
+            metadata.block_size,
+            BLOCK=CHANNELS,
+            num_warps=4,
+            **launch_options(),
+        )

@@ -114,18 +114,45 @@ def causal_conv(
     splits = min(max(cdiv(metadata.max_query_len, TOKENS), 1), MAX_SPLITS)
     if metadata.num_requests:
         causal_conv_kernel[(metadata.num_requests, cdiv(channels, CHANNELS), splits)](
-            x_TC, weight_WC, weight_WC if bias_C is None else bias_C, states_PVC, out_TC, metadata.query_start,
-            metadata.seq_lens, metadata.rows, metadata.block_table, channels, x_TC.stride(0), states_PVC.stride(0),
-            out_TC.stride(0), metadata.block_table.stride(0), metadata.block_size, splits, WIDTH=width,
-            KIND=GATES.index(gate), HAS_BIAS=bias_C is not None, BLOCK=CHANNELS, num_warps=4, **launch_options(),
-        )  # fmt: skip
+            x_TC,
+            weight_WC,
+            weight_WC if bias_C is None else bias_C,
+            states_PVC,
+            out_TC,
+            metadata.query_start,
+            metadata.seq_lens,
+            metadata.rows,
+            metadata.block_table,
+            channels,
+            x_TC.stride(0),
+            states_PVC.stride(0),
+            out_TC.stride(0),
+            metadata.block_table.stride(0),
+            metadata.block_size,
+            splits,
+            WIDTH=width,
+            KIND=GATES.index(gate),
+            HAS_BIAS=bias_C is not None,
+            BLOCK=CHANNELS,
+            num_warps=4,
+            **launch_options(),
+        )
 
 
 @triton.jit
 def gate_kernel(
-    x_ptr, gate_ptr, out_ptr, width, each, x_stride, gate_stride, out_stride, KIND: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr,
+    gate_ptr,
+    out_ptr,
+    width,
+    each,
+    x_stride,
+    gate_stride,
+    out_stride,
+    KIND: tl.constexpr,
+    BLOCK: tl.constexpr,
     PDL: tl.constexpr,
-):  # fmt: skip
+):
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -144,16 +171,38 @@ def gate(x_TC: torch.Tensor, gate_TC: torch.Tensor, kind: str, out_TC: torch.Ten
     rows, width = x_TC.shape
     if rows:
         gate_kernel[(rows, cdiv(width, 1024))](
-            x_TC, gate_TC, out_TC, width, width // gate_TC.shape[1], x_TC.stride(0), gate_TC.stride(0), out_TC.stride(0),
-            KIND=GATES.index(kind), BLOCK=1024, num_warps=4, **launch_options(),
-        )  # fmt: skip
+            x_TC,
+            gate_TC,
+            out_TC,
+            width,
+            width // gate_TC.shape[1],
+            x_TC.stride(0),
+            gate_TC.stride(0),
+            out_TC.stride(0),
+            KIND=GATES.index(kind),
+            BLOCK=1024,
+            num_warps=4,
+            **launch_options(),
+        )
 
 
 @triton.jit
 def gated_norm_kernel(
-    x_ptr, gate_ptr, weight_ptr, out_ptr, group, x_stride, gate_stride, out_stride, eps, HAS_GATE: tl.constexpr,
-    NORM_FIRST: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    gate_ptr,
+    weight_ptr,
+    out_ptr,
+    group,
+    x_stride,
+    gate_stride,
+    out_stride,
+    eps,
+    HAS_GATE: tl.constexpr,
+    NORM_FIRST: tl.constexpr,
+    KIND: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
     """One group of one row a program."""
     if PDL:
         gdc_wait()
@@ -188,17 +237,36 @@ def gated_norm(
     by = x_TC if gate_TC is None else gate_TC
     if rows:
         gated_norm_kernel[(rows, width // group)](
-            x_TC, by, weight_C, out_TC, group, x_TC.stride(0), by.stride(0), out_TC.stride(0), eps,
-            HAS_GATE=gate_TC is not None, NORM_FIRST=norm_first, KIND=GATES.index(kind), BLOCK=block,
-            num_warps=min(max(block // 512, 1), 16), **launch_options(),
-        )  # fmt: skip
+            x_TC,
+            by,
+            weight_C,
+            out_TC,
+            group,
+            x_TC.stride(0),
+            by.stride(0),
+            out_TC.stride(0),
+            eps,
+            HAS_GATE=gate_TC is not None,
+            NORM_FIRST=norm_first,
+            KIND=GATES.index(kind),
+            BLOCK=block,
+            num_warps=min(max(block // 512, 1), 16),
+            **launch_options(),
+        )
 
 
 @triton.jit
 def scale_columns_kernel(
-    x_ptr, scale_ptr, out_ptr, width, x_stride, out_stride, HAS_SCALE: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr,
+    scale_ptr,
+    out_ptr,
+    width,
+    x_stride,
+    out_stride,
+    HAS_SCALE: tl.constexpr,
+    BLOCK: tl.constexpr,
     PDL: tl.constexpr,
-):  # fmt: skip
+):
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -217,6 +285,14 @@ def scale_columns(x_TC: torch.Tensor, scale_C: torch.Tensor | None, out_TC: torc
     rows, width = x_TC.shape
     if rows:
         scale_columns_kernel[(rows, cdiv(width, 1024))](
-            x_TC, x_TC if scale_C is None else scale_C, out_TC, width, x_TC.stride(0), out_TC.stride(0),
-            HAS_SCALE=scale_C is not None, BLOCK=1024, num_warps=4, **launch_options(),
-        )  # fmt: skip
+            x_TC,
+            x_TC if scale_C is None else scale_C,
+            out_TC,
+            width,
+            x_TC.stride(0),
+            out_TC.stride(0),
+            HAS_SCALE=scale_C is not None,
+            BLOCK=1024,
+            num_warps=4,
+            **launch_options(),
+        )

@@ -55,10 +55,33 @@ def store_state(states_ptr, pages_ptr, page_stride, page_size, done, is_last, at
 
 @triton.jit
 def selective_scan_kernel(
-    x_ptr, dt_ptr, b_ptr, c_ptr, a_ptr, d_ptr, states_ptr, out_ptr, query_start_ptr, seq_lens_ptr, rows_ptr, table_ptr,
-    channels, size, x_stride, dt_stride, b_stride, c_stride, page_stride, out_stride, table_stride, page_size, most,
-    STATE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    dt_ptr,
+    b_ptr,
+    c_ptr,
+    a_ptr,
+    d_ptr,
+    states_ptr,
+    out_ptr,
+    query_start_ptr,
+    seq_lens_ptr,
+    rows_ptr,
+    table_ptr,
+    channels,
+    size,
+    x_stride,
+    dt_stride,
+    b_stride,
+    c_stride,
+    page_stride,
+    out_stride,
+    table_stride,
+    page_size,
+    most,
+    STATE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -102,19 +125,69 @@ def selective_scan(
     block = max(16, min(64, TILE // state))
     if metadata.num_requests:
         selective_scan_kernel[(metadata.num_requests, cdiv(channels, block))](
-            x_TC, dt_TC, b_TS, c_TS, a_SC, d_C, states_PSC, out_TC, metadata.query_start, metadata.seq_lens, metadata.rows,
-            metadata.block_table, channels, size, x_TC.stride(0), dt_TC.stride(0), b_TS.stride(0), c_TS.stride(0),
-            states_PSC.stride(0), out_TC.stride(0), metadata.block_table.stride(0), metadata.block_size, most,
-            STATE=state, BLOCK=block, num_warps=4, **launch_options(),
-        )  # fmt: skip
+            x_TC,
+            dt_TC,
+            b_TS,
+            c_TS,
+            a_SC,
+            d_C,
+            states_PSC,
+            out_TC,
+            metadata.query_start,
+            metadata.seq_lens,
+            metadata.rows,
+            metadata.block_table,
+            channels,
+            size,
+            x_TC.stride(0),
+            dt_TC.stride(0),
+            b_TS.stride(0),
+            c_TS.stride(0),
+            states_PSC.stride(0),
+            out_TC.stride(0),
+            metadata.block_table.stride(0),
+            metadata.block_size,
+            most,
+            STATE=state,
+            BLOCK=block,
+            num_warps=4,
+            **launch_options(),
+        )
 
 
 @triton.jit
 def ssd_scan_kernel(
-    x_ptr, dt_ptr, b_ptr, c_ptr, a_ptr, d_ptr, dt_bias_ptr, states_ptr, out_ptr, query_start_ptr, seq_lens_ptr, rows_ptr,
-    table_ptr, width, size, heads_a_group, dt_min, dt_max, x_stride, dt_stride, b_stride, c_stride, page_stride, out_stride,
-    table_stride, page_size, most, STATE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    dt_ptr,
+    b_ptr,
+    c_ptr,
+    a_ptr,
+    d_ptr,
+    dt_bias_ptr,
+    states_ptr,
+    out_ptr,
+    query_start_ptr,
+    seq_lens_ptr,
+    rows_ptr,
+    table_ptr,
+    width,
+    size,
+    heads_a_group,
+    dt_min,
+    dt_max,
+    x_stride,
+    dt_stride,
+    b_stride,
+    c_stride,
+    page_stride,
+    out_stride,
+    table_stride,
+    page_size,
+    most,
+    STATE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -159,12 +232,38 @@ def ssd_scan(
     block = _block(state, width)
     if metadata.num_requests:
         ssd_scan_kernel[(metadata.num_requests, heads, cdiv(width, block))](
-            x_TNH, dt_TN, b_TGS, c_TGS, weights.a_N, weights.d_N, weights.dt_bias_N, states_PNSH, out_TNH,
-            metadata.query_start, metadata.seq_lens, metadata.rows, metadata.block_table, width, size,
-            heads // b_TGS.shape[1], float(weights.dt_min), float(weights.dt_max), x_TNH.stride(0), dt_TN.stride(0),
-            b_TGS.stride(0), c_TGS.stride(0), states_PNSH.stride(0), out_TNH.stride(0), metadata.block_table.stride(0),
-            metadata.block_size, most, STATE=state, BLOCK=block, num_warps=4, **launch_options(),
-        )  # fmt: skip
+            x_TNH,
+            dt_TN,
+            b_TGS,
+            c_TGS,
+            weights.a_N,
+            weights.d_N,
+            weights.dt_bias_N,
+            states_PNSH,
+            out_TNH,
+            metadata.query_start,
+            metadata.seq_lens,
+            metadata.rows,
+            metadata.block_table,
+            width,
+            size,
+            heads // b_TGS.shape[1],
+            float(weights.dt_min),
+            float(weights.dt_max),
+            x_TNH.stride(0),
+            dt_TN.stride(0),
+            b_TGS.stride(0),
+            c_TGS.stride(0),
+            states_PNSH.stride(0),
+            out_TNH.stride(0),
+            metadata.block_table.stride(0),
+            metadata.block_size,
+            most,
+            STATE=state,
+            BLOCK=block,
+            num_warps=4,
+            **launch_options(),
+        )
 
 
 @triton.jit
@@ -178,11 +277,41 @@ def delta_decay(given, a_weight, floor, BOUNDED: tl.constexpr):
 
 @triton.jit
 def gated_delta_rule_kernel(
-    q_ptr, k_ptr, v_ptr, a_ptr, b_ptr, a_weight_ptr, dt_bias_ptr, states_ptr, out_ptr, query_start_ptr, seq_lens_ptr,
-    rows_ptr, table_ptr, width, size, heads_a_key, query_scale, beta_scale, q_stride, k_stride, v_stride, a_stride,
-    b_stride, page_stride, out_stride, table_stride, page_size, most, floor, STATE: tl.constexpr, BLOCK: tl.constexpr,
-    BY_NUMBER: tl.constexpr, BOUNDED: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    a_ptr,
+    b_ptr,
+    a_weight_ptr,
+    dt_bias_ptr,
+    states_ptr,
+    out_ptr,
+    query_start_ptr,
+    seq_lens_ptr,
+    rows_ptr,
+    table_ptr,
+    width,
+    size,
+    heads_a_key,
+    query_scale,
+    beta_scale,
+    q_stride,
+    k_stride,
+    v_stride,
+    a_stride,
+    b_stride,
+    page_stride,
+    out_stride,
+    table_stride,
+    page_size,
+    most,
+    floor,
+    STATE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BY_NUMBER: tl.constexpr,
+    BOUNDED: tl.constexpr,
+    PDL: tl.constexpr,
+):
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -240,13 +369,42 @@ def gated_delta_rule(
     block = _block(state, width)
     if metadata.num_requests:
         gated_delta_rule_kernel[(metadata.num_requests, heads, cdiv(width, block))](
-            q_TKS, k_TKS, v_TNH, a_TN, b_TN, weights.a_N, weights.dt_bias_N, states_PNSH, out_TNH, metadata.query_start,
-            metadata.seq_lens, metadata.rows, metadata.block_table, width, size, heads // k_TKS.shape[1], size**-0.5,
-            float(weights.beta_scale), q_TKS.stride(0), k_TKS.stride(0), v_TNH.stride(0), a_TN.stride(0), b_TN.stride(0),
-            states_PNSH.stride(0), out_TNH.stride(0), metadata.block_table.stride(0), metadata.block_size, most,
-            float(weights.floor), STATE=state, BLOCK=block, BY_NUMBER=a_TN.dim() == 3, BOUNDED=weights.floor < 0,
-            num_warps=4, **launch_options(),
-        )  # fmt: skip
+            q_TKS,
+            k_TKS,
+            v_TNH,
+            a_TN,
+            b_TN,
+            weights.a_N,
+            weights.dt_bias_N,
+            states_PNSH,
+            out_TNH,
+            metadata.query_start,
+            metadata.seq_lens,
+            metadata.rows,
+            metadata.block_table,
+            width,
+            size,
+            heads // k_TKS.shape[1],
+            size**-0.5,
+            float(weights.beta_scale),
+            q_TKS.stride(0),
+            k_TKS.stride(0),
+            v_TNH.stride(0),
+            a_TN.stride(0),
+            b_TN.stride(0),
+            states_PNSH.stride(0),
+            out_TNH.stride(0),
+            metadata.block_table.stride(0),
+            metadata.block_size,
+            most,
+            float(weights.floor),
+            STATE=state,
+            BLOCK=block,
+            BY_NUMBER=a_TN.dim() == 3,
+            BOUNDED=weights.floor < 0,
+            num_warps=4,
+            **launch_options(),
+        )
 
 
 def _block(state: int, width: int) -> int:

@@ -14,7 +14,7 @@ from quire.kernels.triton.runtime import places
 from quire.kernels.triton.runtime.places import Variant
 
 _HERE = "quire.kernels.triton."
-_DECODE, _ROPE = f"{_HERE}attention.decode:_decode_attention", f"{_HERE}attention.rope:_rope_and_cache"
+_DECODE, _ROPE = f"{_HERE}attention.decode_kernel:decode_kernel", f"{_HERE}attention.rope:_rope_and_cache"
 _PREFILL = f"{_HERE}attention.prefill:_prefill_kernel"
 _HOPPER = f"{_HERE}attention.hopper_kernel:prefill_kernel"
 _OF_FEATURES = tuple(f"{_HERE}sampling.{part}" for part in ("filters", "logprobs", "penalties", "heads"))

@@ -31,9 +31,13 @@ SHIPPED = HERE / "compiled"
 """Kernels that came with the package; built by `quire compile-cache --output`."""
 SHIPPED_LISTS = HERE / "lists"
 _DECIDING = (
-    "kernels/triton/**/*.py", "sample/device_*.py", "worker/device_*.py", "worker/feature_*.py", "worker/prompt_logprobs.py",
+    "kernels/triton/**/*.py",
+    "sample/device_*.py",
+    "worker/device_*.py",
+    "worker/feature_*.py",
+    "worker/prompt_logprobs.py",
     "worker/step_graphs.py",
-)  # fmt: skip
+)
 """Kernels, what launches them for a request's features, and the sizes of steps."""
 MAX_VARIANTS = 4096
 """Of a list; a process that uses more is not like the next."""

@@ -251,14 +251,54 @@ def solve_open_rows(
     inverse_S = columns[0]
     stride, options = logits_SV.stride(0), launch_options()
     window_kernel[(rows,)](
-        logits_SV, *columns, largest_S, floor_S, total_S, is_open_S, window_SW, vocabulary, stride,
-        SAMPLE=sample, RUN=RUN, CANDIDATES=CANDIDATES, MARGIN=MARGIN, num_warps=sample // 1024, **options,
-    )  # fmt: skip
+        logits_SV,
+        *columns,
+        largest_S,
+        floor_S,
+        total_S,
+        is_open_S,
+        window_SW,
+        vocabulary,
+        stride,
+        SAMPLE=sample,
+        RUN=RUN,
+        CANDIDATES=CANDIDATES,
+        MARGIN=MARGIN,
+        num_warps=sample // 1024,
+        **options,
+    )
     gather_candidates_kernel[(rows * parts,)](
-        logits_SV, inverse_S, largest_S, window_SW, candidates, size_SA, *base_2SA, vocabulary, parts, stride,
-        PART=PART, REGION=REGION, num_warps=PART_WARPS, **options,
-    )  # fmt: skip
+        logits_SV,
+        inverse_S,
+        largest_S,
+        window_SW,
+        candidates,
+        size_SA,
+        *base_2SA,
+        vocabulary,
+        parts,
+        stride,
+        PART=PART,
+        REGION=REGION,
+        num_warps=PART_WARPS,
+        **options,
+    )
     window_thresholds_kernel[(rows,)](
-        *columns, largest_S, floor_S, total_S, window_SW, candidates, size_SA, *base_2SA, is_open_S, threshold_S,
-        vocabulary, parts, PARTS=next_power_of_2(parts), REGION=REGION, CANDIDATES=CANDIDATES, num_warps=16, **options,
-    )  # fmt: skip
+        *columns,
+        largest_S,
+        floor_S,
+        total_S,
+        window_SW,
+        candidates,
+        size_SA,
+        *base_2SA,
+        is_open_S,
+        threshold_S,
+        vocabulary,
+        parts,
+        PARTS=next_power_of_2(parts),
+        REGION=REGION,
+        CANDIDATES=CANDIDATES,
+        num_warps=16,
+        **options,
+    )
