@@ -2,6 +2,7 @@
 
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -33,6 +34,11 @@ def parent(arguments):
 
 def watch(arguments):
     end_with_parent(int(arguments[0]))
+    write_message(1, b"watching")
+    read_message(0)
+
+def watch_and_tell(arguments):
+    end_with_parent(int(arguments[0]), lambda: os.write(1, b"the end"))
     write_message(1, b"watching")
     read_message(0)
 """
@@ -67,9 +73,29 @@ def test_a_child_ends_when_the_other_end_of_its_pipe_is_closed(module: str) -> N
     os.close(read_fd)
     assert read_message(child.stdout.fileno()) == b"watching" and child.poll() is None
     os.close(write_fd)
-    assert child.wait() == EXIT_PARENT_DIED
+    assert child.wait() in (EXIT_PARENT_DIED, -signal.SIGKILL)
     child.stdin.close()
     child.stdout.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's signal is Linux's")
+@pytest.mark.parametrize("function", ["watch", "watch_and_tell"])
+def test_children_that_are_stopped_end_with_their_parent_too(module: str, function: str) -> None:
+    read_fd, write_fd = os.pipe()
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    children = [start_child(f"{module}:{function}", [str(read_fd)], keep=(read_fd,), **pipes) for _ in range(2)]
+    os.close(read_fd)
+    for child in children:
+        assert child.stdout is not None and read_message(child.stdout.fileno()) == b"watching"
+        child.send_signal(signal.SIGSTOP)
+        os.waitpid(child.pid, os.WUNTRACED)
+    os.close(write_fd)
+    for child in children:
+        child.wait(20)
+        assert child.stdin is not None and child.stdout is not None
+        assert child.stdout.read() == (b"the end" if function == "watch_and_tell" else b"")
+        child.stdin.close()
+        child.stdout.close()
 
 
 def test_messages_are_whole_however_long() -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 EXIT_PARENT_DIED = 3
-"""The exit code of a child whose parent has died."""
+"""The exit code of a child whose parent has died, where the kernel does not kill it."""
 
 _CHILD = (
     "import importlib, json, sys; sys.path[:] = json.loads(sys.argv[1]); module, name = sys.argv[2].split(':'); "
@@ -145,12 +145,6 @@ def begin_child(arguments: list[str]) -> tuple[list[str], int]:
         os.set_inheritable(descriptor, False)
     end_with_parent(parent_fd)
     faulthandler.register(STACKS_SIGNAL, file=_STDERR, all_threads=True)
-    if sys.platform == "linux":
-        # The kernel's signal ends the process too: a library that waits for other ranks may keep the interpreter to itself,
-        # and the thread above from its work.
-        signal.signal(signal.SIGIO, signal.SIG_DFL)
-        fcntl.fcntl(parent_fd, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(parent_fd, fcntl.F_SETFL, fcntl.fcntl(parent_fd, fcntl.F_GETFL) | os.O_ASYNC)
     return arguments[2:], life_fd
 
 
@@ -158,6 +152,20 @@ def end_with_parent(descriptor: int, last: Callable[[], None] | None = None) -> 
     """In a child: end this process, in the middle of whatever it does, when the other end of a pipe is closed, which happens
     when the parent dies in any way. `last`: called before, in a thread; it clears up after the parent."""
     threading.Thread(target=_wait_for_parent, args=(descriptor, last), name="parent-watch", daemon=True).start()
+    # The thread cannot run while the process is stopped, nor while a library that waits for other ranks keeps the interpreter
+    # to itself. The kernel's signal reaches both.
+    with contextlib.suppress(OSError):
+        _ask_for_signal(descriptor, signal.SIGKILL if last is None else signal.SIGCONT)
+
+
+def _ask_for_signal(descriptor: int, number: signal.Signals) -> None:
+    """Get a signal from the kernel when the other end of a pipe is closed. Only Linux has this."""
+    if sys.platform == "linux":
+        # Opened anew, and never closed: processes that share the pipe have one signal each.
+        own = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_NONBLOCK)
+        fcntl.fcntl(own, fcntl.F_SETSIG, number)
+        fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(own, fcntl.F_SETFL, fcntl.fcntl(own, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def _wait_for_parent(descriptor: int, last: Callable[[], None] | None) -> None:

@@ -56,6 +56,8 @@ class EngineRequest(msgspec.Struct, array_like=True, omit_defaults=True):
         cache_salt: keeps this request's cached pages apart from those of other salts.
         tenant: who shares with others under the `fair` policy; `tenant_weight`: how much it gets, beside others' weights.
         deadline: seconds of the same clock as `arrival_time`, when nobody waits for it any more; 0 for never.
+        is_background: it runs where no other request wants to, whatever the policy: a line of a batch.
+        is_continuation: it goes on with what was accepted before, so that it finds room in a full queue: a step of a beam search.
         arrival_time: seconds, `time.monotonic()` of the frontend.
         priority: lower runs earlier, under the `priority` policy.
     """
@@ -73,6 +75,8 @@ class EngineRequest(msgspec.Struct, array_like=True, omit_defaults=True):
     resumed_token_ids: list[int] = []
     tenant_weight: float = 1.0
     deadline: float = 0.0
+    is_background: bool = False
+    is_continuation: bool = False
 
     def __post_init__(self) -> None:
         self.prompt_token_ids = token_array(self.prompt_token_ids)

@@ -90,6 +90,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 "seed": self.count,
                 "group_id": group_id,
                 "priority": data.draw(st.integers(0, 2)),
+                "is_background": data.draw(st.sampled_from([False, False, True])),
                 "tenant": data.draw(st.sampled_from("ab")),
                 "tenant_weight": data.draw(st.sampled_from([0.5, 3.0])),
                 "cache_salt": data.draw(st.sampled_from([None, None, "x"])),

@@ -82,7 +82,7 @@ def test_two_thousand_requests_leave_nothing_behind() -> None:
     soak.serve(2000)
     scheduler = soak.harness.scheduler
     assert not scheduler.waiting.prefixes._groups and not scheduler._requests
-    assert len(scheduler.waiting._queue) == 0 and not scheduler.waiting._queue._tenants  # type: ignore[attr-defined]
+    assert len(scheduler.waiting._queue) == 0 and not scheduler.waiting._queue._queue._tenants  # type: ignore[attr-defined]
     assert soak.harness.num_preemptions > 0
 
 

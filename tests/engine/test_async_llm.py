@@ -281,6 +281,33 @@ def test_beam_search_gives_one_output_with_the_best_first(engine):
     asyncio.run(main())
 
 
+def test_a_beam_search_that_runs_is_not_refused_by_a_queue_that_became_full(model_folder):
+    params = BeamSearchParams(beam_width=3, max_tokens=6, ignore_eos=True)
+
+    async def search(engine):
+        (output,) = await collect(engine.beam_search([5, 6, 7], params, "b"))
+        return [completion.token_ids for completion in output.outputs]
+
+    async def main(engine):
+        expected = await search(engine)
+        searching = asyncio.ensure_future(search(engine))
+        others = []
+        while not searching.done():  # others take every place in the queue
+            await asyncio.sleep(0)
+            if len(others) < 2000:
+                outputs = engine.generate([9, len(others)], sampling(max_tokens=100), f"r{len(others)}")
+                others.append(asyncio.ensure_future(collect(outputs)))
+        assert await searching == expected
+        ends = await asyncio.gather(*others, return_exceptions=True)
+        return sum(isinstance(end, CapacityError) for end in ends)
+
+    engine = AsyncLLM.from_engine_config(make_config(model_folder, max_num_seqs=1, max_num_waiting=2), core="inproc")
+    try:
+        assert asyncio.run(main(engine)) > 0
+    finally:
+        engine.shutdown()
+
+
 class StuckExecutor(HashExecutor):
     """Fails at the fifth step."""
 

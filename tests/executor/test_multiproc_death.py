@@ -147,11 +147,18 @@ def start_parent(llama: Path, how: str) -> tuple["subprocess.Popen[str]", list[i
 
 
 @pytest.mark.parametrize(
-    "how", ["kill in a library", *(pytest.param(how, marks=pytest.mark.exhaustive) for how in ("kill", "drop"))]
+    "how",
+    [
+        "kill in a library",
+        "kill when stopped",
+        *(pytest.param(how, marks=pytest.mark.exhaustive) for how in ("kill", "drop")),
+    ],
 )
 def test_no_rank_outlives_its_parent_or_a_dropped_executor(llama: Path, how: str) -> None:
     parent, pids = start_parent(llama, how)
     try:
+        if how == "kill when stopped":
+            os.kill(pids[1], signal.SIGSTOP)
         if how != "drop":
             time.sleep(0.3)  # so that the ranks are in the midst of it
             parent.kill()

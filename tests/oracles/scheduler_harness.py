@@ -278,7 +278,7 @@ class SchedulerHarness:
         assert scheduler.kv.host_pool.num_free == scheduler.kv.host_pool.num_blocks
         load = scheduler.waiting.load
         assert load.total == Load() and not load._tenants
-        queue = scheduler.waiting._queue
+        queue = getattr(scheduler.waiting._queue, "_queue", scheduler.waiting._queue)
         assert not isinstance(queue, FairQueue) or not (queue._running or queue._tenants)
         assert not scheduler._leaving and not scheduler.waiting.prefixes._groups
         assert not len(scheduler.waiting.preparations) and not scheduler.waiting.preparations._ahead

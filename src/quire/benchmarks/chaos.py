@@ -24,6 +24,8 @@ from quire.processes import family
 COLUMNS = ("fault", "answers", "lost", "repeated", "different", "longest pause", "time to ready")
 READY_TIMEOUT_S = 120.0
 """After this a server that is not ready again has failed."""
+SILENCE_S = 2 * READY_TIMEOUT_S
+"""After this a client gives up an answer of which nothing comes."""
 _BETWEEN_LOOKS_S = 0.005
 _SUBJECTS = ("the sea", "a clock", "bread", "winter", "a bridge", "music", "the moon", "a garden")
 _SCHEMA = {
@@ -134,7 +136,7 @@ def _events(client: OpenAIClient, target: Target, case: Case) -> Iterator[dict[s
     if case.body["stream"]:
         yield from client.stream(case.path, case.body)
     else:
-        yield control(target, "POST", f"/v1{case.path}", case.body)
+        yield control(target, "POST", f"/v1{case.path}", case.body, SILENCE_S)
 
 
 class Row(msgspec.Struct):
@@ -173,6 +175,9 @@ class Row(msgspec.Struct):
 class Chaos:
     """Streams on one server, and what the oracle says of each.
 
+    Attributes:
+        num_events: that the streams have got.
+
     Raises:
         EngineError: the server cannot answer without faults.
     """
@@ -180,8 +185,9 @@ class Chaos:
     def __init__(self, url: str, *, streams: int, max_tokens: int, seed: int = 0, api_key: str | None = None) -> None:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self.target = Target.parse(url, headers, setting="url")
-        self._client = OpenAIClient(url, api_key)
+        self._client = OpenAIClient(url, api_key, timeout_s=SILENCE_S)
         self.cases = build_cases(streams, self._client.first_model(), max_tokens, seed)
+        self.num_events = 0
         self._oracle = [Answer() for _ in self.cases]
         self._ask_all(self._learn)
 
@@ -226,6 +232,7 @@ class Chaos:
             is_over.set()
 
         def note(number: int) -> None:
+            self.num_events += 1
             if number not in moving and self.cases[number].body["stream"]:
                 moving.add(number)
                 if len(moving) == sum(case.body["stream"] for case in self.cases):

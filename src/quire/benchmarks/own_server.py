@@ -17,6 +17,10 @@ from quire.errors import ConfigError, EngineError
 START_TIMEOUT_S = 900.0
 """After this a process that is not ready is ended."""
 STOP_TIMEOUT_S = 60.0
+_CHILD = (
+    "import runpy, sys; from quire.processes import end_with_parent; end_with_parent(int(sys.argv.pop(1))); "
+    "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+)
 
 
 @contextlib.contextmanager
@@ -38,30 +42,39 @@ def _ended(process: "subprocess.Popen[str]", first_signal: signal.Signals) -> It
 def started(
     module: str, arguments: Sequence[str], mark: str, environment: Mapping[str, str | None] | None = None
 ) -> "Iterator[tuple[str, subprocess.Popen[str]]]":
-    """A Python module as a process, and the line of its output with `mark` in it. Its input stays open while it is wanted.
+    """A Python module as a process, and the line of its output with `mark` in it. Its input stays open while it is wanted, and it
+    ends when this process does, in whatever way.
     Raises EngineError: it ended before that line came.
 
     Args:
         environment: variables that differ from this process's; None: the child has no such variable.
     """
-    process = subprocess.Popen(
-        [sys.executable, "-m", module, *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=envs.changed_environment(environment or {}),
-        start_new_session=True,
-    )
+    read_fd, my_end_fd = os.pipe()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _CHILD, str(read_fd), module, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=envs.changed_environment(environment or {}),
+            start_new_session=True,
+            pass_fds=(read_fd,),
+        )
+    finally:
+        os.close(read_fd)
     too_long = threading.Timer(START_TIMEOUT_S, process.kill)
     too_long.daemon = True
     too_long.start()
-    with _ended(process, signal.SIGTERM):
-        try:
-            line = _await_line(process, mark)
-        finally:
-            too_long.cancel()
-        yield line, process
+    try:
+        with _ended(process, signal.SIGTERM):
+            try:
+                line = _await_line(process, mark)
+            finally:
+                too_long.cancel()
+            yield line, process
+    finally:
+        os.close(my_end_fd)
 
 
 def _await_line(process: "subprocess.Popen[str]", mark: str) -> str:

@@ -1,6 +1,7 @@
 """The waiting line: who is admitted next, under three policies.
 
-`fcfs` and `priority` are one queue ordered by rank; `fair` is deficit round robin over tenants. Every operation is
+`fcfs` and `priority` are one queue ordered by rank; `fair` is deficit round robin over tenants. Requests in the background come
+last under each of them. Every operation is
 O(log n) or better, removal by id included (amortised: removed entries are skipped when they surface, and swept when
 they outnumber the living). Knows ranks, tenants and costs; nothing of pages or rows.
 
@@ -49,7 +50,8 @@ class RequestQueue(abc.ABC):
     def __len__(self) -> int: ...
 
     def left(self, tenant: str, tokens: int) -> None:
-        """A request of a tenant, which was popped, runs no more; it used so many tokens beside its prompt."""
+        """A request of a tenant, which was popped and is none in the background, runs no more; it used so many tokens beside its
+        prompt."""
 
 
 class RankedQueue(RequestQueue):
@@ -222,13 +224,43 @@ class FairQueue(RequestQueue):
         return tenant is not None and tenant.version == entry[1]
 
 
+class BackgroundLast(RequestQueue):
+    """Requests in the background in a line of their own, behind another queue that knows nothing of them: they take no part in
+    tenants' shares."""
+
+    def __init__(self, queue: RequestQueue) -> None:
+        self._queue = queue
+        self._background = RankedQueue()
+
+    def push(self, request: Request) -> None:
+        self._line_of(request).push(request)
+
+    def peek(self) -> Request | None:
+        return self._queue.peek() if len(self._queue) else self._background.peek()
+
+    def pop(self) -> Request:
+        return self._queue.pop() if len(self._queue) else self._background.pop()
+
+    def remove(self, request: Request) -> None:
+        self._line_of(request).remove(request)
+
+    def left(self, tenant: str, tokens: int) -> None:
+        self._queue.left(tenant, tokens)
+
+    def __len__(self) -> int:
+        return len(self._queue) + len(self._background)
+
+    def _line_of(self, request: Request) -> RequestQueue:
+        return self._background if request.source.is_background else self._queue
+
+
 def build_request_queue(
     policy: Literal["fcfs", "priority", "fair"], quantum: int = FAIR_QUANTUM, num_rows: int = 1 << 30
 ) -> RequestQueue:
     """The queue of a policy. Under `fair`, `quantum` is the tokens that a tenant may spend a round, and `num_rows` the requests
     that may run at once."""
     if policy == "fair":
-        return FairQueue(quantum, num_rows)
+        return BackgroundLast(FairQueue(quantum, num_rows))
     if policy in ("fcfs", "priority"):
         return RankedQueue()
     raise ConfigError(f"policy is {policy!r}; allowed are fcfs, priority, fair", setting="policy")

@@ -93,7 +93,7 @@ class Request:
         self.source = source
         self.request_id = source.request_id
         self.arrival = arrival
-        self.rank: tuple[float, ...] = (arrival,)
+        self.rank: tuple[float, ...] = (source.is_background, -1 if source.is_continuation else arrival)
         resumed = source.resumed_token_ids
         self.token_ids: TokenIds = (
             source.prompt_token_ids + token_array(resumed) if resumed else source.prompt_token_ids

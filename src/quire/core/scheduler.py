@@ -140,7 +140,7 @@ class Scheduler:
         return self._stats.since_start(self.num_running, self.num_waiting)
 
     def add_request(self, source: EngineRequest, *, again: bool = False) -> None:
-        """Take in a request. One that comes `again`, or is resumed, was accepted before: it finds room.
+        """Take in a request. One that comes `again`, is resumed, or goes on with another was accepted before: it finds room.
 
         Raises:
             RequestError: it can never be served, or its id is in use.
@@ -149,12 +149,12 @@ class Scheduler:
         if source.request_id in self._requests:
             raise RequestError(f"request_id {source.request_id!r} is in use", param="request_id")
         check_fits(source, self.kv, self._max_model_len, self._config.max_open_tokens)
-        if not (again or source.resumed_token_ids):
+        if not (again or source.resumed_token_ids or source.is_continuation):
             self.bounds.check(source)
         request = Request(source, self._num_arrivals, self._max_model_len)
         self._num_arrivals += 1
         if self._config.policy == "priority":
-            request.rank = (source.priority, source.arrival_time, request.arrival)
+            request.rank = (source.is_background, source.priority, source.arrival_time, request.arrival)
         request.cost = len(request.token_ids)
         self._requests[request.request_id] = request
         self.waiting.arrive(request)
@@ -188,8 +188,9 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput:
         """Plan the next step. One without rows needs neither execution nor `update`; nothing in it is lost."""
         self._has_shortage = False
-        self._dropped.clear()
         self.waiting.take_ready()
+        self._make_way()
+        self._dropped.clear()
         rows, counts, budget = self._budget.divide(self.waiting)
         rows, counts = self._ensure_pages(rows, counts)
         if budget > 0 and self._may_admit():
@@ -204,6 +205,20 @@ class Scheduler:
         for flight in self.flights:
             for row in flight.prefill_rows:
                 self.kv.name_pages(self._batch.request(row))
+
+    def _make_way(self) -> None:
+        """A background request that runs gives way to another kind of request that finds no row, or too few pages."""
+        head = self.waiting.next()
+        if head is None or head.source.is_background or self._leaving or not self._batch.num_active:
+            return
+        lowest = self._batch.lowest_ranked()
+        if not lowest.source.is_background:
+            return
+        is_without_row = self._batch.num_free_rows <= len(self.waiting.prefixes)
+        if is_without_row or self._is_blocked(head):
+            cause = "rows" if is_without_row else "pages"
+            self._timelines.preempted(lowest, int(self._batch.collected[lowest.row]), head, cause)
+            self._preempt(lowest)
 
     def _may_admit(self) -> bool:
         """Whether requests that wait may start in this step; `_hindrance` says what keeps them from it."""

@@ -81,13 +81,16 @@ class StepBudget:
             return NO_ROWS, NO_ROWS, self._limit_prefill(budget, NO_ROWS, 0)
         counts = np.minimum(batch.length[rows], batch.limit[rows]) - batch.computed[rows]
         if batch.num_prefilling:
-            return self._divide_among_prompts(rows, counts, budget)
+            return self._divide_among_prompts(rows, counts, budget, waiting)
         rows, counts = without_zeros(rows, counts)
         rows, counts = rows[:budget], counts[:budget]
         return rows, counts, self._limit_prefill(budget - len(rows), rows, 0) if waiting.num_queued else 0
 
-    def _divide_among_prompts(self, rows: IntArray, counts: IntArray, budget: int) -> tuple[IntArray, IntArray, int]:
-        """Decoding rows first, one token each; prompts share what is left, in order of rank."""
+    def _divide_among_prompts(
+        self, rows: IntArray, counts: IntArray, budget: int, waiting: WaitingRoom
+    ) -> tuple[IntArray, IntArray, int]:
+        """Decoding rows first, one token each; prompts share what is left, in order of rank. Those of background requests sit the
+        step out while another request waits."""
         batch = self._batch
         is_prefill = batch.computed[rows] < batch.prefill_end[rows]
         decode_rows, decode_counts = without_zeros(rows[~is_prefill], counts[~is_prefill])
@@ -96,6 +99,9 @@ class StepBudget:
         budget = self._limit_prefill(budget - len(decode_rows), decode_rows, int(batch.computed[rows[0]]))
         if self._config.long_prefill_token_threshold > 0:
             counts = np.minimum(counts, self._config.long_prefill_token_threshold)
+        head = waiting.next()
+        if head is not None and not head.source.is_background:
+            counts[[batch.request(row).source.is_background for row in rows.tolist()]] = 0
         before = np.cumsum(counts) - counts
         counts = np.clip(budget - before, 0, counts).astype(np.int32)
         if len(counts) and counts[-1] == 0:

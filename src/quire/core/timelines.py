@@ -116,11 +116,11 @@ class Timelines:
             timeline.first_token = now = self.clock()
             timeline.add(now, "first_token", {})
 
-    def preempted(self, request: Request, num_computed: int, other: Request) -> None:
-        """It gives its pages up, because `other` (maybe itself) needs one more and none is free."""
+    def preempted(self, request: Request, num_computed: int, other: Request, cause: str = "pages") -> None:
+        """It gives its row and pages up, because `other` (maybe itself) needs one of them, and none is free."""
         timeline = request.timeline
         if timeline is not None:
-            detail = {"cause": "pages", "computed_tokens": num_computed, "for_request": other.request_id}
+            detail = {"cause": cause, "computed_tokens": num_computed, "for_request": other.request_id}
             timeline.add(self.clock(), "preempted", detail)
 
     def ended(self, request: Request, reason: str, batch: RunningBatch) -> None:

@@ -59,7 +59,7 @@ class WaitingRoom:
 
     def come_back(self, request: Request) -> None:
         """A request gave its row back, and waits again."""
-        self._queue.left(request.source.tenant, 0)
+        self.left(request, 0)
         self._wait(request)
 
     def _wait(self, request: Request) -> None:
@@ -116,8 +116,9 @@ class WaitingRoom:
         self._push(*self.prefixes.leave(request, has_ended=True))
 
     def left(self, request: Request, num_tokens: int) -> None:
-        """A request that ran has ended; its tenant used so many tokens beside the prompt."""
-        self._queue.left(request.source.tenant, num_tokens)
+        """A request runs no more; its tenant used so many tokens beside the prompt."""
+        if not request.source.is_background:
+            self._queue.left(request.source.tenant, num_tokens)
 
     def forget_prefixes(self) -> None:
         """Nothing that is computed now will be found."""

@@ -193,6 +193,7 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
             raise DeadlineError("the request's timeout has passed before it was queued")
         for request in processed.engine_requests:
             request.tenant, request.tenant_weight, request.deadline = caller.tenant, caller.weight, caller.deadline
+            request.is_background = caller.is_background
         record = make_record(processed)
         stream = RequestStream(record, self._abort)
         self._outputs.add(record)

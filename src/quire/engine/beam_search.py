@@ -82,6 +82,11 @@ class BeamSearch:
         """Hypotheses that run."""
         return len(self._running)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether a step of it has run: the next ones were accepted with it."""
+        return bool(self._running and self._running[0].token_ids)
+
     def next_prompts(self) -> list[TokenizedPrompt]:
         """What to run: one token each, with `step_params`."""
         salt = self.prompt.cache_salt
@@ -194,7 +199,14 @@ class BeamSearches:
         """What to run to its end next; none when all searches have ended."""
         self._active = [search for search in self._searches if not search.is_finished][: self._limit]
         return [
-            self._processor.process(next(self._ids), prompt, search.step_params, priority=search.priority, is_beam=True)
+            self._processor.process(
+                next(self._ids),
+                prompt,
+                search.step_params,
+                priority=search.priority,
+                is_beam=True,
+                is_continuation=search.has_begun,
+            )
             for search in self._active
             for prompt in search.next_prompts()
         ]

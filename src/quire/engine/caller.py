@@ -20,11 +20,13 @@ class Caller:
     Attributes:
         tenant: shares with other tenants, under the `fair` policy; `weight`: how much it gets, beside others' weights.
         deadline: seconds of `time.monotonic()`, when nobody waits for an answer any more; 0 for never.
+        is_background: others go first.
     """
 
     tenant: str = ""
     weight: float = 1.0
     deadline: float = 0.0
+    is_background: bool = False
 
     def until(self, deadline: float) -> "Caller":
         """The same, with the earlier of two deadlines."""

@@ -276,9 +276,10 @@ class InputProcessor:
         priority: int = 0,
         tenant: str = "",
         is_beam: bool = False,
+        is_continuation: bool = False,
     ) -> ProcessedRequest:
         """A request that may be queued. `params` is copied, never changed. A step of a beam search (`is_beam`) may ask for as
-        many logprobs as it has candidates.
+        many logprobs as it has candidates; `is_continuation`: it is not the first one.
         Raises RequestError: something about it cannot be served; `param` names it."""
         check_params(params, SamplingParams, "sampling_params")
         self._check_generates()
@@ -304,6 +305,7 @@ class InputProcessor:
                 cache_salt=prompt.cache_salt,
                 tenant=tenant,
                 group_id=core_id if params.n > 1 else None,
+                is_continuation=is_continuation,
             )
             for index in range(params.n)
         ]

@@ -87,22 +87,26 @@ def _exchange(
         yield link.getresponse()
 
 
-def ask(target: Target, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, bytes]:
+def ask(
+    target: Target, method: str, path: str, body: dict[str, Any] | None = None, timeout_s: float = CONTROL_TIMEOUT_S
+) -> tuple[int, bytes]:
     """The status and body that a route answers.
     Raises OSError: no server answers there.
     Raises EngineError: what answers does not speak HTTP."""
     try:
-        with _exchange(target, method, path, body, CONTROL_TIMEOUT_S) as response:
+        with _exchange(target, method, path, body, timeout_s) as response:
             return response.status, response.read()
     except http.client.HTTPException as error:
         raise EngineError(f"{target.url}{path} does not answer in HTTP: {type(error).__name__}: {error}.") from None
 
 
-def control(target: Target, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+def control(
+    target: Target, method: str, path: str, body: dict[str, Any] | None = None, timeout_s: float = CONTROL_TIMEOUT_S
+) -> Any:
     """The JSON that a route answers; None for an empty answer.
     Raises OSError: no server answers there.
     Raises EngineError: the server answered with an error, or with something else than JSON."""
-    status, raw = ask(target, method, path, body)
+    status, raw = ask(target, method, path, body, timeout_s)
     if status >= 400:
         raise EngineError(f"{target.url}{path} answered {status}: {raw[:300].decode('utf-8', 'replace')}")
     try:

@@ -2,11 +2,14 @@
 
 import time
 
+import msgspec
 import pytest
 from tests.oracles.fake_async_llm import FakeAsyncLLM
 
 from quire.entrypoints.http.api_keys import KeyEntry, keys_of_plain, plain_keys, read_key_file
+from quire.entrypoints.http.call import call_app
 from quire.entrypoints.http.state import ServerSettings
+from quire.entrypoints.server.app import build_app
 from quire.errors import ConfigError
 
 pytestmark = pytest.mark.anyio
@@ -68,6 +71,14 @@ async def test_a_keys_name_is_the_tenant_and_never_the_key_itself(server):
     first, second = engine.callers
     assert first.tenant.startswith("key-") and "secret" not in first.tenant and first.weight == 1.0
     assert (second.tenant, second.weight) == ("bob", 2.5)
+
+
+async def test_only_lines_of_batches_run_in_the_background(server):
+    engine = FakeAsyncLLM()
+    async with server(engine) as s:
+        await s.complete(**BODIES["/v1/completions"])
+        await call_app(build_app(s.state), "POST", "/v1/completions", msgspec.json.encode(BODIES["/v1/completions"]))
+    assert [caller.is_background for caller in engine.callers] == [False, True]
 
 
 async def test_a_header_names_the_tenant_only_where_the_operator_says_so(server):

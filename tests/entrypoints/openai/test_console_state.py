@@ -30,11 +30,11 @@ async def test_a_request_for_which_there_is_no_room_is_an_event(server, stream):
     assert state["tenants"]["default"] == {"requests": 0, "prompt_tokens": 0, "generation_tokens": 0, "refused": 2}
 
 
-async def test_a_probe_that_finds_the_queue_full_is_no_refused_request(server):
+async def test_probes_are_answered_while_the_queue_is_full(server):
     async with server() as s:
-        s.state.draining = False
-        s.state.accept_work = lambda **_: (_ for _ in ()).throw(CapacityError("the queue is full"))
-        assert (await s.client.get("/ready")).status_code == 429
+        s.engine.check_queue = lambda *_: (_ for _ in ()).throw(CapacityError("the queue is full"))
+        for path in ("/ready", "/health", "/live", "/ping"):
+            assert (await s.client.get(path)).status_code == 200, path
         assert (await s.chat()).status_code == 429
         assert s.engine.metrics.events.totals == {EventKind.REFUSAL: 1}
 

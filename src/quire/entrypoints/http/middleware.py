@@ -150,7 +150,8 @@ class RequestContext:
         """Whose request it is, as far as its headers say. Raises HTTPError, a 400: the timeout is no number of seconds."""
         wanted = self._state.settings.tenant_header
         tenant = _header(scope, wanted.lower().encode()) if wanted else None
-        caller = Caller((tenant or b"").decode("latin-1")[:MAX_TENANT_CHARS])
+        is_batch_line = bool(scope["state"].get("is_batch_line"))
+        caller = Caller((tenant or b"").decode("latin-1")[:MAX_TENANT_CHARS], is_background=is_batch_line)
         timeout = _header(scope, b"x-request-timeout")
         if timeout is None:
             return caller

@@ -91,8 +91,8 @@ async def live(request: Request) -> Response:
 
 
 async def ready(request: Request) -> Response:
-    """`GET /ready`: 200 while new requests are welcome."""
-    state_of(request).accept_work()
+    """`GET /ready`: 200 while new requests are welcome; also while the queue is full, which lasts for moments."""
+    state_of(request).accept_work(queues=False)
     return Response(status_code=200)
 
 
