@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 
 from .rendering import compile_template, render_document, template_source
 from .tasks.examples import training_example
+from .voices import spoken
 
 SHORT, LONG = 512, 3072
 """Token limits of a short document and of any document; longer ones are left out."""
@@ -100,8 +101,8 @@ class Packer:
         return batch
 
 
-def batches(tokenizer_file: Path, size: int, first_seed: int, stride: int) -> Iterator[Batch]:
-    """Batches of the documents with seeds `first_seed`, `first_seed + stride`, and so on."""
+def batches(tokenizer_file: Path, size: int, first_seed: int, stride: int, voice: str = "") -> Iterator[Batch]:
+    """Batches of the documents with seeds `first_seed`, `first_seed + stride`, and so on; replies in a voice, if one is named."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
     template = compile_template(template_source())
@@ -112,7 +113,8 @@ def batches(tokenizer_file: Path, size: int, first_seed: int, stride: int) -> It
     while True:
         documents = []
         for _ in range(256):
-            documents.append(render_document(template, training_example(seed)))
+            example = training_example(seed)
+            documents.append(render_document(template, spoken(voice, example) if voice else example))
             seed += stride
         for encoding in tokenizer.encode_batch(documents, add_special_tokens=False):
             ids = encoding.ids
@@ -139,13 +141,15 @@ def _work(queue: multiprocessing.Queue, stop: multiprocessing.Event, *arguments:
 class BatchSource:
     """Worker processes that keep a queue of batches filled; close it when done."""
 
-    def __init__(self, tokenizer_file: Path, size: int, workers: int, seed: int) -> None:
+    def __init__(self, tokenizer_file: Path, size: int, workers: int, seed: int, voice: str = "") -> None:
         context = multiprocessing.get_context("spawn")
         self._queue = context.Queue(maxsize=4 * workers)
         self._stop = context.Event()
         self._processes = [
             context.Process(
-                target=_work, args=(self._queue, self._stop, tokenizer_file, size, seed + index, workers), daemon=True
+                target=_work,
+                args=(self._queue, self._stop, tokenizer_file, size, seed + index, workers, voice),
+                daemon=True,
             )
             for index in range(workers)
         ]

@@ -26,6 +26,8 @@ from .model import DemoConfig, DemoModel
 from .optimizer import MuonAdamW
 
 ASSETS = Path(__file__).resolve().parents[2] / "src" / "quire" / "assets" / "demo"
+DRAFT = DemoConfig(hidden_size=128, intermediate_size=384, num_layers=2, num_heads=4, num_kv_heads=2)
+"""A draft model: 0.7 million parameters, the same tokenizer."""
 GENERATION_CONFIG = {"do_sample": True, "temperature": 0.2, "eos_token_id": [2, 0], "pad_token_id": 0}
 
 
@@ -63,6 +65,8 @@ def train(arguments: argparse.Namespace) -> None:
     torch.set_float32_matmul_precision("high")
     source = BatchSource(arguments.tokenizer, arguments.tokens, arguments.workers, arguments.seed * 10**12)
     config = DemoConfig()
+    if arguments.draft:
+        config = DRAFT
     if arguments.layers:
         config = replace(config, num_layers=arguments.layers)
     model = DemoModel(config).to(device)
@@ -95,8 +99,11 @@ def train(arguments: argparse.Namespace) -> None:
         if step % arguments.log_every == 0:
             value, now = float(running) / arguments.log_every, time.monotonic()
             rate = arguments.log_every * arguments.tokens / (now - logged)
-            print(f"step {step} {now - started:.0f} s loss {value:.4f} {rate / 1e6:.2f} Mtok/s queue {source.waiting()} "
-                  f"{trained / 1e6:.0f} Mtok {counts}", flush=True)  # fmt: skip
+            print(
+                f"step {step} {now - started:.0f} s loss {value:.4f} {rate / 1e6:.2f} Mtok/s queue {source.waiting()} "
+                f"{trained / 1e6:.0f} Mtok {counts}",
+                flush=True,
+            )
             running.zero_()
             logged = now
             if now - saved > 120:
@@ -119,6 +126,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--draft", action="store_true", help="train the small model that drafts for the demo model")
     parser.add_argument("--layers", type=int, default=0, help="fewer layers, for a trial run")
     parser.add_argument("--log-every", type=int, default=100)
     parser.add_argument("--start-from", type=Path, help="go on from these weights (model.safetensors)")
