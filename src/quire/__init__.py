@@ -98,6 +98,9 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'quire' has no attribute {name!r}")
     from importlib import import_module
 
+    from quire.patch import bootstrap
+
+    bootstrap("frontend", only_first=True)
     module, _, attribute = where.partition(":")
     value = getattr(import_module(module), attribute)
     globals()[name] = value  # the next access is an ordinary one

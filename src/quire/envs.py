@@ -3,6 +3,7 @@
 The only module (beside `env_override`) that looks at the environment.
 """
 
+import datetime
 import os
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NamedTuple
@@ -69,6 +70,13 @@ def _seconds_or_never(text: str) -> float:
     return number
 
 
+def _date(text: str) -> datetime.date:
+    try:
+        return datetime.date.fromisoformat(text.strip())
+    except ValueError:
+        raise ValueError("a date, for example 2026-12-31") from None
+
+
 def _one_of(*words: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         word = text.strip()
@@ -107,6 +115,19 @@ QUIRE_SERVER_DEV_MODE: Annotated[
 ]
 QUIRE_PLUGINS: Annotated[
     list[str] | None, Variable(None, "Comma-separated names of the plugins that may load; unset means all.", _list)
+]
+QUIRE_VERSION: Annotated[
+    str | None,
+    Variable(None, "The version that patches are compared with, where the installed one says something else.", _text),
+]
+QUIRE_STRICT_PATCHES: Annotated[
+    bool, Variable(False, "1 ends the start where something is wrong with a patch; for tests.", _switch)
+]
+QUIRE_PATCH_DATE: Annotated[
+    datetime.date,
+    Variable(
+        datetime.date.today, "The day that patches' expiry is compared with; a process tells its children.", _date
+    ),
 ]
 QUIRE_PLATFORM: Annotated[
     str | None, Variable(None, "The platform to use: a built-in name, or that of a platform plugin.", _text)

@@ -22,8 +22,9 @@ EXIT_PARENT_DIED = 3
 """The exit code of a child whose parent has died, where the kernel does not kill it."""
 
 _CHILD = (
-    "import importlib, json, sys; sys.path[:] = json.loads(sys.argv[1]); module, name = sys.argv[2].split(':'); "
-    "sys.exit(getattr(importlib.import_module(module), name)(sys.argv[3:]))"
+    "import importlib, json, sys; sys.path[:] = json.loads(sys.argv[1]); call = lambda path, *arguments: "
+    "getattr(importlib.import_module(path.split(':')[0]), path.split(':')[1])(*arguments); "
+    "sys.argv[2] and call('quire.patch:bootstrap', sys.argv[2]); sys.exit(call(sys.argv[3], sys.argv[4:]))"
 )
 STACKS_SIGNAL = signal.SIGUSR1
 """A child that gets it writes the stacks of its threads to its standard error, whatever its threads wait for."""
@@ -38,6 +39,7 @@ def start_child(
     function: str,
     arguments: Sequence[str] = (),
     *,
+    kind: str = "",
     keep: Sequence[int] = (),
     stdin: int | None = None,
     stdout: int | None = None,
@@ -48,6 +50,8 @@ def start_child(
 
     Args:
         function: `module:name`; it takes the list of arguments.
+        kind: `frontend`, `core`, `worker` or `inspector`: patches for it are there before `function` is imported. Empty: a
+            helper, which has none.
         keep: descriptors that the child inherits.
         stdin, stdout, stderr, start_new_session: as of `subprocess.Popen`.
 
@@ -55,7 +59,7 @@ def start_child(
         OSError: the process cannot be started.
     """
     path = json.dumps([entry or os.getcwd() for entry in sys.path])
-    command = [sys.executable, "-c", _CHILD, path, function, *arguments]
+    command = [sys.executable, "-c", _CHILD, path, kind, function, *arguments]
     return subprocess.Popen(
         command,
         pass_fds=tuple(keep),
@@ -76,6 +80,7 @@ class Child:
     Args:
         function: `module:name`; it takes a list of arguments and calls `begin_child` first.
         keep: descriptors that the child inherits.
+        kind: of process, as of `start_child`.
 
     Attributes:
         life_fd: readable when the child has written last words, and when it has ended.
@@ -84,7 +89,9 @@ class Child:
         OSError: the process cannot be started.
     """
 
-    def __init__(self, function: str, arguments: Sequence[str] = (), keep: Sequence[int] = ()) -> None:
+    def __init__(
+        self, function: str, arguments: Sequence[str] = (), keep: Sequence[int] = (), *, kind: str = ""
+    ) -> None:
         parent_read, self._parent_fd = os.pipe()
         self.life_fd, life_write = os.pipe()
         inherited = (parent_read, life_write)
@@ -92,7 +99,7 @@ class Child:
         # The child begins with both signals blocked, so that none can end it before it ignores them.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _PARENTS_SIGNALS)
         try:
-            self.process = start_child(function, words, keep=(*keep, *inherited), stdin=subprocess.DEVNULL)
+            self.process = start_child(function, words, kind=kind, keep=(*keep, *inherited), stdin=subprocess.DEVNULL)
         except OSError:
             self.close()
             raise

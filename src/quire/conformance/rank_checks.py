@@ -90,7 +90,7 @@ def check_communicator(subject: Subject) -> str:
 
 def _start(subject: Subject, rank: int, address: str, file: Path) -> "subprocess.Popen[bytes]":
     plan = {"platform": subject.name, "rank": rank, "address": address, "file": str(file)}
-    return start_child(f"{__name__}:work", [json.dumps(plan)], stderr=subprocess.PIPE)
+    return start_child(f"{__name__}:work", [json.dumps(plan)], kind="worker", stderr=subprocess.PIPE)
 
 
 def _check_bits(found: list[dict[str, np.ndarray]], dtype: torch.dtype) -> None:

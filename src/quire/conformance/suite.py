@@ -141,7 +141,7 @@ class _Process:
         theirs_in, self._to_child = os.pipe()
         self._from_child, theirs_out = os.pipe()
         words = [str(theirs_in), str(theirs_out), json.dumps(dataclasses.asdict(plan))]
-        self._child = Child(f"{__name__}:serve", words, (theirs_in, theirs_out))
+        self._child = Child(f"{__name__}:serve", words, (theirs_in, theirs_out), kind="core")
         os.close(theirs_in)
         os.close(theirs_out)
 

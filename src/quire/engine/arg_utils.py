@@ -18,6 +18,7 @@ from quire.engine.arg_resolve import Resolver, UsageContext, apply_logging, atte
 from quire.engine.settings import EngineSettings, check_settings, normalise
 from quire.engine.vllm_settings import refuse_unknown
 from quire.logger import init_logger, trace_this_thread_if_asked
+from quire.patch import bootstrap, settle
 from quire.platforms import current_platform
 
 logger = init_logger(__name__)
@@ -55,6 +56,7 @@ class EngineArgs(EngineSettings):
         Raises ConfigError if a setting cannot work; the message names it, its value and what is allowed."""
         from quire.plugins import load_general_plugins
 
+        bootstrap("frontend", only_first=True)
         _warn_unknown_variables()
         load_general_plugins("frontend")
         check_settings(self)
@@ -90,7 +92,9 @@ class EngineArgs(EngineSettings):
             instance_id=instance_id,
             provenance=provenance,
         )
-        return platform.check_config(config)
+        config = platform.check_config(config)
+        settle(config)
+        return config
 
 
 @refuse_unknown

@@ -33,6 +33,7 @@ from quire.engine.watchdog import Watchdog
 from quire.errors import EngineDeadError, EngineError, describe
 from quire.executor.interface import Executor
 from quire.logger import init_logger
+from quire.patch import bootstrap
 from quire.request import EngineCoreOutputs
 
 logger = init_logger(__name__)
@@ -91,6 +92,7 @@ class InprocClient(BlockingClient):
     shares_memory = True
 
     def __init__(self, config: EngineConfig, executor: Executor | None = None) -> None:
+        bootstrap("core")
         self.core = EngineCore(config, executor)
         self.ready = self.core.ready()
 
@@ -251,6 +253,7 @@ class ThreadClient(CoreClient):
 
     def _run(self) -> None:
         try:
+            bootstrap("core")
             core = EngineCore(self._config, serves=True)
             self.ready = core.ready()
             self._watchdog = Watchdog(core.heartbeat.words, self._on_hang)

@@ -18,6 +18,7 @@ from quire.errors import EngineError
 from quire.executor.interface import Executor
 from quire.executor.selector import import_class
 from quire.logger import set_process_label, trace_this_thread_if_asked
+from quire.patch import check_same, settle
 from quire.plugins import load_general_plugins
 from quire.processes import begin_child, name_process
 
@@ -74,6 +75,8 @@ def start_core(inbox: SocketInbox) -> EngineCore | None:
     config = config_from_plain(first.config)
     trace_this_thread_if_asked(config.instance_id)
     load_general_plugins("core")
+    settle(config)
+    check_same(first.patches, "the process that starts this core")
     executor: Executor | None = None
     if first.executor is not None:
         executor = import_class(first.executor, "executor")(config)

@@ -29,11 +29,12 @@ class Standing(msgspec.Struct, tag="standing", array_like=True):
 
 class Start(msgspec.Struct, tag="start", array_like=True):
     """First message to a new core process: its configuration as plain data, the class path of its executor, if not the usual
-    one, and how it stands, if it takes the place of one that died, whose requests wait for it."""
+    one, how it stands, if it takes the place of one that died, whose requests wait for it, and the sender's patches."""
 
     config: dict[str, Any]
     executor: str | None = None
     standing: Standing | None = None
+    patches: list[str] = []
 
 
 class AddRequests(msgspec.Struct, tag="add", array_like=True):

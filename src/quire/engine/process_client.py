@@ -29,6 +29,7 @@ from quire.engine.recovery import RecoveringClient
 from quire.engine.watchdog import Watchdog, show_stacks
 from quire.errors import ConfigError, EngineDeadError, RequestError
 from quire.logger import init_logger
+from quire.patch import marks
 from quire.processes import Child
 
 logger = init_logger(__name__)
@@ -210,7 +211,7 @@ class ProcessClient(SocketClient):
     ) -> None:
         if executor is None:
             fetch_missing_weights(config)
-        start = messages.Start(config_to_plain(config), executor, standing)
+        start = messages.Start(config_to_plain(config), executor, standing, marks())
         folder = tempfile.mkdtemp(prefix="quire-", dir=envs.QUIRE_RPC_BASE_PATH)
         try:
             out_address, in_address = f"ipc://{folder}/in", f"ipc://{folder}/out"
@@ -218,7 +219,7 @@ class ProcessClient(SocketClient):
             try:
                 self._watchdog = Watchdog(map_words(memory_fd), self._on_hang)
                 words = [out_address, in_address, str(memory_fd)]
-                self._child = child = Child("quire.engine.core_process:main", words, (memory_fd,))
+                self._child = child = Child("quire.engine.core_process:main", words, (memory_fd,), kind="core")
             finally:
                 os.close(memory_fd)
             super().__init__(

@@ -30,6 +30,7 @@ from quire.executor.interface import Executor
 from quire.executor.rank_processes import RankProcesses
 from quire.executor.wire import Answer, Call, End, Prepare, Prepared, Problem, Result, Start, Step
 from quire.logger import init_logger
+from quire.patch import marks
 from quire.processes import read_message
 from quire.request import EngineRequest
 from quire.sample.features import features_of
@@ -72,7 +73,7 @@ class MultiprocExecutor(Executor):
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
         self._size = config.parallel.tensor_parallel_size
-        start = Start(config_to_plain(config))
+        start = Start(config_to_plain(config), marks())
         self._calls = 0
         self._results: deque[ModelRunnerOutput] = deque()
         self._in_flight = 0

@@ -91,7 +91,7 @@ class RankProcesses:
         inherited = (self._meeting_fd, self._ring.memory_fd, self._ring.reader_fds[rank], answers_write)
         words = [str(rank), str(size), *map(str, inherited)]
         try:
-            child = Child("quire.executor.worker_process:main", words, inherited)
+            child = Child("quire.executor.worker_process:main", words, inherited, kind="worker")
         except OSError:
             os.close(answers_read)
             raise

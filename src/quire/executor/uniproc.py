@@ -15,6 +15,7 @@ from quire.core.output import ModelRunnerOutput, SchedulerOutput
 from quire.errors import EngineError
 from quire.executor.interface import Executor, find_method
 from quire.executor.selector import make_worker
+from quire.patch import bootstrap, settle
 from quire.request import EngineRequest
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ class UniprocExecutor(Executor):
     """Runs steps on a worker that it makes itself (the platform's, or `worker_cls`)."""
 
     def __init__(self, config: EngineConfig) -> None:
+        bootstrap("worker")
+        settle(config)
         super().__init__(config)
         self._results: deque[ModelRunnerOutput | PendingStep] = deque()
         self._preparing: dict[str, concurrent.futures.Future[Any]] = {}

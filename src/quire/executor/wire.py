@@ -12,9 +12,10 @@ from quire.sampling_params import SamplingParams
 
 
 class Start(msgspec.Struct, tag="start", array_like=True):
-    """First message: the configuration as plain data. Each worker knows its rank already."""
+    """First message: the configuration as plain data, and the sender's patches. Each worker knows its rank already."""
 
     config: dict[str, Any]
+    patches: list[str] = []
 
 
 class Step(msgspec.Struct, tag="step", array_like=True):

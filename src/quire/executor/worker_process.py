@@ -31,6 +31,7 @@ from quire.executor.interface import find_method
 from quire.executor.selector import make_worker
 from quire.executor.wire import Answer, Call, End, Prepare, Prepared, Problem, Result, Start, Step
 from quire.logger import init_logger, set_process_label, trace_this_thread_if_asked
+from quire.patch import check_same, settle
 from quire.platforms.host import usable_cpus
 from quire.plugins import load_general_plugins
 from quire.processes import begin_child, name_process, write_message
@@ -83,6 +84,7 @@ class WorkerProcess:
         self._send_lock = threading.Lock()
         self._worker: Any = None
         self._config: EngineConfig | None = None
+        self._patches: list[str] = []
         self._in_flight: deque[_FlyingStep] = deque()
         self._to_fetch: queue.SimpleQueue[_FlyingStep | None] = queue.SimpleQueue()
 
@@ -110,8 +112,8 @@ class WorkerProcess:
                 case Prepare(number=number, params=params):
                     compiled = self._worker.prepare(params)
                     compiled.add_done_callback(lambda _, number=number: self._send(Prepared(number)))
-                case Start(config=config):
-                    self._config = config_from_plain(config)
+                case Start(config=config, patches=patches):
+                    self._config, self._patches = config_from_plain(config), patches
                 case End():
                     break
         self._to_fetch.put(None)
@@ -177,6 +179,8 @@ class WorkerProcess:
         config = dataclasses.replace(self._config, parallel=mine)
         trace_this_thread_if_asked(config.instance_id)
         load_general_plugins("worker")
+        settle(config)
+        check_same(self._patches, "the process that starts this worker")
         self._worker = make_worker(config)
         return os.getpid()
 

@@ -43,6 +43,7 @@ def collect() -> dict[str, dict[str, Any]]:
         "platform": _platform(),
         "packages": {name: version for name in PACKAGES if (version := _version(name)) is not None},
         "plugins": _plugins(),
+        "patches": _patches(),
         "environment": _environment(),
     }
 
@@ -123,6 +124,14 @@ def _plugins() -> dict[str, Any]:
         for group in groups
         for name, point in sorted(plugins.find_plugins(group).items())
     }
+
+
+def _patches() -> dict[str, Any]:
+    from quire import patch
+
+    found = patch.describe()
+    lines = {each["id"]: f"{each['state']}  ({each['package']}) {each['why']}" for each in found.get("patches", ())}
+    return {"digest": found["digest"], **lines} if found else {}
 
 
 def _environment() -> dict[str, Any]:

@@ -27,6 +27,7 @@ def main(arguments: list[str]) -> int:
     from quire.entrypoints.http.siblings import Siblings
     from quire.entrypoints.server.process import ServerProcess
     from quire.logger import set_process_label
+    from quire.patch import check_same, settle
 
     set_up_log(args)
     folder, number = told["folder"], told["number"]
@@ -38,13 +39,15 @@ def main(arguments: list[str]) -> int:
     state.siblings = Siblings(others, key_text(keys[0]) if keys else None)
     private, _ = open_socket(ListenOptions(uds=f"{folder}/http-{number}"))
 
+    config = config_from_plain(told["config"])
+    settle(config)
+    check_same(told["patches"], "the process that starts this frontend")
+
     def build_engine() -> Any:
         from quire.engine.async_llm import AsyncLLM
         from quire.entrypoints.server.engine_start import connect_engine
 
-        return connect_engine(
-            AsyncLLM(config_from_plain(told["config"]), core=FrontendSlot(folder, number, told["life_fd"])), state
-        )
+        return connect_engine(AsyncLLM(config, core=FrontendSlot(folder, number, told["life_fd"])), state)
 
     engine = build_engine() if told["is_replacement"] else None  # others serve: be heard of when it can answer
     if told["listener_fd"] is not None:

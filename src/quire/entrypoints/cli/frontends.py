@@ -26,6 +26,7 @@ from quire.entrypoints.http.api_keys import KeyEntry, plain_keys
 from quire.entrypoints.http.listen import ListenOptions, open_socket
 from quire.errors import ConfigError, QuireError
 from quire.logger import init_logger
+from quire.patch import marks
 from quire.processes import start_child
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ class Frontends:
             "options": dataclasses.asdict(options),
             "keys": plain_keys(keys),
             "config": config_to_plain(config),
+            "patches": marks(),
             "folder": folder,
             "count": self._count,
             "life_fd": self._life_fd,
@@ -150,7 +152,7 @@ class Frontends:
         """Start a frontend. It leads a group of its own: a terminal's Ctrl-C comes to it through us."""
         kept = (self._life_fd,) if self._listener_fd is None else (self._life_fd, self._listener_fd)
         function = "quire.entrypoints.cli.frontend_child:main"
-        child = start_child(function, keep=kept, stdin=subprocess.PIPE, start_new_session=True)
+        child = start_child(function, kind="frontend", keep=kept, stdin=subprocess.PIPE, start_new_session=True)
         assert child.stdin is not None
         child.stdin.write(json.dumps({**self._told, "number": number, "is_replacement": is_replacement}).encode())
         child.stdin.close()

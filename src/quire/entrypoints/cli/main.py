@@ -28,6 +28,7 @@ GROUPS = {
     "to measure and to look": {
         "bench": "measure: a server under load, throughput, latency, startup; sweeps and plots",
         "explain": "tell what would be chosen for a model, and why",
+        "patches": "list what installed packages change in Quire, check it, explain it",
         "models": "list the architectures and what each can do",
         "conformance": "check a platform (a device, or a vendor's plugin) against its contract",
     },
@@ -84,9 +85,12 @@ def build_parser(name: str) -> "ArgumentParser":
 
 def _run_command(name: str, argv: Sequence[str]) -> int:
     from quire.envs import set_default
+    from quire.patch import bootstrap
 
     if name != "serve":  # before anything makes a logger
         set_default("QUIRE_LOGGING_STREAM", "stderr")  # standard output is the command's own
+    if name != "patches":  # it looks at what is there without them
+        bootstrap("inspector" if name == "models" else "frontend")
     return _load(name).run(build_parser(name).parse_args(argv)) or 0
 
 

@@ -33,6 +33,7 @@ from quire.entrypoints.openai.protocol import ModelCard, ModelList
 from quire.entrypoints.responses.handlers import KEPT
 from quire.entrypoints.server.console_state import CONSOLE
 from quire.errors import EngineDeadError
+from quire.patch import describe as describe_patches
 from quire.version import __version__
 
 
@@ -97,8 +98,9 @@ async def ready(request: Request) -> Response:
 
 
 async def version(request: Request) -> Response:
+    """`GET /version`: and what installed packages change in it."""
     del request
-    return json_response({"version": __version__})
+    return json_response({"version": __version__, **describe_patches()})
 
 
 async def load(request: Request) -> Response:
