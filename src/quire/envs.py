@@ -237,6 +237,11 @@ def changed_environment(changes: Mapping[str, str | None]) -> dict[str, str]:
     return {name: value for name, value in {**os.environ, **changes}.items() if value is not None}
 
 
+def with_defaults(values: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment for a child, and values for variables that the user has not set."""
+    return {**values, **os.environ}
+
+
 def relevant_environment() -> dict[str, str]:
     """The variables that are set and that Quire, torch or the hub's client read; for a bug report."""
     prefixes = ("QUIRE_", "CUDA_", "NCCL_", "OMP_", "MKL_", "TORCH", "PYTORCH_")

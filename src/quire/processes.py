@@ -14,7 +14,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,6 +45,7 @@ def start_child(
     stdout: int | None = None,
     stderr: int | None = None,
     start_new_session: bool = False,
+    environment: Mapping[str, str] | None = None,
 ) -> "subprocess.Popen[bytes]":
     """Start a fresh interpreter that calls a function; what it returns is the exit code.
 
@@ -54,6 +55,7 @@ def start_child(
             helper, which has none.
         keep: descriptors that the child inherits.
         stdin, stdout, stderr, start_new_session: as of `subprocess.Popen`.
+        environment: all of its variables; None: this process's.
 
     Raises:
         OSError: the process cannot be started.
@@ -67,6 +69,7 @@ def start_child(
         stdout=stdout,
         stderr=stderr,
         start_new_session=start_new_session,
+        env=environment,
     )
 
 
@@ -81,6 +84,7 @@ class Child:
         function: `module:name`; it takes a list of arguments and calls `begin_child` first.
         keep: descriptors that the child inherits.
         kind: of process, as of `start_child`.
+        environment: all of its variables; None: this process's.
 
     Attributes:
         life_fd: readable when the child has written last words, and when it has ended.
@@ -90,7 +94,13 @@ class Child:
     """
 
     def __init__(
-        self, function: str, arguments: Sequence[str] = (), keep: Sequence[int] = (), *, kind: str = ""
+        self,
+        function: str,
+        arguments: Sequence[str] = (),
+        keep: Sequence[int] = (),
+        environment: Mapping[str, str] | None = None,
+        *,
+        kind: str = "",
     ) -> None:
         parent_read, self._parent_fd = os.pipe()
         self.life_fd, life_write = os.pipe()
@@ -99,7 +109,9 @@ class Child:
         # The child begins with both signals blocked, so that none can end it before it ignores them.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _PARENTS_SIGNALS)
         try:
-            self.process = start_child(function, words, kind=kind, keep=(*keep, *inherited), stdin=subprocess.DEVNULL)
+            self.process = start_child(
+                function, words, kind=kind, keep=(*keep, *inherited), stdin=subprocess.DEVNULL, environment=environment
+            )
         except OSError:
             self.close()
             raise

@@ -8,13 +8,12 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from tests.oracles.interpreter import repair_interpreter
 
 from quire.config import EngineConfig
 from quire.kernels import ops
 from quire.platforms.cpu import CpuPlatform
-from quire.platforms.interface import Capabilities, DeviceEvent, DeviceRuntime, Explained, RecordedStep
+from quire.platforms.interface import Capabilities, DeviceEvent, DeviceRuntime, Explained, HostMemory, RecordedStep
 
 
 class InstantEvent(DeviceEvent):
@@ -37,14 +36,11 @@ class FunctionGraph(RecordedStep):
         self._function()
 
 
-class AsyncCpuRuntime(DeviceRuntime):
+class AsyncCpuRuntime(HostMemory, DeviceRuntime):
     """Counts what is captured and replayed."""
 
     def __init__(self) -> None:
         self.counts = {"captured": 0, "replayed": 0}
-
-    def device(self) -> torch.device:
-        return torch.device("cpu")
 
     def synchronize(self) -> None:
         pass

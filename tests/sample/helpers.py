@@ -7,6 +7,7 @@ import torch
 from tests.oracles.plain_sampler import PlainSampler, SamplerOutput
 
 from quire.kernels.step import SampleColumns, allocate_columns
+from quire.platforms.interface import HostMemory
 from quire.sample.logits_processor import LogitsProcessor
 from quire.sample.sampler import Sampler
 from quire.sampling_params import SamplingParams
@@ -18,7 +19,7 @@ def make_sampler(
     *, vocab: int = VOCAB, rows: int = 64, mode: str = "raw_logprobs", processors: list[LogitsProcessor] | None = None
 ) -> Sampler:
     """A sampler on the CPU."""
-    return Sampler(rows, vocab, torch.device("cpu"), mode, processors)
+    return Sampler(rows, vocab, HostMemory(), mode, processors)
 
 
 def make_plain_sampler(

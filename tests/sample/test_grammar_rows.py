@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.sample.helpers import draw
 
+from quire.platforms.interface import HostMemory
 from quire.sample.sampler import Sampler
 from quire.sampling_params import SamplingParams, StructuredOutputsParams
 
@@ -71,7 +72,7 @@ def test_every_row_draws_what_its_mask_leaves(kinds: list[str], seed: int) -> No
     bits = np.zeros((3, WORDS * 32), dtype=np.bool_)
     bits[:, :VOCAB] = allowed_NV
     masks_NW = np.packbits(bits, axis=1, bitorder="little").view(np.int32)
-    made = Sampler(16, VOCAB, torch.device("cpu"), grammars=FixedMasks(masks_NW))
+    made = Sampler(16, VOCAB, HostMemory(), grammars=FixedMasks(masks_NW))
     logits_SV = torch.from_numpy(rng.standard_normal((len(kinds), VOCAB)).astype(np.float32))
     expected: list[int] = []
     rows_S = rng.permutation(16)[: len(kinds)].astype(np.int32)

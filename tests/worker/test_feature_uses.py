@@ -9,6 +9,7 @@ from tests.worker.test_device_runner import make_engine
 from tests.worker.test_end_to_end import greedy_oracle, greedy_requests, make_prompts, run
 from tests.worker.tiny_engine import make_request
 
+from quire.platforms.interface import HostMemory
 from quire.sample import features
 from quire.sample.feature_batches import FeatureBatches
 from quire.sample.features import FEATURES, features_of
@@ -100,7 +101,7 @@ def test_a_device_that_loads_nothing_late_has_every_feature() -> None:
 def test_the_batches_can_use_every_feature(llama: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     engine = make_engine(monkeypatch, llama)
     sampler = engine.executor._worker.runner._sampler
-    batches = FeatureBatches(sampler, 384, sampler._device, mode)
+    batches = FeatureBatches(sampler, 384, HostMemory(), mode)
     for name in FEATURES:
         batches.run(name)
         batches.run(name)

@@ -10,7 +10,7 @@ from tests.models.test_engine_parity import make_prompts
 from tests.worker.test_end_to_end import TinyEngine, greedy_requests, run
 
 from quire.distributed.communicator import SingleRank
-from quire.platforms.cpu import CpuPlatform
+from quire.platforms.cpu import CpuRuntime
 from quire.worker.parked_weights import ParkedWeights, tensors_of
 
 RUNTIME: Any = SimpleNamespace(
@@ -56,7 +56,7 @@ def test_an_engine_whose_weights_were_parked_gives_the_same_tokens(llama: Path, 
     prompts = make_prompts()
     engine = TinyEngine(llama)
     expected = run(engine, greedy_requests(prompts))
-    monkeypatch.setattr(CpuPlatform, "upload_stream", lambda self, device: object())
+    monkeypatch.setattr(CpuRuntime, "is_host", False)
     engine.executor.sleep(1)
     worker: Any = engine.executor._worker  # type: ignore[attr-defined]
     assert worker._parked.num_bytes > 10_000

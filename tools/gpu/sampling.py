@@ -32,6 +32,8 @@ from quire.kernels.triton.norm import activations, gather, norms
 from quire.kernels.triton.sampling import draw as sampling
 from quire.kernels.triton.sampling import filters, filters_window, logprobs, penalties
 from quire.kernels.triton.sampling import heads as sampling_heads
+from quire.platforms.cuda import CudaMemory
+from quire.platforms.interface import HostMemory
 from quire.sample.sampler import Sampler
 from quire.sampling_params import SamplingParams
 
@@ -265,8 +267,8 @@ def check_sampler() -> None:
         rng = random.Random(mode)
         rows = 24
         ours, theirs = (
-            Sampler(rows, VOCABULARY, DEVICE, mode),
-            Sampler(rows, VOCABULARY, torch.device("cpu"), mode),
+            Sampler(rows, VOCABULARY, CudaMemory(DEVICE), mode),
+            Sampler(rows, VOCABULARY, HostMemory(), mode),
         )
         for row in range(rows):
             params, prompt = random_params(rng), rng.sample(range(VOCABULARY), 30 + 10 * row)
@@ -323,7 +325,7 @@ def time_sampler() -> None:
         ("all", {"top_p": 0.95, "top_k": 40, "presence_penalty": 0.5, "logit_bias": {5: 1.0}, "logprobs": 5}),
     ):
         for rows in (1, 256):
-            sampler = Sampler(rows, VOCABULARY, DEVICE)
+            sampler = Sampler(rows, VOCABULARY, CudaMemory(DEVICE))
             for row in range(rows):
                 sampler.add_row(row, SamplingParams(**params), list(range(500)), [], row)
             rows_S = np.arange(rows, dtype=np.int32)

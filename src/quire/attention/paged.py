@@ -9,11 +9,12 @@ from quire.attention.interface import AttentionBackend, AttentionMetadata, Atten
 from quire.config.kv_spec import CACHE_LINE, KVCacheSpec, KVKind
 from quire.kernels import ops
 from quire.kernels.types import Rope
+from quire.platforms.interface import is_host_memory
 
 
 def zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Zeros. On a CPU they are the host's zero pages: memory is taken where it is used, not gigabytes of it at the start."""
-    if device.type != "cpu":
+    if not is_host_memory(device):
         return torch.zeros(shape, dtype=dtype, device=device)
     num_bytes = math.prod(shape) * dtype.itemsize
     raw = np.zeros(num_bytes + CACHE_LINE, dtype=np.uint8)

@@ -166,6 +166,7 @@ class EngineConfig:
     Attributes:
         instance_id: a short random id, in logs and metrics.
         provenance: for settings that were derived, `"scheduler.max_num_seqs" -> "why"`; `quire explain` prints it.
+        set_by: for settings (fields of `EngineArgs`) that are not at their defaults, who set them: `user` or `platform NAME`.
     """
 
     model: ModelConfig
@@ -180,6 +181,7 @@ class EngineConfig:
     reasoning: ReasoningConfig = dataclasses.field(default_factory=ReasoningConfig)
     instance_id: str = ""
     provenance: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
+    set_by: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
 
     def settled(self, num_blocks: int, block_size: int, max_model_len: int, max_concurrency: float) -> Self:
         """The configuration with what is known once the core has started: the number of pages, the length that fits in them, and

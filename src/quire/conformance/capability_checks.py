@@ -9,11 +9,13 @@ from quire.conformance.contract import Failed, NotClaimed, Subject, check
 from quire.errors import ConfigError
 from quire.executor.selector import import_class
 from quire.platforms.interface import Platform
+from quire.worker.components import resolve_components
 
 GRAPHS = ("none", "decode", "whole_step")
 NUMBERS = ("page_alignment", "min_prefill_tokens")
 PAIRS = ("max_num_batched_tokens", "max_num_seqs")
-FLAGS = ("async_output", "fp8", "sleep", "swap")
+FLAGS = ("async_output", "fp8", "sleep", "swap", "pinning", "tensor_parallel", "expert_parallel", "computes_on_host")
+SLOTS = ("int64", "int32")
 _SIZE = 64
 
 
@@ -43,6 +45,8 @@ def _wrong_value(name: str, value: Any) -> str:
         return "" if value == "model" or is_type else "`model` or the name of a type"
     if name == "graphs":
         return "" if value in GRAPHS else f"one of {', '.join(GRAPHS)}"
+    if name == "slot_dtype":
+        return "" if value in SLOTS else f"one of {', '.join(SLOTS)}"
     if name in NUMBERS:
         return "" if isinstance(value, int) and value >= 1 else "1 or more"
     if name in PAIRS:
@@ -61,6 +65,7 @@ def check_classes(subject: Subject) -> str:
 
     platform: Platform = subject.platform
     paths = [platform.runner_class(), platform.worker_class()]
+    resolve_components(platform.runner_components(subject.config))
     for path in paths:
         import_class(path, "platform")
     backends = platform.attention_backends()

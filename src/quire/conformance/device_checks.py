@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from quire.conformance.contract import Failed, NotClaimed, Subject, check
@@ -126,7 +127,32 @@ def check_pinned(subject: Subject) -> str:
     there.copy_(pinned, non_blocking=True)
     subject.runtime.synchronize()
     expect_equal("a copy from it", there, host)
+    empty = subject.runtime.host_empty((3, 4), torch.float32)
+    if subject.capabilities.pinning.value and not (pinned.is_pinned() and empty.is_pinned()):
+        raise Failed("memory is not pinned, as `pinning` claims", "is_pinned()", "ordinary memory")
     return "the tensor itself" if pinned is host else "host memory of the device's own"
+
+
+@check("device/crossing", "values come to the device whole by every way: uploads, mirrored memory, memory for results")
+def check_crossing(subject: Subject) -> str:
+    """`upload`, `mirrored`, `host_empty`."""
+    runtime, columns = subject.runtime, np.arange(24, dtype=np.int32).reshape(4, 6)[:, ::2]
+    there = runtime.upload(columns)
+    if there.device.type != subject.device.type:
+        raise Failed("an upload is elsewhere", subject.device, there.device)
+    expected = torch.from_numpy(columns.copy())
+    columns[:] = -1  # the upload is a copy
+    host, mirror = runtime.mirrored(8, torch.int32)
+    for value in (3, 4):
+        host.fill_(value)
+        mirror.copy_(host, non_blocking=True)
+        runtime.synchronize()
+        expect_equal("mirrored memory", mirror, torch.full((8,), value, dtype=torch.int32))
+    result = runtime.host_empty(there.shape, there.dtype)
+    result.copy_(there, non_blocking=True)
+    runtime.synchronize()
+    expect_equal("an upload", result, expected)
+    return "one memory" if mirror is host else "both ways"
 
 
 def _work(subject: Subject, launches: int = _LAUNCHES) -> Callable[[], None]:

@@ -12,6 +12,7 @@ import torch
 from quire.conformance.contract import Failed, Subject, check
 from quire.kernels import registry
 from quire.kernels.step import allocate_columns
+from quire.platforms.interface import DeviceMemory, HostMemory
 from quire.sample.sampler import Sampler
 from quire.sampling_params import SamplingParams
 
@@ -37,9 +38,9 @@ FEATURES: dict[str, list[dict[str, Any]]] = {
 FEATURES["mixed"] = [params for rows in FEATURES.values() for params in rows]
 
 
-def draw(device: torch.device, rows: list[dict[str, Any]], seed: int) -> tuple[list[list[int]], list[float]]:
+def draw(memory: DeviceMemory, rows: list[dict[str, Any]], seed: int) -> tuple[list[list[int]], list[float]]:
     """The tokens of each step, and all logprobs that came with them. Kernels must be selected."""
-    sampler = Sampler(len(rows) + 2, VOCABULARY, device)
+    sampler, device = Sampler(len(rows) + 2, VOCABULARY, memory), memory.device()
     generator = torch.Generator().manual_seed(seed)
     for row, params in enumerate(rows):
         sampler.add_row(row, SamplingParams(**params), [1, 2, 3, 5], [], seed + row)
@@ -65,15 +66,15 @@ def draw(device: torch.device, rows: list[dict[str, Any]], seed: int) -> tuple[l
 
 def check_feature(name: str, subject: Subject) -> str:
     """One feature."""
-    rows, device = FEATURES[name], subject.device
+    rows = FEATURES[name]
     before = registry.choices()
     registry.use({})
     try:
-        expected, expected_logprobs = draw(torch.device("cpu"), rows, subject.seed)
+        expected, expected_logprobs = draw(HostMemory(), rows, subject.seed)
     finally:
         registry.use(before)
     with subject.kernels():
-        got, logprobs = draw(device, rows, subject.seed)
+        got, logprobs = draw(subject.runtime, rows, subject.seed)
     if got != expected:
         raise Failed("other tokens are drawn", expected, got)
     error = max((abs(ours - theirs) for ours, theirs in zip(logprobs, expected_logprobs, strict=True)), default=0.0)

@@ -14,14 +14,15 @@ logger = init_logger(__name__)
 
 
 class NcclGroup(TorchGroup):
-    """One process a GPU; rank r has the r-th that is visible.
+    """One process a GPU.
 
     Args:
+        index: of the rank's GPU, among those that are visible.
         uses_peer_memory: sums small tensors in one kernel where the GPUs can read one another's memory.
     """
 
-    def __init__(self, rank: int, size: int, address: str, *, uses_peer_memory: bool = True) -> None:
-        device = torch.device("cuda", rank)
+    def __init__(self, rank: int, size: int, address: str, index: int, *, uses_peer_memory: bool = True) -> None:
+        device = torch.device("cuda", index)
         super().__init__("nccl", rank, size, address, device)
         # The first use makes NCCL's connections and buffers: before anybody measures what memory is left.
         self._first_use(device)

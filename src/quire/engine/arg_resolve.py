@@ -29,6 +29,7 @@ from quire.config.observability import LoggingConfig
 from quire.config.pooling import PoolingConfig, limit_length, resolve_pooling
 from quire.config.resolve import load_hf_config, resolve_architecture, resolve_dtype, resolve_max_model_len
 from quire.core.step_budget import PATIENCE_S
+from quire.engine.platform_settings import check_ranks, settle_settings
 from quire.engine.settings import OTHER_FORMATS, SAME_FORMATS, SAME_HASHES, EngineSettings
 from quire.engine.vllm_settings import LIST, NO_EFFECT
 from quire.errors import ConfigError
@@ -99,11 +100,19 @@ class Resolver:
     provenance: dict[str, str]
     usage_context: UsageContext
 
+    def settle(self) -> dict[str, str]:
+        """Find the model, and let the platform have its word on the settings; returns who set those that are not at their
+        defaults. Raises ConfigError: the platform refuses one."""
+        self._found = self._find_model()
+        self._hf_config = load_hf_config(self._found.path, self._hf_overrides())
+        self.args, set_by = settle_settings(self.args, self.platform, self._hf_config)
+        check_ranks(self.args, self.platform)
+        return set_by
+
     def model(self) -> ModelConfig:
-        args = self.args
-        path, hub = self._find_model()
+        """After `settle`, as all others."""
+        args, (path, hub), hf_config = self.args, self._found, self._hf_config
         tokenizer_path = self._tokenizer_path(path)
-        hf_config = load_hf_config(path, self._hf_overrides())
         far = functools.partial(stored_types, hub, self._hub_settings()) if hub is not None else None
         dtype = resolve_dtype(args.dtype, hf_config, path, self.capabilities.dtypes, far)
         is_open = args.max_model_len in ("auto", -1)

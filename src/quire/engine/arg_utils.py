@@ -69,7 +69,8 @@ class EngineArgs(EngineSettings):
         resolver = Resolver(
             self, platform, platform.capabilities(), provenance, usage_context or UsageContext.ENGINE_CONTEXT
         )
-        model = resolver.model()
+        set_by = resolver.settle()
+        settled, model = resolver.args, resolver.model()
         config = EngineConfig(
             model=model,
             cache=resolver.cache(model),
@@ -77,20 +78,21 @@ class EngineArgs(EngineSettings):
             scheduler=resolver.scheduler(model),
             device=resolver.device(),
             load=resolver.load(),
-            attention=AttentionConfig(backend=attention_backend(self.attention_backend, self.attention_config)),
+            attention=AttentionConfig(backend=attention_backend(settled.attention_backend, settled.attention_config)),
             observability=section(
                 ObservabilityConfig,
-                self,
-                log_stats_interval_s=self.log_stats_interval or envs.QUIRE_LOG_STATS_INTERVAL,
-                otlp_traces_endpoint=self.otlp_traces_endpoint or None,
-                profiler=resolve_profiler(self.profiler_config),
+                settled,
+                log_stats_interval_s=settled.log_stats_interval or envs.QUIRE_LOG_STATS_INTERVAL,
+                otlp_traces_endpoint=settled.otlp_traces_endpoint or None,
+                profiler=resolve_profiler(settled.profiler_config),
             ),
             structured_outputs=read_structured_outputs_config(
-                self.structured_outputs_config, self.guided_decoding_backend
+                settled.structured_outputs_config, settled.guided_decoding_backend
             ),
-            reasoning=read_reasoning_config(self.reasoning_config, self.structured_outputs_config),
+            reasoning=read_reasoning_config(settled.reasoning_config, settled.structured_outputs_config),
             instance_id=instance_id,
             provenance=provenance,
+            set_by=set_by,
         )
         config = platform.check_config(config)
         settle(config)

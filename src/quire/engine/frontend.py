@@ -22,6 +22,7 @@ from quire.inputs import PromptType
 from quire.logger import init_logger
 from quire.metrics.engine_metrics import EngineMetrics, StatsLogger
 from quire.metrics.events import EventKind, EventLog
+from quire.platforms import current_platform
 from quire.pooling_params import PoolingParams
 from quire.sampling_params import SamplingParams
 from quire.tokenizers.interface import Tokenizer
@@ -59,8 +60,8 @@ class Frontend(Generic[ClientT]):
         self._stats_logger: StatsLogger | None = None
         if metrics is not None and not config.observability.disable_log_stats:
             self._stats_logger = StatsLogger(metrics, config.observability.log_stats_interval_s)
-        # On a CPU the core's start needs the processor itself; there the first grammar waits for this.
-        if for_server and config.device.device != "cpu":
+        # Where steps take the host's cores, so does the core's start; there the first grammar waits for this.
+        if for_server and not current_platform(config.device.device).capabilities().computes_on_host.value:
             prepare_grammars(config, source)
         self._client = start_core()
         ready = self._client.ready

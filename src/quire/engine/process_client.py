@@ -30,6 +30,7 @@ from quire.engine.watchdog import Watchdog, show_stacks
 from quire.errors import ConfigError, EngineDeadError, RequestError
 from quire.logger import init_logger
 from quire.patch import marks
+from quire.platforms import current_platform
 from quire.processes import Child
 
 logger = init_logger(__name__)
@@ -291,7 +292,7 @@ def open_client(config: EngineConfig, core: str | None, on_message: OnMessage) -
 
     Args:
         core: `inproc` (a thread), `process`, or None: as QUIRE_ENABLE_MULTIPROCESSING says, and where it is not set a thread on
-            a CPU, a process otherwise.
+            a device that computes on the host's cores, a process otherwise.
         on_message: called with the core's messages, from another thread.
 
     Raises:
@@ -300,7 +301,8 @@ def open_client(config: EngineConfig, core: str | None, on_message: OnMessage) -
     """
     recovery = config.parallel.recovery
     if core is None:
-        core = chosen_core("inproc" if config.device.device == "cpu" and not recovery else "process")
+        on_host = current_platform(config.device.device).capabilities().computes_on_host.value
+        core = chosen_core("inproc" if on_host and not recovery else "process")
     if core == "inproc":
         if recovery:
             message = "recovery needs a core in a process of its own; a thread was asked for (QUIRE_ENABLE_MULTIPROCESSING=0?)"

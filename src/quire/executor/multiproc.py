@@ -6,6 +6,7 @@ sample the same ones. Everything else is a call that every rank answers. Knows m
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import select
 import threading
@@ -31,6 +32,7 @@ from quire.executor.rank_processes import RankProcesses
 from quire.executor.wire import Answer, Call, End, Prepare, Prepared, Problem, Result, Start, Step
 from quire.logger import init_logger
 from quire.patch import marks
+from quire.platforms import current_platform
 from quire.processes import read_message
 from quire.request import EngineRequest
 from quire.sample.features import features_of
@@ -84,7 +86,13 @@ class MultiprocExecutor(Executor):
         self._send_lock = threading.Lock()
         self._is_shut_down = False
         self._ring = RingWriter(self._size)
-        self._processes = RankProcesses(self._size, self._ring, self._tell_of_failure(weakref.ref(self)))
+        platform = current_platform(config.device.device)
+        self._processes = RankProcesses(
+            self._size,
+            self._ring,
+            functools.partial(platform.worker_process, config),
+            self._tell_of_failure(weakref.ref(self)),
+        )
         # Also for an executor that is dropped without `shutdown`.
         self._release = weakref.finalize(self, self._processes.end, 0.0)
         self._rank_of_fd = {rank.answers_fd: n for n, rank in enumerate(self._processes.ranks)}

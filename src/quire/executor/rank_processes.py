@@ -13,10 +13,12 @@ from collections.abc import Callable
 import msgspec
 
 from quire.descriptors import memory_file
+from quire.envs import with_defaults
 from quire.errors import EngineError
 from quire.executor import wire
 from quire.executor.broadcast_ring import RingWriter
 from quire.logger import init_logger
+from quire.platforms.interface import WorkerProcess
 from quire.processes import Child
 
 logger = init_logger(__name__)
@@ -50,6 +52,7 @@ class RankProcesses:
 
     Args:
         ring: what they read; its descriptors are handed over to them.
+        start_as: asked for each rank how its process starts.
         on_failure: called in the watching thread when a rank has ended by itself.
 
     Attributes:
@@ -57,7 +60,9 @@ class RankProcesses:
         failure_fd: readable from then on.
     """
 
-    def __init__(self, size: int, ring: RingWriter, on_failure: Callable[[], None]) -> None:
+    def __init__(
+        self, size: int, ring: RingWriter, start_as: Callable[[int], WorkerProcess], on_failure: Callable[[], None]
+    ) -> None:
         self.failure: EngineError | None = None
         self._ring, self._on_failure = ring, on_failure
         self._is_ending = self._is_closed = False
@@ -70,7 +75,7 @@ class RankProcesses:
         self.ranks: list[_Rank] = []
         try:
             for rank in range(size):
-                self.ranks.append(self._spawn(rank, size))
+                self.ranks.append(self._spawn(rank, size, start_as(rank)))
         except BaseException:
             for started in self.ranks:
                 started.child.end(0.0)
@@ -86,17 +91,20 @@ class RankProcesses:
         """Process ids, by rank."""
         return [rank.child.pid for rank in self.ranks]
 
-    def _spawn(self, rank: int, size: int) -> _Rank:
+    def _spawn(self, rank: int, size: int, options: WorkerProcess) -> _Rank:
         answers_read, answers_write = os.pipe()
         inherited = (self._meeting_fd, self._ring.memory_fd, self._ring.reader_fds[rank], answers_write)
         words = [str(rank), str(size), *map(str, inherited)]
         try:
-            child = Child("quire.executor.worker_process:main", words, inherited, kind="worker")
+            environment = with_defaults(options.environment)
+            child = Child("quire.executor.worker_process:main", words, inherited, environment, kind="worker")
         except OSError:
             os.close(answers_read)
             raise
         finally:
             os.close(answers_write)
+        if options.cores is not None:
+            os.sched_setaffinity(child.pid, options.cores)
         return _Rank(child, answers_read)
 
     # Watching.

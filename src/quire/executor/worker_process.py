@@ -23,7 +23,6 @@ from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig
 from quire.config.wire import config_from_plain
 from quire.core.output import ModelRunnerOutput
-from quire.envs import set_default
 from quire.errors import QuireError
 from quire.executor import wire
 from quire.executor.broadcast_ring import RingReader
@@ -218,10 +217,5 @@ def main(arguments: list[str]) -> NoReturn:
     faults.begin_process(f"rank {rank}")
     sys.setswitchinterval(SWITCH_S)
     gc.set_threshold(*_COLLECT_AFTER)
-    # The ranks of one host meet on its loopback device: no other host can connect.
-    if sys.platform == "linux":
-        set_default("GLOO_SOCKET_IFNAME", "lo")
-        set_default("NCCL_SOCKET_IFNAME", "lo")
-    set_default("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
     ring = RingReader(memory_fd, ring_fd, rank, size, spin_s=_spin_seconds(size))
     WorkerProcess(rank, size, address, ring, answer_fd, last_words_fd).run()

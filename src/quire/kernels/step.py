@@ -92,7 +92,13 @@ def allocate_columns(max_rows: int, device: torch.device) -> SampleColumns:
 
 
 def allocate(
-    max_tokens: int, max_rows: int, groups: int, row_pages: int, updates: int, device: torch.device
+    max_tokens: int,
+    max_rows: int,
+    groups: int,
+    row_pages: int,
+    updates: int,
+    device: torch.device,
+    slot_dtype: torch.dtype = torch.int64,
 ) -> StepBuffers:
     """Buffers for the largest step."""
 
@@ -104,7 +110,7 @@ def allocate(
         packet=empty(words),
         input_ids_T=empty(max_tokens),
         positions_T=empty(max_tokens),
-        slots_GT=empty(groups, max_tokens, dtype=torch.int64),
+        slots_GT=empty(groups, max_tokens, dtype=slot_dtype),
         query_start_B=empty(max_rows + 1),
         seq_lens_B=empty(max_rows),
         rows_B=empty(max_rows),

@@ -17,11 +17,9 @@ from quire import envs
 from quire.errors import ConfigError, Explained
 from quire.logger import init_logger
 from quire.platforms.host import usable_cpus, usable_memory
-from quire.platforms.interface import Capabilities, DeviceRuntime, Platform, RecordedStep
+from quire.platforms.interface import Capabilities, DeviceRuntime, HostMemory, Platform, RecordedStep
 
 if TYPE_CHECKING:
-    import torch
-
     from quire.config import EngineConfig
     from quire.distributed.communicator import Communicator
 
@@ -46,7 +44,7 @@ def thread_count(config: EngineConfig) -> int:
     return min(wanted, cores) if wanted > 0 else cores
 
 
-class CpuRuntime(DeviceRuntime):
+class CpuRuntime(HostMemory, DeviceRuntime):
     """The host's memory and cores as a device."""
 
     def __init__(self, config: EngineConfig) -> None:
@@ -59,10 +57,6 @@ class CpuRuntime(DeviceRuntime):
         cpu.set_num_threads(self.threads)
         # Two pools on the same cores wait for one another's spinning threads: sampling 32 rows took 5 to 50 times as long.
         torch.set_num_threads(1 if cpu.library_status()[0] else self.threads)
-        self._device = torch.device("cpu")
-
-    def device(self) -> torch.device:
-        return self._device
 
     def synchronize(self) -> None:
         """Every call on a CPU has ended when it returns."""
@@ -109,13 +103,13 @@ class CpuPlatform(Platform):
             max_num_seqs=Explained((256, 128), "decode gains little from larger batches on few cores"),
             min_prefill_tokens=Explained(16, "each token takes its time"),
             swap=Explained(True, "host pages are copied within memory"),
+            pinning=Explained(False, "the device's memory is the host's"),
+            tensor_parallel=Explained(True, "gloo, between processes of this host"),
+            expert_parallel=Explained(True, "each rank computes its own experts for all tokens"),
+            computes_on_host=Explained(True, "steps take the cores that everything else takes"),
         )
 
     def check_config(self, config: EngineConfig) -> EngineConfig:
-        for setting in ("pipeline_parallel_size", "data_parallel_size"):
-            value = getattr(config.parallel, setting)
-            if value != 1:
-                raise ConfigError(f"{setting}={value} is not available on the cpu platform: use 1", setting=setting)
         if config.model.dtype not in DTYPES:
             raise ConfigError(
                 f"dtype={config.model.dtype!r} cannot run on the cpu platform: use one of {', '.join(DTYPES)}",

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import importlib.metadata
 import importlib.util
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import ConfigError
@@ -20,12 +20,14 @@ from quire.platforms.host import usable_cpus
 from quire.platforms.interface import (
     Capabilities,
     DeviceEvent,
+    DeviceMemory,
     DeviceRuntime,
     Explained,
     Platform,
     RecordedStep,
     UploadStream,
     VendorProfiler,
+    WorkerProcess,
 )
 from quire.platforms.nvml import Gpu, visible_gpus
 from quire.worker import startup
@@ -98,6 +100,24 @@ class CudaGraph(RecordedStep):
         self._graph.replay()
 
 
+class CudaMemory(DeviceMemory):
+    """A GPU's memory, and pinned memory of the host."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def device(self) -> torch.device:
+        return self._device
+
+    def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.pin_memory()
+
+    def host_empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        import torch
+
+        return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
+
+
 class CudaUploads(UploadStream):
     """A stream beside the worker's."""
 
@@ -154,23 +174,24 @@ class _CudaProfiler:
         torch.cuda.nvtx.range_pop()
 
 
-class CudaRuntime(DeviceRuntime):
-    """One GPU, and the stream that the worker's thread submits to."""
+class CudaRuntime(CudaMemory, DeviceRuntime):
+    """One GPU, and the stream that the worker's thread submits to.
 
-    def __init__(self, config: EngineConfig, kernels: KernelPreparation | None = None) -> None:
+    Args:
+        index: of the GPU, among those that CUDA counts.
+    """
+
+    def __init__(self, index: int = 0, kernels: KernelPreparation | None = None) -> None:
         import torch
 
+        super().__init__(torch.device("cuda", index))
         self._kernels = kernels
-        self._device = torch.device("cuda", config.parallel.rank)
         torch.cuda.set_device(self._device)
         torch.backends.cuda.matmul.allow_tf32 = False
         # Graphs are captured on, and replayed to, a stream of our own; the default one would wait for everybody's.
         self._stream = torch.cuda.Stream(self._device)
         torch.cuda.set_stream(self._stream)
         self._pool: Any = None
-
-    def device(self) -> torch.device:
-        return self._device
 
     def synchronize(self) -> None:
         import torch
@@ -188,6 +209,12 @@ class CudaRuntime(DeviceRuntime):
         import torch
 
         return torch.cuda.max_memory_allocated(self._device)
+
+    def memory_stats(self) -> dict[str, int]:
+        import torch
+
+        reserved, allocated = torch.cuda.memory_reserved(self._device), torch.cuda.memory_allocated(self._device)
+        return super().memory_stats() | {"reserved": reserved, "allocated": allocated}
 
     def record(self, function: Callable[[], Any], num_tokens: int, num_logits: int) -> RecordedStep | None:
         return self.capture(function)
@@ -267,9 +294,6 @@ class CudaRuntime(DeviceRuntime):
         if self._kernels is not None:
             self._kernels.close()
 
-    def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.pin_memory()
-
     def capture(self, function: Callable[[], Any]) -> RecordedStep | None:
         import torch
 
@@ -310,6 +334,9 @@ class CudaPlatform(Platform):
             max_num_seqs=Explained((1024, 1024) if is_large else (256, 256), size),
             min_prefill_tokens=Explained(2048, "a step with prompts takes about as long with so many as with one"),
             swap=Explained(True, "pages are copied over the bus"),
+            pinning=Explained(True, "CUDA maps pages of the host's memory"),
+            tensor_parallel=Explained(True, "NCCL, between GPUs of this host"),
+            expert_parallel=Explained(True, "each rank computes its own experts for all tokens"),
         )
 
     def check_config(self, config: EngineConfig) -> EngineConfig:
@@ -321,26 +348,14 @@ class CudaPlatform(Platform):
                 f"dtype={config.model.dtype!r} cannot run on the cuda platform: use one of {', '.join(DTYPES)}",
                 setting="dtype",
             )
-        size = config.parallel.tensor_parallel_size
-        count = len(visible_gpus())
-        if size > count:
-            raise ConfigError(
-                f"tensor_parallel_size={size}, but {count} GPUs are visible (CUDA_VISIBLE_DEVICES)",
-                setting="tensor_parallel_size",
-            )
-        for setting in ("pipeline_parallel_size", "data_parallel_size"):
-            value = getattr(config.parallel, setting)
-            if value != 1:
-                raise ConfigError(f"{setting}={value} is not available on the cuda platform: use 1", setting=setting)
         if importlib.util.find_spec("triton") is None:
             raise ConfigError(
                 "the cuda platform needs Triton, which comes with PyTorch's CUDA builds: install it "
                 f"({pip_install('triton')}), or use --device cpu",
                 setting="device",
             )
-        return dataclasses.replace(
-            config, provenance={**config.provenance, "device.gpu": f"{self._gpu().name}, {count} visible"}
-        )
+        seen = f"{self._gpu().name}, {len(visible_gpus())} visible"
+        return dataclasses.replace(config, provenance={**config.provenance, "device.gpu": seen})
 
     def begin_start(self, config: EngineConfig) -> None:
         from quire.kernels.triton.runtime.preparation import KernelPreparation
@@ -349,13 +364,24 @@ class CudaPlatform(Platform):
         processes = max(1, (usable_cpus() - 2) // config.parallel.tensor_parallel_size)
         self._kernels = KernelPreparation(config, 10 * major + minor, processes)
         self._kernels.begin()
-        startup.begin(config.parallel.rank)
+        startup.begin(self.local_device(config))
 
     def memory_bytes(self) -> int | None:
         return self._gpu().memory
 
+    def device_count(self) -> int | None:
+        return len(visible_gpus())
+
+    def device_name(self) -> str:
+        return self._gpu().name
+
+    def worker_process(self, config: EngineConfig, rank: int) -> WorkerProcess:
+        # As gloo: the ranks of one host meet on its loopback device.
+        nccl = {"NCCL_SOCKET_IFNAME": "lo", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+        return WorkerProcess({**super().worker_process(config, rank).environment, **nccl})
+
     def runtime(self, config: EngineConfig) -> CudaRuntime:
-        return CudaRuntime(config, self._kernels)
+        return CudaRuntime(self.local_device(config), self._kernels)
 
     def select_kernels(self, *, deterministic: bool = False) -> None:
         from quire.kernels import ops, triton
@@ -387,5 +413,6 @@ class CudaPlatform(Platform):
             parallel.rank,
             parallel.tensor_parallel_size,
             parallel.rendezvous,
+            self.local_device(config),
             uses_peer_memory=not parallel.disable_custom_all_reduce,
         )

@@ -14,8 +14,8 @@ import torch
 
 from quire.kernels import ops
 from quire.kernels.step import SampleColumns
+from quire.platforms.interface import DeviceMemory
 from quire.sample import features
-from quire.sample.row_tables import can_pin
 from quire.sample.sampler import Sampler
 from quire.sampling_params import SamplingParams, Thinking
 
@@ -46,11 +46,12 @@ class FeatureBatches:
         sampler: the steps' sampler, for tables that it would make when the first request needs them.
     """
 
-    def __init__(self, sampler: Sampler, vocab_size: int, device: torch.device, logprobs_mode: str) -> None:
+    def __init__(self, sampler: Sampler, vocab_size: int, memory: DeviceMemory, logprobs_mode: str) -> None:
         self._steps_sampler = sampler
         rows = max(_COUNTS)
-        self._sampler = Sampler(rows, vocab_size, device, logprobs_mode)
-        self._vocab_size, self._device = vocab_size, device
+        device = memory.device()
+        self._sampler = Sampler(rows, vocab_size, memory, logprobs_mode)
+        self._vocab_size, self._memory, self._device = vocab_size, memory, device
         self._is_processed = logprobs_mode.startswith("processed")
         self._out_S = torch.zeros(rows, dtype=torch.int32, device=device)
         self._last_token_R = torch.zeros(rows + 1, dtype=torch.int32, device=device)
@@ -97,7 +98,7 @@ class FeatureBatches:
             sampled = sampler.sample(self._logits(count), self._columns, rows_S, positions_S, wanted, out_S)
             ops.keep_tokens(out_S, self._columns.rows_S[:count], self._last_token_R)
             for tensor in sampled.tensors.values():
-                host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=can_pin(tensor.device))
+                host = self._memory.host_empty(tensor.shape, tensor.dtype)
                 host.copy_(tensor, non_blocking=True)
         finally:
             for row in range(count):

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from quire.kernels import ops
+from quire.platforms.interface import DeviceMemory
 from quire.request import TokenLogprobs
 from quire.sample.features import FEW_LOGPROBS
-from quire.sample.row_tables import to_device
 from quire.sample.sampling_rows import SamplingRows
 
 IntArray = npt.NDArray[np.int32]
@@ -56,6 +56,7 @@ def compute_groups(
     rows_N: IntArray,
     table: SamplingRows,
     token_ids_N: Tensor,
+    memory: DeviceMemory,
     *,
     normalize: bool,
 ) -> list[LogprobGroup]:
@@ -76,7 +77,7 @@ def compute_groups(
         logits_SV: Tensor, index_N: Tensor, token_ids_N: Tensor, count: int, normalize: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         del count
-        named_NK = to_device(table.named_table(rows_N[is_named_N]), logits_SV.device)
+        named_NK = memory.upload(table.named_table(rows_N[is_named_N]))
         ids_NK = torch.cat((token_ids_N.long()[:, None], named_NK.long()), dim=1)
         return _gather(logits_SV.index_select(0, index_N), ids_NK, normalize)
 
@@ -88,22 +89,23 @@ def compute_groups(
     for is_member_N, compute in kinds:
         members = np.flatnonzero(is_member_N)
         if len(members):
-            device = logits_SV.device
             tokens = token_ids_N
             if len(members) < len(index_N):
-                tokens = token_ids_N.index_select(0, to_device(members, device))
-            where = to_device(index_N[members].astype(np.int32), device)
+                tokens = token_ids_N.index_select(0, memory.upload(members))
+            where = memory.upload(index_N[members].astype(np.int32))
             most = int(counts_N[members].max())
             tensors = compute(logits_SV, where, tokens, most, normalize)
             groups.append(LogprobGroup(rows_N[members], counts_N[members], *tensors))
     return groups
 
 
-def compute_position_logprobs(logits_NV: Tensor, token_ids_N: Tensor, count: int, normalize: bool) -> TokenLogprobs:
-    """Logprobs of given tokens (int32, on the device) and of the `count` most likely ones at each position. Waits for them."""
-    index_N = to_device(np.arange(len(token_ids_N), dtype=np.int32), logits_NV.device)
+def compute_position_logprobs(
+    logits_NV: Tensor, token_ids_N: IntArray, count: int, normalize: bool, memory: DeviceMemory
+) -> TokenLogprobs:
+    """Logprobs of given tokens and of the `count` most likely ones at each position. Waits for them."""
+    index_N = memory.upload(np.arange(len(token_ids_N), dtype=np.int32))
     compute = _compute_few if count <= FEW_LOGPROBS else _compute_many
-    values_NK, ids_NK, ranks_N = compute(logits_NV, index_N, token_ids_N, count, normalize)
+    values_NK, ids_NK, ranks_N = compute(logits_NV, index_N, memory.upload(token_ids_N), count, normalize)
     return TokenLogprobs(ids_NK.tolist(), values_NK.tolist(), ranks_N.tolist())
 
 

@@ -10,21 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from quire.platforms.interface import DeviceMemory
+
 IntArray = npt.NDArray[np.int32]
 FIRST_SLOTS, FIRST_SEEN, FIRST_EDITS = 8, 256, 16
-
-
-def can_pin(device: torch.device) -> bool:
-    """Whether the device copies from host memory without the host's help."""
-    return device.type not in ("cpu", "meta")
-
-
-def to_device(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
-    """A copy on the device that arrives in order with its work; the host does not wait."""
-    if device.type == "cpu":
-        return torch.from_numpy(array.copy())
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    return (tensor.pin_memory() if can_pin(device) else tensor).to(device, non_blocking=True)
 
 
 class Slots:
@@ -70,8 +59,9 @@ class SeenTable:
         ids_XC, counts_XC, sizes_X: int32; a slot's first `size` entries are meant.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, memory: DeviceMemory) -> None:
+        self._memory = memory
+        device = memory.device()
         self._slots = Slots()
         self._data_2XC = torch.zeros((2, FIRST_SLOTS, FIRST_SEEN), dtype=torch.int32, device=device)
         self.sizes_X = torch.zeros(FIRST_SLOTS, dtype=torch.int32, device=device)
@@ -92,7 +82,7 @@ class SeenTable:
         slot, count = self._slots.take(), len(ids_N)
         self._reserve(slot + 1, count + 1)
         if count:
-            self._data_2XC[:, slot, :count] = to_device(np.stack((ids_N, counts_N)), self._device)
+            self._data_2XC[:, slot, :count] = self._memory.upload(np.stack((ids_N, counts_N)))
         self.sizes_X[slot].fill_(count)
         self._most_X[slot] = count
         return slot
@@ -124,10 +114,10 @@ class EditTable:
         ids_XE: int32, -1 where there is no edit. values_XE: float32. until_XE: int32.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, memory: DeviceMemory) -> None:
+        self._memory = memory
         self._slots = Slots()
-        self._data_3XE = torch.full((3, FIRST_SLOTS, FIRST_EDITS), -1, dtype=torch.int32, device=device)
+        self._data_3XE = torch.full((3, FIRST_SLOTS, FIRST_EDITS), -1, dtype=torch.int32, device=memory.device())
 
     @property
     def ids_XE(self) -> torch.Tensor:
@@ -152,7 +142,7 @@ class EditTable:
             self._data_3XE = _grown(self._data_3XE, (3, _room(slot + 1, slots), _room(len(ids_N), width)), -1)
         entry_3E = np.full((3, self._data_3XE.shape[2]), -1, dtype=np.int32)
         entry_3E[:, : len(ids_N)] = ids_N, values_N.view(np.int32), until_N
-        self._data_3XE[:, slot] = to_device(entry_3E, self._device)
+        self._data_3XE[:, slot] = self._memory.upload(entry_3E)
         return slot
 
     def give(self, slot: int) -> None:
@@ -167,11 +157,11 @@ class AllowedTable:
         bits_XW: int32 words.
     """
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, vocab_size: int, memory: DeviceMemory) -> None:
+        self._memory = memory
         self._slots = Slots()
         self._words = -(-vocab_size // 32)
-        self.bits_XW = torch.zeros((0, self._words), dtype=torch.int32, device=device)
+        self.bits_XW = torch.zeros((0, self._words), dtype=torch.int32, device=memory.device())
 
     def put(self, ids_N: npt.NDArray[np.int64]) -> int:
         """A slot that allows these tokens."""
@@ -180,7 +170,7 @@ class AllowedTable:
             self.bits_XW = _grown(self.bits_XW, (_room(slot + 1, FIRST_SLOTS), self._words), 0)
         is_allowed = np.zeros(self._words * 32, dtype=np.bool_)
         is_allowed[ids_N] = True
-        self.bits_XW[slot] = to_device(np.packbits(is_allowed, bitorder="little").view(np.int32), self._device)
+        self.bits_XW[slot] = self._memory.upload(np.packbits(is_allowed, bitorder="little").view(np.int32))
         return slot
 
     def give(self, slot: int) -> None:
@@ -203,8 +193,8 @@ class MaskTable:
         numbers_R, masks_RW: on the device.
     """
 
-    def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
-        self._max_rows, self._words, self._device = max_rows, -(-vocab_size // 32), device
+    def __init__(self, max_rows: int, vocab_size: int, memory: DeviceMemory) -> None:
+        self._max_rows, self._words, self._memory = max_rows, -(-vocab_size // 32), memory
         self._begin = _aligned(max_rows)
         self._host: torch.Tensor | None = None
 
@@ -212,10 +202,8 @@ class MaskTable:
         """Room for masks [num_masks, W] and for the number of each batch row's mask [batch], -1 for none."""
         if self._host is None:  # few engines ever see a grammar
             size = self._begin + self._max_rows * self._words
-            self._host = torch.zeros(size, dtype=torch.int32, pin_memory=can_pin(self._device))
+            self._host, self._on_device = self._memory.mirrored(size, torch.int32)
             self._array = self._host.numpy()
-            is_host = self._device.type == "cpu"
-            self._on_device = self._host if is_host else torch.zeros(size, dtype=torch.int32, device=self._device)
             self.numbers_R = self._on_device[: self._max_rows]
             self.masks_RW = self._on_device[self._begin :].view(self._max_rows, self._words)
         self._array[: self._begin].fill(-1)

@@ -19,6 +19,7 @@ import torch
 
 from quire.kernels import ops
 from quire.kernels.step import SampleColumns
+from quire.platforms.interface import DeviceMemory
 from quire.request import TokenLogprobs
 from quire.sample import sampling_rows as features
 from quire.sample.constraints import NOTHING_LEFT, RowConstraints, force_token
@@ -27,7 +28,7 @@ from quire.sample.grammar_masks import GrammarMasks, GrammarSource
 from quire.sample.logits_processor import LogitsProcessor
 from quire.sample.logprobs import LogprobGroup, compute_groups, compute_position_logprobs
 from quire.sample.penalties import are_penalized, count_seen
-from quire.sample.row_tables import AllowedTable, EditTable, MaskTable, SeenTable, to_device
+from quire.sample.row_tables import AllowedTable, EditTable, MaskTable, SeenTable
 from quire.sample.sampling_rows import SamplingRows
 from quire.sampling_params import SamplingParams
 
@@ -65,7 +66,7 @@ class Sampler:
     Args:
         max_rows: number of rows.
         vocab_size: logits a row has.
-        device: where logits are.
+        memory: of the device where logits are.
         logprobs_mode: logprobs are those of the model (`raw_`) or of what is sampled from (`processed_`); log probabilities or
             plain logits.
         logits_processors: the engine's own processors, already made.
@@ -82,7 +83,7 @@ class Sampler:
         self,
         max_rows: int,
         vocab_size: int,
-        device: torch.device,
+        memory: DeviceMemory,
         logprobs_mode: str = "raw_logprobs",
         logits_processors: list[LogitsProcessor] | None = None,
         grammars: GrammarSource | None = None,
@@ -91,13 +92,13 @@ class Sampler:
             raise ValueError(f"logprobs_mode={logprobs_mode!r} must be one of {', '.join(LOGPROBS_MODES)}")
         self.table = SamplingRows(max_rows, vocab_size, logits_processors or [], grammars)
         self._vocab_size = vocab_size
-        self._device = device
+        self._memory, self._device = memory, memory.device()
         self._is_processed = logprobs_mode.startswith("processed")
         self._normalize = logprobs_mode.endswith("logprobs")
-        self._seen = SeenTable(device)
-        self._edits = EditTable(device)
-        self._allowed = AllowedTable(vocab_size, device)
-        self._masks = MaskTable(max_rows, vocab_size, device)
+        self._seen = SeenTable(memory)
+        self._edits = EditTable(memory)
+        self._allowed = AllowedTable(vocab_size, memory)
+        self._masks = MaskTable(max_rows, vocab_size, memory)
         # One line a figure: slots of the three tables (-1 for none), then the bits of three penalties.
         self._figures_FR = np.full((6, max_rows), -1, dtype=np.int32)
         self._seen_slot_R, self._edit_slot_R, self._allowed_slot_R = self._figures_FR[:3]
@@ -263,12 +264,12 @@ class Sampler:
             return Sampled([], {})
         errors: dict[int, str] = {}
         members = self._members(rows_S, features.LOGPROBS) if wanted & features.LOGPROBS else _NO_ROWS
-        where_N = to_device(members, self._device) if len(members) else None
+        where_N = self._memory.upload(members) if len(members) else None
         raw_NV = None
         if where_N is not None and not self._is_processed and wanted & features.EDITS:
             # Taken aside only where the logits are about to change.
             raw_NV = logits_SV.index_select(0, where_N)
-        figures_FS = to_device(self._figures_FR[:, rows_S], self._device) if wanted & features.EDITS else None
+        figures_FS = self._memory.upload(self._figures_FR[:, rows_S]) if wanted & features.EDITS else None
         if wanted & features.FAILED:
             for row in rows_S[self._members(rows_S, features.FAILED)].tolist():
                 errors[row] = self.table.objects[row].failure
@@ -312,9 +313,7 @@ class Sampler:
         """Logprobs of a row's own prompt tokens; the number of alternatives is the row's `prompt_logprobs`. Waits for the
         device."""
         count = int(self.table.num_prompt_logprobs_R[row])
-        return compute_position_logprobs(
-            logits_NV, to_device(token_ids_N.astype(np.int32), self._device), count, self._normalize
-        )
+        return compute_position_logprobs(logits_NV, token_ids_N.astype(np.int32), count, self._normalize, self._memory)
 
     def _members(self, rows_S: IntArray, feature: int) -> npt.NDArray[np.intp]:
         """Batch indices of the rows with a feature."""
@@ -386,7 +385,7 @@ class Sampler:
             edits, position_S = self._edits, columns.positions_S[: len(rows_S)]
             ops.edit_logits(logits_SV, figures_FS[1], position_S, edits.ids_XE, edits.values_XE, edits.until_XE)
         if hidden:
-            logits_SV.view(-1).index_fill_(0, to_device(np.concatenate(hidden), self._device), float("-inf"))
+            logits_SV.view(-1).index_fill_(0, self._memory.upload(np.concatenate(hidden)), float("-inf"))
         for index, token_id in forced:
             force_token(logits_SV[index], token_id)
 
@@ -449,4 +448,4 @@ class Sampler:
             chosen *= torch.where(torch.isinf(inverse_N), 1.0, inverse_N)[:, None]
         elif chosen is None:
             chosen, index_N = logits_SV, members.astype(np.int32)
-        return compute_groups(chosen, index_N, rows_N, self.table, token_ids_N, normalize=self._normalize)
+        return compute_groups(chosen, index_N, rows_N, self.table, token_ids_N, self._memory, normalize=self._normalize)

@@ -15,7 +15,6 @@ from quire.kernels.step import HEADER, SAMPLE_FIELDS, allocate
 from quire.layers.interface import StepInputs
 from quire.platforms.interface import DeviceRuntime
 from quire.sample.sampling_rows import SamplingRows
-from quire.worker.batch_state import BatchState
 from quire.worker.input_prep import InputPreparation, PreparedBatch
 
 MAX_UPDATES = 1 << 16
@@ -29,24 +28,22 @@ class DeviceInputs:
     """Fills the device's buffers for each step.
 
     Args:
-        state: the rows; their page tables have copies on the device.
+        host: prepares steps; the page tables of its rows have copies on the device.
         table: sampling parameters of the rows.
-        max_tokens: tokens a step may have.
 
     Attributes:
         token_types: what `StepInputs.token_types` is, for models that read it; to be set before the first step.
     """
 
-    def __init__(
-        self, state: BatchState, table: SamplingRows, max_tokens: int, block_size: int, runtime: DeviceRuntime
-    ) -> None:
-        self._state, self._table = state, table
-        self._host = InputPreparation(state, max_tokens, block_size)
-        self.arrays = self._host.arrays
+    def __init__(self, host: InputPreparation, table: SamplingRows, block_size: int, runtime: DeviceRuntime) -> None:
+        self._state, self._table, self._host = host.state, table, host
+        self.arrays, state = host.arrays, host.state
         self.groups = len(state.tables_RP)
         self._block_size = block_size
         self._runtime = runtime
-        self.buffers = allocate(max_tokens, state.max_rows, self.groups, state.row_pages, MAX_UPDATES, runtime.device())
+        sizes = (len(self.arrays.input_ids_T), state.max_rows, self.groups, state.row_pages, MAX_UPDATES)
+        slots = torch.int32 if self.arrays.slots_GT[0].dtype == np.int32 else torch.int64
+        self.buffers = allocate(*sizes, runtime.device(), slots)
         words = self.buffers.packet.shape[0]
         self._packets = [runtime.pinned(torch.zeros(words, dtype=torch.int32)) for _ in range(NUM_PACKETS)]
         self._views = [packet.numpy() for packet in self._packets]

@@ -27,7 +27,6 @@ from quire.sample.feature_batches import FeatureBatches
 from quire.sample.grammar_masks import GrammarMasks
 from quire.sample.sampler import Sampled, Sampler
 from quire.sampling_params import SamplingParams
-from quire.worker.device_inputs import DeviceInputs
 from quire.worker.feature_uses import FeatureUses
 from quire.worker.input_prep import PreparedBatch
 from quire.worker.pooling import PooledRows, Pooler
@@ -59,7 +58,7 @@ class PendingStep:
         self, runner: "DeviceRunner", step_id: int, batch: PreparedBatch, slot: _Slot, sampler: Sampler
     ) -> None:
         self._runner, self._step_id, self.batch, self.slot = runner, step_id, batch, slot
-        self._sampler = sampler
+        self._sampler, self._memory = sampler, runner.memory
         self._sampled: Sampled | None = None
         self._host: dict[str, torch.Tensor] = {}
         self.prompt_logprobs: dict[int, TokenLogprobs] = {}
@@ -75,7 +74,7 @@ class PendingStep:
         """Have what was enqueued for the step's rows copied to the host behind it."""
         self._sampled = sampled
         for name, tensor in sampled.tensors.items():
-            self._host[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type != "cpu")
+            self._host[name] = self._memory.host_empty(tensor.shape, tensor.dtype)
             self._host[name].copy_(tensor, non_blocking=True)
 
     def lose(self, error: torch.OutOfMemoryError) -> None:
@@ -85,7 +84,7 @@ class PendingStep:
     def bring(self, pooled: list[PooledRows]) -> None:
         """Have results copied to the host behind the step."""
         for rows in pooled:
-            host = torch.empty(rows.values.shape, dtype=torch.float32, pin_memory=rows.values.device.type != "cpu")
+            host = self._memory.host_empty(rows.values.shape, torch.float32)
             self._pooled.append((rows, host.copy_(rows.values, non_blocking=True)))
 
     def result(self) -> ModelRunnerOutput:
@@ -177,7 +176,9 @@ class DeviceRunner(Runner):
 
     def _warm_up(self, block_size: int) -> None:
         """Run an empty step, so that the kernels are ready."""
-        self._inputs = DeviceInputs(self._state, self._sampler.table, self._max_tokens, block_size, self._runtime)
+        slots = np.dtype(self._capabilities.slot_dtype.value)
+        host = self._parts.input_preparation(self._state, self._max_tokens, block_size, slots)
+        self._inputs = self._parts.device_inputs(host, self._sampler.table, block_size, self._runtime)
         if self._pooler is not None:
             self._inputs.token_types = self._pooler.token_types
         self._graphs = self._make_graphs()
@@ -195,7 +196,7 @@ class DeviceRunner(Runner):
             self._features.begin()
 
     def _make_graphs(self) -> StepGraphs:
-        return StepGraphs(
+        return self._parts.step_graphs(
             self._runtime,
             self._max_rows,
             self._max_tokens,
@@ -435,7 +436,7 @@ class DeviceRunner(Runner):
 
     def _make_feature_batches(self) -> FeatureBatches:
         model = self._config.model
-        return FeatureBatches(self._sampler, model.vocab_size, self._device, model.logprobs_mode)
+        return FeatureBatches(self._sampler, model.vocab_size, self._runtime, model.logprobs_mode)
 
     def is_prepared(self, params: SamplingParams) -> bool:
         return super().is_prepared(params) and (self._features is None or self._features.is_ready(params))

@@ -40,7 +40,7 @@ class HostInputs:
 
     input_ids_T: IntArray
     positions_T: IntArray
-    slots_GT: list[npt.NDArray[np.int64]]
+    slots_GT: list[npt.NDArray[Any]]
     query_start_B: IntArray
     seq_lens_B: IntArray
     rows_B: IntArray
@@ -55,10 +55,21 @@ class InputPreparation:
         state: the rows.
         max_tokens: tokens a step may have.
         block_size: tokens a page.
+        slot_dtype: of slots: int64, or int32 for devices whose kernels read that (`Capabilities.slot_dtype`).
+
+    Attributes:
+        state: the rows.
+        step: what a model reads; `arrays`: the buffers behind it.
     """
 
-    def __init__(self, state: BatchState, max_tokens: int, block_size: int) -> None:
-        self._state = state
+    def __init__(
+        self,
+        state: BatchState,
+        max_tokens: int,
+        block_size: int,
+        slot_dtype: "np.dtype[np.integer[Any]]" = np.dtype(np.int64),  # noqa: B008  # a constant
+    ) -> None:
+        self.state = state
         self._block_size = block_size
         max_requests = state.max_rows
         self._input_ids_T = np.zeros(max_tokens, dtype=np.int32)
@@ -68,7 +79,7 @@ class InputPreparation:
         self._seq_lens_B = np.zeros(max_requests, dtype=np.int32)
         self._rows_B = np.zeros(max_requests, dtype=np.int32)
         self._shape = np.zeros(4, dtype=np.int64)
-        self._slots_T = [np.zeros(max_tokens, dtype=np.int64) for _ in state.tables_RP]
+        self._slots_T = [np.zeros(max_tokens, dtype=slot_dtype) for _ in state.tables_RP]
         self._token_ids = state.token_ids_RL.reshape(-1)
         self._tables = [table.reshape(-1) for table in state.tables_RP]
         # What does not depend on the step; int64, so that row * row_length cannot overflow.
@@ -114,7 +125,7 @@ class InputPreparation:
                 positions=positions,
                 shape=shape,
             )
-            for table, slots in zip(self._state.block_tables, self._slots_T, strict=True)
+            for table, slots in zip(self.state.block_tables, self._slots_T, strict=True)
         ]
         return StepInputs(
             input_ids=torch.from_numpy(self._input_ids_T),
@@ -135,7 +146,7 @@ class InputPreparation:
             max_query_len = int(plan.num_scheduled_tokens.max())
         seq_lens_B = self._seq_lens_B[:requests]
         self._rows_B[:requests] = plan.rows
-        self._state.num_computed_R[plan.rows] = seq_lens_B
+        self.state.num_computed_R[plan.rows] = seq_lens_B
         samples = len(batch.rows_S)
         self._sample_lens_S[:samples], self._sample_rows_S[:samples] = batch.positions_S, batch.rows_S
         self._set_counts(plan.total_num_tokens, requests, max_query_len, int(seq_lens_B.max()), samples)
@@ -146,7 +157,7 @@ class InputPreparation:
         rows_B = plan.rows
         positions_B = self._positions_T[:requests]
         seq_lens_B = self._seq_lens_B[:requests]
-        self._state.num_computed_R.take(rows_B, out=positions_B, mode="clip")
+        self.state.num_computed_R.take(rows_B, out=positions_B, mode="clip")
         np.add(positions_B, 1, out=seq_lens_B)
         self._token_ids.take(
             self._first_token_R.take(rows_B) + positions_B, out=self._input_ids_T[:requests], mode="clip"
@@ -170,7 +181,7 @@ class InputPreparation:
         """Some request computes several tokens."""
         tokens, counts_B, rows_B = plan.total_num_tokens, plan.num_scheduled_tokens, plan.rows
         self._counts_up = 0
-        starts_B = self._state.num_computed_R[rows_B]
+        starts_B = self.state.num_computed_R[rows_B]
         np.add(starts_B, counts_B, out=self._seq_lens_B[:requests])
         self._query_start_B[0] = 0
         np.cumsum(counts_B, out=self._query_start_B[1 : requests + 1])

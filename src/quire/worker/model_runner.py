@@ -20,7 +20,7 @@ from quire.logger import init_logger
 from quire.platforms.interface import DeviceRuntime, Platform, RecordedStep
 from quire.sample.grammar_masks import GrammarMasks
 from quire.sample.sampling_rows import RANDOM
-from quire.worker.input_prep import InputPreparation, PreparedBatch
+from quire.worker.input_prep import PreparedBatch
 from quire.worker.pooling import Pooler
 from quire.worker.runner import Runner
 
@@ -50,7 +50,8 @@ class ModelRunner(Runner):
 
     def _warm_up(self, block_size: int) -> None:
         """Run the step once, one token into the null page, and record it."""
-        self._inputs = InputPreparation(self._state, self._max_tokens, block_size)
+        slots = np.dtype(self._capabilities.slot_dtype.value)
+        self._inputs = self._parts.input_preparation(self._state, self._max_tokens, block_size, slots)
         if self._pooler is not None:
             self._inputs.step.token_types = self._pooler.token_types
             self._inputs.step.sampled = None

@@ -18,11 +18,10 @@ from quire.core.output import ModelRunnerOutput, SchedulerOutput
 from quire.distributed.communicator import Communicator
 from quire.layers.interface import CausalLM
 from quire.model_loader import load_model
-from quire.platforms.interface import DeviceRuntime, Platform
+from quire.platforms.interface import DeviceMemory, DeviceRuntime, Platform
 from quire.sample.logits_processor import load_logits_processors
-from quire.sample.sampler import Sampler
 from quire.sampling_params import SamplingParams
-from quire.worker.batch_state import BatchState
+from quire.worker.components import resolve_components
 from quire.worker.grammar_source import WorkerGrammars
 from quire.worker.page_store import PageStore
 from quire.worker.pooling import make_pooler
@@ -67,6 +66,8 @@ class Runner(abc.ABC):
         self._config = config
         self._runtime = runtime
         self._device = runtime.device()
+        self._capabilities = platform.capabilities()
+        self._parts = resolve_components(platform.runner_components(config))
         self._max_tokens = max_tokens
         free, _ = runtime.memory_info()
         max_logits = self._max_rows if model.pooling is None else 1
@@ -74,14 +75,21 @@ class Runner(abc.ABC):
         self._model = self._loaded.model
         self._pooler = make_pooler(config, self._model, self._device, max_tokens)
         self._backend: AttentionBackend = self._loaded.backend
-        processors = load_logits_processors(model.logits_processors, config, self._device)
+        processors = load_logits_processors(
+            model.logits_processors, config, self._device, self._capabilities.pinning.value
+        )
         self._grammars = WorkerGrammars(config, jumps=jumps)
-        self._sampler = Sampler(
-            self._max_rows, model.vocab_size, self._device, model.logprobs_mode, processors, self._grammars
+        self._sampler = self._parts.sampler(
+            self._max_rows, model.vocab_size, runtime, model.logprobs_mode, processors, self._grammars
         )
         self._prompt_logprobs = PromptLogprobs(self._model, self._sampler, self._max_rows, round_up)
         self._out_S = torch.zeros(self._max_rows, dtype=torch.int32, device=self._device)
         self._pages: PageStore | None = None
+
+    @property
+    def memory(self) -> DeviceMemory:
+        """Where results for the host arrive."""
+        return self._runtime
 
     @property
     def model(self) -> CausalLM:
@@ -121,10 +129,10 @@ class Runner(abc.ABC):
 
     def allocate(self, kv_cache: KVCacheConfig) -> None:
         """Allocate and bind the pages, and warm up."""
-        self._pages = PageStore(kv_cache, self._backend, self._device)
+        self._pages = self._parts.page_store(kv_cache, self._backend, self._device)
         self._model.bind_kv_cache(*self._pages.by_layer())
         max_len = self._config.model.max_model_len
-        self._state = BatchState(self._max_rows, max_len, kv_cache.block_size, len(kv_cache.groups))
+        self._state = self._parts.batch_state(self._max_rows, max_len, kv_cache.block_size, len(kv_cache.groups))
         self._warm_up(kv_cache.block_size)
 
     @abc.abstractmethod

@@ -189,7 +189,7 @@ class Worker:
         self.runner.free_pages()
         if level == 2:
             self._runner = self._parked = None
-        elif level == 1 and self._parked is None and self.platform.upload_stream(self.runtime.device()) is not None:
+        elif level == 1 and self._parked is None and not self.runtime.is_host:
             self._parked = ParkedWeights(self.runner.model, self.runtime)
         gc.collect()  # rows, buffers and graphs refer to one another
         self.runtime.release_unused()
@@ -257,17 +257,12 @@ class Worker:
 
     def explain(self) -> dict[str, Any]:
         """What was chosen and why."""
-        free, total = self.runtime.memory_info()
         report: dict[str, Any] = {
             "platform": self.platform.name,
+            "device_name": self.platform.device_name(),
             "device": str(self.runtime.device()),
             "kernels": ops.explain(),
-            "memory": {
-                "free_at_start": self._free_at_start,
-                "free": free,
-                "total": total,
-                "peak": self.runtime.peak_memory(),
-            },
+            "memory": {"free_at_start": self._free_at_start, **self.runtime.memory_stats()},
             "timings": dict(self._timings),
         }
         if self._runner is not None:

@@ -63,13 +63,13 @@ def _list_of(engine_args: "EngineArgs", capability: int) -> str:
     Raises ConfigError: there is neither a list nor a GPU."""
     from quire.kernels.triton.runtime import places
     from quire.kernels.triton.runtime.preparation import list_name
-    from quire.platforms import current_platform
+    from quire.platforms.nvml import visible_gpus
 
     config = dataclasses.replace(engine_args, load_format="dummy").create_engine_config()
     name = list_name(config, capability)
     if places.find_list(name):
         return name
-    if current_platform(config.device.device).name != "cuda":
+    if not visible_gpus():
         raise ConfigError(
             f"there is no list of the kernels of {engine_args.model} ({name}): run this once on a machine with a GPU, or start "
             f"the model there and copy the folder 'kernels/lists' of its QUIRE_CACHE_ROOT",

@@ -1,0 +1,82 @@
+"""What a platform says of settings, before anything is derived from them: values for what the user left open, then rules.
+
+A setting whose value is its default counts as left open. Knows settings and platforms; knows nothing of what settings mean.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from quire.config.checks import default_of
+from quire.config.hf_config import HFConfig
+from quire.engine.settings import EngineSettings
+from quire.errors import ConfigError, did_you_mean
+from quire.logger import init_logger
+from quire.platforms.interface import Platform, SettingRule
+
+logger = init_logger(__name__)
+SettingsT = TypeVar("SettingsT", bound=EngineSettings)
+
+
+def settle_settings(args: SettingsT, platform: Platform, hf_config: HFConfig) -> tuple[SettingsT, dict[str, str]]:
+    """The settings as the platform has them, and for each that is not at its default who set it: `user`, or `platform NAME`.
+
+    Raises:
+        ConfigError: the platform refuses a value, or names a setting that there is not.
+    """
+    fields = {field.name: field for field in dataclasses.fields(args)}
+    set_by = {name: "user" for name, field in fields.items() if getattr(args, name) != default_of(field)}
+    who, changes = f"platform {platform.name}", dict[str, Any]()
+    for name, value in platform.setting_defaults(hf_config).items():
+        _check_name(name, fields, platform)
+        if name not in set_by:
+            fields[name].metadata["check"](name, value)
+            changes[name], set_by[name] = value, who
+    for rule in platform.setting_rules():
+        _check_name(rule.setting, fields, platform)
+        value = changes.get(rule.setting, getattr(args, rule.setting))
+        if value not in rule.allowed:
+            changes[rule.setting], set_by[rule.setting] = _reset(rule, value, platform), who
+    return (dataclasses.replace(args, **changes) if changes else args), set_by
+
+
+def _reset(rule: SettingRule, value: Any, platform: Platform) -> Any:
+    if not rule.reset_to:
+        allowed = ", ".join(map(repr, rule.allowed))
+        message = (
+            f"{rule.setting}={value!r} cannot run on the {platform.name} platform ({rule.why}); allowed: {allowed}"
+        )
+        raise ConfigError(message, setting=rule.setting)
+    logger.warning(
+        "%s=%r becomes %r on the %s platform: %s", rule.setting, value, *rule.reset_to, platform.name, rule.why
+    )
+    return rule.reset_to[0]
+
+
+def _check_name(name: str, fields: Mapping[str, Any], platform: Platform) -> None:
+    if name not in fields:
+        message = (
+            f"the platform {platform.name!r} speaks of a setting {name!r} that there is not{did_you_mean(name, fields)}"
+        )
+        raise ConfigError(message, setting="device")
+
+
+def check_ranks(args: EngineSettings, platform: Platform) -> None:
+    """Refuse numbers of ranks that the platform cannot have. Raises ConfigError."""
+    capabilities, size = platform.capabilities(), args.tensor_parallel_size
+    for setting in ("pipeline_parallel_size", "data_parallel_size"):
+        if (value := getattr(args, setting)) != 1:
+            message = f"{setting}={value} is not available on the {platform.name} platform: use 1"
+            raise ConfigError(message, setting=setting)
+    asked = (
+        ("tensor_parallel_size", size > 1, capabilities.tensor_parallel),
+        ("enable_expert_parallel", args.enable_expert_parallel, capabilities.expert_parallel),
+    )
+    for setting, is_asked, able in asked:
+        if is_asked and not able.value:
+            message = f"{setting}={getattr(args, setting)!r} cannot run on the {platform.name} platform: {able.why}"
+            raise ConfigError(message, setting=setting)
+    count = platform.device_count()
+    if count is not None and size > count:
+        message = f"tensor_parallel_size={size}, but the {platform.name} platform sees {count} devices"
+        raise ConfigError(message, setting="tensor_parallel_size")
