@@ -62,13 +62,7 @@ class InputPreparation:
         step: what a model reads; `arrays`: the buffers behind it.
     """
 
-    def __init__(
-        self,
-        state: BatchState,
-        max_tokens: int,
-        block_size: int,
-        slot_dtype: "np.dtype[np.integer[Any]]" = np.dtype(np.int64),  # noqa: B008  # a constant
-    ) -> None:
+    def __init__(self, state: BatchState, max_tokens: int, block_size: int, slot_dtype: Any = np.int64) -> None:
         self.state = state
         self._block_size = block_size
         max_requests = state.max_rows
