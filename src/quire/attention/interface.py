@@ -135,10 +135,12 @@ class AttentionBackend(abc.ABC):
     Attributes:
         name: what users call it.
         only_when_named: it is not chosen unless a user names it.
+        page_dimension: of what `allocate` returns, the dimension that counts pages.
     """
 
     name: str
     only_when_named: bool = False
+    page_dimension: int = 1
 
     @classmethod
     @abc.abstractmethod
@@ -154,6 +156,10 @@ class AttentionBackend(abc.ABC):
         """A layer's pages within bytes [num_blocks, page bytes] that layers of other kinds share: as `allocate` gives them,
         but with other strides. A page's bytes may be more than the layer needs. Of `KVKind.MLA` keys and values are the same
         memory."""
+
+    @abc.abstractmethod
+    def reshaped(self, pages: torch.Tensor, spec: KVCacheSpec) -> torch.Tensor:
+        """What `allocate` gave for layers with as many bytes a page, for a layer whose heads are others in number and size."""
 
     def begin_step(self, metadata: AttentionMetadata) -> None:
         """Called once a step for each description of it, before any layer; for what all layers share. The runner of devices

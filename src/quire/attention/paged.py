@@ -39,6 +39,9 @@ class PagedBackend(AttentionBackend):
         shape = (2, pages.shape[0], spec.num_kv_heads, spec.block_size, spec.head_dim)
         return pages.as_strided(shape, (plane, pages.stride(0), head, spec.head_dim, 1))
 
+    def reshaped(self, pages: torch.Tensor, spec: KVCacheSpec) -> torch.Tensor:
+        return pages.view(2, pages.shape[1], spec.num_kv_heads, -1, spec.head_dim)
+
     def rope_and_cache(
         self,
         qkv: torch.Tensor,

@@ -157,7 +157,7 @@ def check_crossing(subject: Subject) -> str:
 
 def _work(subject: Subject, launches: int = _LAUNCHES) -> Callable[[], None]:
     """Something that takes the device a moment, and leaves a sum that tells whether it is over."""
-    x = torch.full((512, 512), 1e-3, device=subject.device)
+    x = torch.full((256, 256), 1e-3, device=subject.device)
 
     def launch() -> None:
         for _ in range(launches):

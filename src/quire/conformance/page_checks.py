@@ -5,9 +5,10 @@ from collections.abc import Sequence
 
 import torch
 
+from quire.attention.interface import AttentionBackend, AttentionRequest
 from quire.attention.selector import load_backend
 from quire.config.kv_spec import KVCacheConfig, KVCacheGroup, KVCacheSpec, KVKind
-from quire.conformance.contract import Failed, Subject, check
+from quire.conformance.contract import Failed, NotClaimed, Subject, check
 from quire.worker.page_store import PageStore
 
 PAGES, HOST_PAGES, PAGE = 9, 6, 16
@@ -33,17 +34,46 @@ def check_layout(kinds: Sequence[KVKind], subject: Subject) -> str:
     groups = tuple(KVCacheGroup(_spec(kind, subject.dtype_name), (number,)) for number, kind in enumerate(kinds))
     plan = KVCacheConfig(PAGES, groups, HOST_PAGES)
     names: list[str] = []
+    refusals: list[str] = []
     with subject.kernels():
         for path in subject.platform.attention_backends():
             backend = load_backend(path)
-            if getattr(backend, "only_when_named", False):  # a library that may not be there
+            if backend.only_when_named:  # a library that may not be there
+                continue
+            if why := _refusal(backend, [group.spec for group in groups]):
+                refusals.append(f"{backend.name}: {why}")
                 continue
             names.append(backend.name)
-            _check_store(PageStore(plan, backend(), subject.device), plan, backend.name)
+            _check_store(PageStore(plan, backend(), subject.device), plan, backend)
+    if not names:
+        raise NotClaimed("; ".join(refusals))
     return f"{', '.join(names)}: {plan.page_bytes} bytes a page"
 
 
-def _check_store(store: PageStore, plan: KVCacheConfig, name: str) -> None:
+def _refusal(backend: type[AttentionBackend], specs: Sequence[KVCacheSpec]) -> str:
+    """Why a backend serves no layers that keep these; empty if it does."""
+    for spec in specs:
+        if spec.kind is KVKind.RECURRENT:
+            continue
+        is_latent = spec.kind is KVKind.MLA
+        request = AttentionRequest(
+            spec.num_kv_heads,
+            spec.num_kv_heads,
+            spec.head_dim,
+            getattr(torch, spec.dtype),
+            spec.block_size,
+            window=spec.window,
+            kind="mla" if is_latent else "full",
+            latent=spec.head_dim if is_latent else 0,
+        )
+        answer = backend.supports(request)
+        if not answer.yes:
+            return answer.why
+    return ""
+
+
+def _check_store(store: PageStore, plan: KVCacheConfig, backend: type[AttentionBackend]) -> None:
+    name = backend.name
     if any(bool(tensor.view(torch.uint8).any()) for tensor in store.tensors):
         raise Failed(f"new pages of backend {name!r} are not zero", "zeros", "other values")
     least = PAGES * plan.page_bytes
@@ -51,14 +81,15 @@ def _check_store(store: PageStore, plan: KVCacheConfig, name: str) -> None:
         raise Failed(f"backend {name!r} allocates too little", f"{least} bytes", store.num_bytes())
     layers, _ = store.by_layer()
     for layer, pages in enumerate(layers):
-        _check_apart(pages, 0 if plan.groups[layer].spec.kind is KVKind.RECURRENT else 1, f"layer {layer} of {name!r}")
+        is_state = plan.groups[layer].spec.kind is KVKind.RECURRENT
+        _check_apart(pages, 0 if is_state else backend.page_dimension, f"layer {layer} of {name!r}")
     before = [tensor.cpu().clone() for tensor in store.tensors]
     outwards = [(3, 1), (5, 4), (8, 0)]
     store.swap_out(outwards)
     for tensor in store.tensors:
         tensor.zero_()
     store.swap_in([(host, page) for page, host in outwards])
-    dimension = 1 if plan.is_uniform else 0
+    dimension = backend.page_dimension if plan.is_uniform else 0
     chosen = torch.tensor([page for page, _ in outwards])
     for tensor, old in zip(store.tensors, before, strict=True):
         if not torch.equal(tensor.cpu().index_select(dimension, chosen), old.index_select(dimension, chosen)):

@@ -14,14 +14,14 @@ class PageStore:
     """`KVCacheConfig.num_tensors` tensors of pages on the device, and as many on the host if pages may be swapped.
 
     The j-th layer of every group lives in tensor j. Host tensors are touched only where pages are swapped to. Where all layers
-    are alike a tensor is the backend's own, [2, pages, ...]; otherwise it is bytes, [pages, page bytes], of which attention
+    are alike a tensor is the backend's own; otherwise it is bytes, [pages, page bytes], of which attention
     layers get views and recurrent ones the whole.
     """
 
     def __init__(self, kv_cache: KVCacheConfig, backend: AttentionBackend, device: torch.device) -> None:
         self._kv_cache = kv_cache
         self._backend = backend
-        self._page_dimension = 1 if kv_cache.is_uniform else 0
+        self._page_dimension = backend.page_dimension if kv_cache.is_uniform else 0
         self.tensors = self._allocate(kv_cache.num_blocks, device)
         self.host_tensors = self._allocate(kv_cache.num_host_blocks, torch.device("cpu"))
 
@@ -54,7 +54,7 @@ class PageStore:
         first = self._kv_cache.groups[0].spec
         if (spec.num_kv_heads, spec.head_dim) == (first.num_kv_heads, first.head_dim):
             return tensor
-        return tensor.view(2, tensor.shape[1], spec.num_kv_heads, -1, spec.head_dim)
+        return self._backend.reshaped(tensor, spec)
 
     def swap_out(self, pairs: list[tuple[int, int]]) -> None:
         """(device page, host page)."""

@@ -1,0 +1,97 @@
+"""The platform: what the device can do, what it refuses, and where its parts are.
+
+Importing it loads no torch: the configuration asks it questions before anything is built.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from quire.errors import ConfigError, Explained
+from quire.platforms.interface import Capabilities, Platform
+from quire_fake_npu.driver import MAX_DEVICES, TOTAL_BYTES
+
+if TYPE_CHECKING:
+    from quire.config import EngineConfig
+    from quire.distributed.communicator import Communicator
+    from quire_fake_npu.runtime import NpuRuntime, NpuUploads
+
+DTYPES = ("float32", "bfloat16", "float16")
+MODE = "QUIRE_FAKE_NPU_MODE"
+"""A variable of the plugin's own: `async` (two steps in flight) or `sync` (a step ends before the next is planned)."""
+
+
+class NpuPlatform(Platform):
+    """The made-up device."""
+
+    name = "npu"
+
+    def capabilities(self) -> Capabilities:
+        is_async = os.environ.get(MODE, "async") == "async"
+        return Capabilities(
+            dtypes=Explained(DTYPES, "what the host's cores compute with"),
+            activation_dtype=Explained("model", "no unit wants another type"),
+            graphs=Explained("none", "plain PyTorch's attention reads lengths on the host, which cannot be captured"),
+            async_output=Explained(is_async, "copies to the host arrive when an event is waited for")
+            if is_async
+            else Explained(False, f"{MODE}=sync"),
+            fp8=Explained(False, "the device has no float8 arithmetic"),
+            sleep=Explained(True, "pages and weights can be freed and made again"),
+            page_alignment=Explained(1, "any page size works"),
+            max_num_batched_tokens=Explained((2048, 1024), "larger steps gain nothing"),
+            max_num_seqs=Explained((64, 64), "larger batches gain nothing"),
+            min_prefill_tokens=Explained(16, "each token takes its time"),
+            swap=Explained(True, "pages are copied to the host"),
+        )
+
+    def check_config(self, config: EngineConfig) -> EngineConfig:
+        if config.model.dtype not in DTYPES:
+            message = f"dtype={config.model.dtype!r} cannot run on the npu platform: use one of {', '.join(DTYPES)}"
+            raise ConfigError(message, setting="dtype")
+        if config.model.deterministic:
+            message = (
+                "deterministic=True is not available on the npu platform: plain PyTorch's products depend on the batch"
+            )
+            raise ConfigError(message, setting="deterministic")
+        most = {"tensor_parallel_size": MAX_DEVICES, "pipeline_parallel_size": 1, "data_parallel_size": 1}
+        for setting, limit in most.items():
+            value = getattr(config.parallel, setting)
+            if value > limit:
+                message = f"{setting}={value} is not available on the npu platform: use at most {limit}"
+                raise ConfigError(message, setting=setting)
+        return config
+
+    def memory_bytes(self) -> int:
+        return TOTAL_BYTES
+
+    def runtime(self, config: EngineConfig) -> NpuRuntime:
+        from quire_fake_npu.runtime import NpuRuntime
+
+        return NpuRuntime(config.parallel.rank)
+
+    def runner_class(self) -> str:
+        return "quire.worker.device_runner:DeviceRunner"
+
+    def select_kernels(self, *, deterministic: bool = False) -> None:
+        from quire.kernels import ops
+        from quire_fake_npu import kernels  # registers them
+
+        assert kernels
+        ops.select(self.name, deterministic=deterministic)
+
+    def attention_backends(self) -> list[str]:
+        return ["quire_fake_npu.attention:NpuBackend", "quire.attention.reference:ReferenceBackend"]
+
+    def upload_stream(self, device: object) -> NpuUploads:
+        from quire_fake_npu.runtime import NpuUploads
+
+        return NpuUploads()
+
+    def communicator(self, config: EngineConfig) -> Communicator | None:
+        parallel = config.parallel
+        if parallel.tensor_parallel_size == 1:
+            return None
+        from quire_fake_npu.communicator import NpuGroup
+
+        return NpuGroup(parallel.rank, parallel.tensor_parallel_size, parallel.rendezvous)

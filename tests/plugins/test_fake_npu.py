@@ -1,0 +1,146 @@
+"""A device that Quire does not know, from a package that pip installed: the whole engine runs on it, and nothing is patched."""
+
+import ast
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.models.test_drawn_configs import architectures
+from tests.oracles import fake_npu
+from tests.oracles.tiny_models import make_tiny_model
+
+from quire import LLM
+from quire.conformance.engine_checks import ask, compare, prompts_of
+from quire.entrypoints.cli.main import main
+from quire.platforms import current_platform
+
+SETTINGS: dict[str, Any] = {
+    "skip_tokenizer_init": True,
+    "max_model_len": 96,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 24,
+    "kv_cache_memory_bytes": 16 << 20,
+    "disable_log_stats": True,
+    "dtype": "float32",
+}
+BY_DEFAULT = 6
+"""Architectures of the usual run; all of them are `exhaustive`."""
+
+
+def conformance(folder: Path, *words: str) -> tuple[int, dict[str, Any]]:
+    report = folder / "report.json"
+    code = main(["conformance", "--platform", "npu", "--jobs", "1", "--json", str(report), *words])
+    return code, json.loads(report.read_text())
+
+
+def outcomes(report: dict[str, Any], outcome: str) -> list[str]:
+    return [each["name"] for each in report["checks"] if each["outcome"] == outcome]
+
+
+def test_the_plugin_is_asked_and_answers_for_this_machine(npu: None) -> None:
+    assert [current_platform(name).name for name in ("auto", "npu", "cpu")] == ["npu", "npu", "cpu"]
+
+
+def test_the_quick_suite_passes_and_leaves_little_unclaimed(npu: None, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    code, report = conformance(tmp_path, "--quick", "--html", str(page))
+    assert (code, outcomes(report, "fail"), outcomes(report, "error")) == (0, [], [])
+    unclaimed = {name for name in outcomes(report, "not claimed") if not name.startswith("kernels/")}
+    assert unclaimed == {
+        "capabilities/fp8",
+        "device/bandwidth",
+        "device/capture",
+        "device/profiler",
+        "device/record",
+        "engine/deterministic",
+        "engine/quantized-fp8",
+    }
+    assert "Nothing failed." in page.read_text()
+
+
+def test_one_step_in_flight_gives_the_same(npu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_FAKE_NPU_MODE", "sync")
+    code, report = conformance(
+        tmp_path, "--quick", "--only", "capabilities", "engine/llama", "engine/sampling", "sleep/level-1"
+    )
+    assert code == 0 and report["capabilities"]["async_output"]["value"] is False
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_the_whole_suite_passes(mode: str, npu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_FAKE_NPU_MODE", mode)
+    code, report = conformance(tmp_path)
+    assert (code, outcomes(report, "fail"), outcomes(report, "error")) == (0, [], [])
+    long = ("processes/core-dies", "processes/server", "ranks/communicator", "ranks/llama", "ranks/qwen3-moe")
+    assert set(long) <= set(outcomes(report, "pass"))
+
+
+def cases() -> Iterator[Any]:
+    names = architectures()
+    for number, name in enumerate(names):
+        is_sample = number % (len(names) // BY_DEFAULT) == 0
+        yield pytest.param(name, marks=() if is_sample else pytest.mark.exhaustive)
+
+
+@pytest.mark.parametrize("architecture", cases())
+def test_an_architecture_gives_the_tokens_that_it_gives_on_the_cpu(
+    architecture: str, npu: None, tmp_path: Path
+) -> None:
+    path, answers = make_tiny_model(architecture, tmp_path, tokenizer=False), []
+    for device in ("cpu", "npu"):
+        llm = LLM(str(path), device=device, **SETTINGS)
+        answers.append(ask(llm, prompts_of((5, 30, 1, 17)), max_tokens=8))
+        llm.shutdown()
+    told = compare(answers[1], answers[0], 2e-3)
+    assert told.startswith("32 of 32 tokens compared and equal")
+
+
+def assignments(tree: ast.Module) -> list[str]:
+    """Statements that change something of Quire's: assignments to, and deletions of, attributes of what was imported from it;
+    and `setattr`, `delattr` and `mock` in any form."""
+    imported = {
+        (alias.asname or alias.name).partition(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+        if (getattr(node, "module", None) or alias.name).startswith("quire")
+        and not (getattr(node, "module", None) or alias.name).startswith("quire_fake_npu")
+    }
+    found: list[str] = []
+    for node in ast.walk(tree):
+        targets = node.targets if isinstance(node, ast.Assign | ast.Delete) else []
+        targets = [node.target] if isinstance(node, ast.AugAssign | ast.AnnAssign) else targets
+        for target in targets:
+            root = target
+            while isinstance(root, ast.Attribute | ast.Subscript):
+                root = root.value
+            if root is not target and isinstance(root, ast.Name) and root.id in imported:
+                found.append(ast.unparse(node))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ("setattr", "delattr", "patch"):
+            found.append(ast.unparse(node))
+    return found
+
+
+def test_the_package_patches_nothing() -> None:
+    sources = sorted(fake_npu.SOURCES.glob("*.py"))
+    assert len(sources) >= 7
+    assert [found for path in sources for found in assignments(ast.parse(path.read_text()))] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from quire.worker import worker\nworker.Worker = None",
+        "from quire.worker.worker import Worker\nWorker.load_model.x = None",
+        "import quire.kernels\nquire.kernels.ops.linear = 1",
+        "from quire.platforms import BUILT_IN\nBUILT_IN['npu'] = 'x'",
+        "import quire.x as y\ndel y.z",
+        "import quire\nsetattr(quire, 'LLM', None)",
+        "from unittest import mock\nmock.patch('quire.LLM')",
+    ],
+)
+def test_a_patch_would_be_found(text: str) -> None:
+    assert len(assignments(ast.parse(text))) == 1
