@@ -9,7 +9,7 @@ import os
 from typing import TYPE_CHECKING
 
 from quire.errors import ConfigError, Explained
-from quire.platforms.interface import Capabilities, Platform
+from quire.platforms.interface import Capabilities, Platform, SettingRule
 from quire_fake_npu.driver import MAX_DEVICES, TOTAL_BYTES
 
 if TYPE_CHECKING:
@@ -43,24 +43,21 @@ class NpuPlatform(Platform):
             max_num_seqs=Explained((64, 64), "larger batches gain nothing"),
             min_prefill_tokens=Explained(16, "each token takes its time"),
             swap=Explained(True, "pages are copied to the host"),
+            tensor_parallel=Explained(True, "gloo, by way of the host"),
+            expert_parallel=Explained(True, "each rank computes its own experts for all tokens"),
         )
+
+    def setting_rules(self) -> tuple[SettingRule, ...]:
+        return (SettingRule("deterministic", (False,), "plain PyTorch's products depend on the batch"),)
 
     def check_config(self, config: EngineConfig) -> EngineConfig:
         if config.model.dtype not in DTYPES:
             message = f"dtype={config.model.dtype!r} cannot run on the npu platform: use one of {', '.join(DTYPES)}"
             raise ConfigError(message, setting="dtype")
-        if config.model.deterministic:
-            message = (
-                "deterministic=True is not available on the npu platform: plain PyTorch's products depend on the batch"
-            )
-            raise ConfigError(message, setting="deterministic")
-        most = {"tensor_parallel_size": MAX_DEVICES, "pipeline_parallel_size": 1, "data_parallel_size": 1}
-        for setting, limit in most.items():
-            value = getattr(config.parallel, setting)
-            if value > limit:
-                message = f"{setting}={value} is not available on the npu platform: use at most {limit}"
-                raise ConfigError(message, setting=setting)
         return config
+
+    def device_count(self) -> int:
+        return MAX_DEVICES
 
     def memory_bytes(self) -> int:
         return TOTAL_BYTES
@@ -68,7 +65,7 @@ class NpuPlatform(Platform):
     def runtime(self, config: EngineConfig) -> NpuRuntime:
         from quire_fake_npu.runtime import NpuRuntime
 
-        return NpuRuntime(config.parallel.rank)
+        return NpuRuntime(self.local_device(config))
 
     def runner_class(self) -> str:
         return "quire.worker.device_runner:DeviceRunner"

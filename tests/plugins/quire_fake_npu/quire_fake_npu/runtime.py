@@ -47,11 +47,11 @@ class NpuUploads(UploadStream):
 
 
 class NpuRuntime(DeviceRuntime):
-    """One device; which one is the rank's number."""
+    """One device, by its number on this host."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, index: int) -> None:
         self._driver = driver()
-        self._device = torch.device("npu", rank)
+        self._device = torch.device("npu", index)
 
     def device(self) -> torch.device:
         return self._device
@@ -70,6 +70,3 @@ class NpuRuntime(DeviceRuntime):
 
     def event(self) -> DeviceEvent:
         return NpuEvent()
-
-    def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.clone()
