@@ -7,7 +7,7 @@ from quire.engine.arg_utils import EngineArgs
 from quire.kernels.triton.runtime import likeness, places
 from quire.kernels.triton.runtime.preparation import list_name
 
-ATTENTION = ("attention.decode", "attention.rope", "attention.prefill", "attention.hopper")
+ATTENTION = ("attention.decode_kernel", "attention.rope", "attention.prefill", "attention.hopper")
 
 
 @pytest.fixture

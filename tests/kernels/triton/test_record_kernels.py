@@ -39,7 +39,7 @@ def test_a_start_is_gone_through_without_a_gpu(tmp_path):
     modules = {variant["kernel"].partition(":")[0] for variant in variants}
     assert {
         "quire.kernels.triton.norm.norms",
-        "quire.kernels.triton.attention.decode",
+        "quire.kernels.triton.attention.decode_kernel",
         "quire.kernels.triton.sampling.draw",
     } <= modules
     assert any(variant["options"].get("launch_pdl") for variant in variants)

@@ -12,9 +12,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.core import _aggregate as aggregate
 
-from quire.kernels.triton.attention import decode as decode_attention
+from quire.kernels.triton.attention import decode_kernel
 
-is_short = gluon.jit(decode_attention.is_short.fn)
+is_short = gluon.jit(decode_kernel.is_short.fn)
 
 
 @aggregate
