@@ -16,7 +16,11 @@ class OraclePlatform(CpuPlatform):
     name = NAME
 
     def capabilities(self) -> Capabilities:
-        return dataclasses.replace(super().capabilities(), graphs=Explained("none", "references are not recorded"))
+        return dataclasses.replace(
+            super().capabilities(),
+            graphs=Explained("none", "references are not recorded"),
+            fp8=Explained(True, "a reference computes in the types that a platform has"),
+        )
 
     def select_kernels(self, *, deterministic: bool = False) -> None:
         from quire.kernels import ops
