@@ -284,7 +284,8 @@ def test_a_head_may_be_divided_by_its_rows_lengths_when_it_is_loaded(kernels, ti
     head.copy_(torch.nn.functional.normalize(head))
     make = ModelRegistry.resolve("LlamaForCausalLM").load()
     spec = lambda hf: dataclasses.replace(make(hf), normalized_head=True)  # noqa: E731
-    monkeypatch.setitem(registry._entries, "LlamaForCausalLM", registry.Entry("LlamaForCausalLM", spec, "test"))
+    monkeypatch.setattr(registry.MODELS, "_entries", dict(registry.MODELS._entries))
+    registry.ModelRegistry.register_model("LlamaForCausalLM", spec, override=True, owner="test")
     logprobs = ModelDriver(build_tiny(path)).prefill(Sequence(token_ids, row=0))
     with torch.no_grad():
         expected = oracle(torch.tensor([token_ids])).logits[0].log_softmax(-1)

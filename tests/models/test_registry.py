@@ -12,7 +12,7 @@ from quire.models.registry import ModelRegistry
 @pytest.fixture(autouse=True)
 def restored_table(monkeypatch):
     ModelRegistry.get_supported_archs()
-    monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    monkeypatch.setattr(registry.MODELS, "_entries", dict(registry.MODELS._entries))
 
 
 def spec_of_nothing(hf):

@@ -9,6 +9,7 @@ import jsonschema
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.oracles.installed_plugins import restore
 from tests.parsers.writing import SPECIAL_IDS, accepts, tokens_of, walk, write
 
 from quire.parsers.bodies import Addressed, JsonObject
@@ -360,7 +361,8 @@ def test_a_type_beside_alternatives_without_types_is_the_values_type(name: str) 
 
 
 def test_a_format_that_a_plugin_adds_is_read_and_enforced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(TOOLS, "mine", ToolFormat(JsonObject(), begin=("<call>",), end=("</call>",)))
+    restore(monkeypatch, TOOLS)
+    TOOLS.register("mine", ToolFormat(JsonObject(), begin=("<call>",), end=("</call>",)))
     assert choose_formats("none", "mine", None).tools is TOOLS["mine"]
     tools = [tool_of({"a": {"type": "integer"}}, ["a"])]
     text = '<call>{"name": "f", "arguments": {"a": 1}}</call>'

@@ -1,12 +1,12 @@
 """Formats from outside: by an entry point, by the operator's file, and by classes as vLLM's plugins have."""
 
-from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.oracles.installed_plugins import pretend_installed, restore
 from tests.parsers.writing import accepts
 
 from quire import plugins
@@ -72,13 +72,8 @@ class Stars(ReasoningParser):
 
 
 @pytest.fixture(autouse=True)
-def registries() -> Iterator[None]:
-    """What a test registers is gone after it."""
-    before = dict(TOOLS), dict(REASONING)
-    yield
-    for registry, names in zip((TOOLS, REASONING), before, strict=True):
-        registry.clear()
-        registry.update(names)
+def registries(monkeypatch: pytest.MonkeyPatch) -> None:
+    restore(monkeypatch, TOOLS, REASONING)
 
 
 def written(folder: Path, text: str) -> str:
@@ -113,13 +108,8 @@ def test_an_entry_point_registers_formats(monkeypatch: pytest.MonkeyPatch) -> No
         register_reasoning_format("mine", Reasoning(("<hm>",), ("</hm>",)))
 
     monkeypatch.setattr(EntryPoint, "load", lambda self: register)
-    point = EntryPoint("mine", "somewhere:register", plugins.GENERAL_GROUP)
-    monkeypatch.setattr(plugins, "entry_points", lambda *, group: [point] if group == point.group else [])
-    plugins.load_general_plugins.cache_clear()
-    try:
-        assert plugins.load_general_plugins("frontend") == ("mine",)
-    finally:
-        plugins.load_general_plugins.cache_clear()
+    pretend_installed(monkeypatch, plugins.GENERAL_GROUP, {"mine": "somewhere:register"})
+    assert plugins.load_general_plugins("frontend") == ("mine",)
     chosen = choose_formats("mine", "mine", None)
     assert (chosen.tools, chosen.reasoning) == (TOOLS["mine"], REASONING["mine"])
 

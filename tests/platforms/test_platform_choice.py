@@ -1,10 +1,10 @@
 """Which platform a process runs on: plugins, built-in ones, and the variable that decides between them."""
 
 import sys
-from importlib.metadata import EntryPoint
 from types import ModuleType
 
 import pytest
+from tests.oracles.installed_plugins import pretend_installed
 
 from quire import platforms, plugins
 from quire.errors import ConfigError
@@ -44,11 +44,8 @@ def install(monkeypatch: pytest.MonkeyPatch):
     platforms._platform_at.cache_clear()
 
     def install_these(*names: str) -> None:
-        def entry_points(*, group: str) -> list[EntryPoint]:
-            points = [EntryPoint(name, f"platforms_under_test:{name}", group) for name in names]
-            return points if group == plugins.PLATFORM_GROUP else []
-
-        monkeypatch.setattr(plugins, "entry_points", entry_points)
+        points = {name: f"platforms_under_test:{name}" for name in names}
+        pretend_installed(monkeypatch, plugins.PLATFORM_GROUP, points)
 
     return install_these
 

@@ -10,9 +10,8 @@ import pytest
 from tests.oracles import tiny_models
 from tools.model_table import BEGIN, END, NOT_CHECKED, Result, check, features, read_table, write_table
 
-from quire.entrypoints.cli.models import packaged_features
 from quire.errors import ConfigError
-from quire.models.registry import ModelRegistry
+from quire.models.registry import ModelRegistry, packaged_features
 from tools import model_table
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,11 +1,11 @@
 """Which attention backend serves a model: the first candidate that says yes to every kind of layer, or the one the user names."""
 
 import dataclasses
-import importlib
 from collections.abc import Sequence
 
 from quire.attention.interface import AttentionBackend, AttentionRequest
 from quire.errors import ConfigError
+from quire.plugins.registry import import_path
 
 BUILT_IN_BACKENDS = ("quire.attention.cpu:CpuBackend", "quire.attention.reference:ReferenceBackend")
 
@@ -20,8 +20,7 @@ class Selection:
 
 def load_backend(path: str) -> type[AttentionBackend]:
     """Import a class path `module:attribute`."""
-    module, _, attribute = path.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    return import_path(path)
 
 
 def select_backend(

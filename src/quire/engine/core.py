@@ -29,6 +29,7 @@ from quire.errors import CapacityError, ConfigError, EngineError, QuireError, Re
 from quire.executor.interface import Executor
 from quire.executor.selector import import_class, make_executor
 from quire.logger import init_logger
+from quire.plugins import load_general_plugins
 from quire.request import EngineCoreOutput, EngineCoreOutputs, EngineRequest, FinishReason, SchedulerStats, WeightState
 from quire.timeline import STARTUP
 
@@ -78,6 +79,7 @@ class EngineCore(WeightVerbs):
         is_awaited: bool = False,
     ) -> None:
         started = time.monotonic()
+        load_general_plugins("core")
         if weights is not None:
             config, weights = restored(config, weights)
         super().__init__(weights)

@@ -1,6 +1,5 @@
 """Which executor runs the steps, by `distributed_executor_backend`. Importing it loads no torch."""
 
-import importlib
 import inspect
 from typing import Any
 
@@ -8,6 +7,8 @@ from quire.config import EngineConfig
 from quire.errors import ConfigError
 from quire.executor.interface import Executor
 from quire.platforms import current_platform
+from quire.plugins import load_general_plugins
+from quire.plugins.registry import import_path
 from quire.timeline import STARTUP
 
 SETTING = "distributed_executor_backend"
@@ -58,6 +59,7 @@ def executor_class(config: EngineConfig) -> type[Executor]:
 
 def make_worker(config: EngineConfig) -> Any:
     """The platform's worker, or the one that `worker_cls` names, with the model loaded."""
+    load_general_plugins("worker")
     platform = current_platform(config.device.device)
     platform.begin_start(config)
     path = config.parallel.worker_cls
@@ -74,9 +76,8 @@ def import_class(path: str, setting: str) -> Any:
     Raises:
         ConfigError: it cannot be imported.
     """
-    module, _, name = path.partition(":") if ":" in path else path.rpartition(".")
     try:
-        return getattr(importlib.import_module(module), name)
+        return import_path(path)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"{setting}={path!r} cannot be imported: {error}", setting=setting) from error
 

@@ -7,18 +7,21 @@ Knows names and who registered them. Built-in families are imported on the first
 import dataclasses
 import difflib
 import importlib
+import json
 from collections.abc import Callable, Sequence
-from typing import cast
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Union, cast
 
 from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
-from quire.layers.interface import CausalLM
-from quire.models.defaults import completed
-from quire.models.nested_text import beside_other_parts, nested_text
-from quire.models.spec import DecoderSpec
+from quire.plugins import registry
 
-SpecFunction = Callable[[HFConfig], DecoderSpec]
-ModelSource = SpecFunction | type[CausalLM]
+if TYPE_CHECKING:  # which import torch: a plugin that names a model by its path does without
+    from quire.layers.interface import CausalLM
+    from quire.models.spec import DecoderSpec
+
+SpecFunction = Callable[[HFConfig], "DecoderSpec"]
+ModelSource = Union[SpecFunction, type["CausalLM"]]  # noqa: UP007 (a name within quotes)
 
 BUILT_IN_FAMILIES = (
     "llama",
@@ -43,6 +46,11 @@ BUILT_IN_FAMILIES = (
 )
 
 
+def packaged_features() -> dict[str, dict[str, Any]]:
+    """What every architecture of Quire's own can do; `tools/model_table.py` writes the file."""
+    return json.loads((files("quire") / "assets" / "architectures.json").read_bytes())
+
+
 @dataclasses.dataclass(frozen=True)
 class Entry:
     """A registered architecture.
@@ -61,24 +69,17 @@ class Entry:
         Raises:
             ConfigError: the path does not lead to one.
         """
-        if not isinstance(self.source, str):
-            return self.source
-        module, _, attribute = self.source.partition(":")
-        try:
-            return getattr(importlib.import_module(module), attribute)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise ConfigError(
-                f"architecture {self.architecture!r} was registered by {self.owner!r} as {self.source!r}, which cannot be "
-                f"imported: {error}. The form is 'module:attribute'",
-                setting="model",
-            ) from error
+        return registry.Entry(self.architecture, self.source, self.owner).load(MODELS.kind, MODELS.setting)
 
-    def make_spec(self, hf: HFConfig) -> DecoderSpec:
+    def make_spec(self, hf: HFConfig) -> "DecoderSpec":
         """The spec of a checkpoint with this config.json.
 
         Raises:
             ConfigError: no layer looks at other tokens.
         """
+        from quire.models.defaults import completed
+        from quire.models.nested_text import beside_other_parts, nested_text
+
         function, text = cast(SpecFunction, self.load()), nested_text(hf)
         is_nested = text is not None and not function.__module__.endswith("text_part")  # which reads it by itself
         spec = function(completed(self.architecture, text if text is not None and is_nested else hf))
@@ -92,18 +93,31 @@ class Entry:
         return spec
 
 
-_entries: dict[str, Entry] = {}
+_UNLOADED = ""
+
+MODELS: registry.Registry[ModelSource] = registry.Registry(
+    "architecture", "model", dict.fromkeys(packaged_features(), _UNLOADED)
+)
+"""The table. Names of Quire's own are there before their families are imported, so that nobody takes one by accident."""
 
 
-def register(*architectures: str, owner: str = "quire") -> Callable[[SpecFunction], SpecFunction]:
-    """Decorator: this function makes the spec of these architectures."""
+def register(*architectures: str) -> Callable[[SpecFunction], SpecFunction]:
+    """Decorator of Quire's own families: this function makes the spec of these architectures, unless a plugin replaces it."""
 
     def decorate(function: SpecFunction) -> SpecFunction:
         for architecture in architectures:
-            ModelRegistry.register_model(architecture, function, owner=owner)
+            register_built_in(architecture, function)
         return function
 
     return decorate
+
+
+def register_built_in(architecture: str, source: ModelSource | str) -> None:
+    """Add an architecture of Quire's own; a plugin's that overrides it stays."""
+    entry = MODELS.entry(architecture) if architecture in MODELS else None
+    if entry is None or entry.owner == registry.BUILT_IN_OWNER:
+        is_named = entry is not None and entry.target == _UNLOADED
+        MODELS.register(architecture, source, override=is_named, owner=registry.BUILT_IN_OWNER)
 
 
 TRANSFORMERS = "quire.layers.transformers_backend:TransformersModel"
@@ -115,7 +129,7 @@ class ModelRegistry:
 
     @staticmethod
     def register_model(
-        architecture: str, model: ModelSource | str, *, override: bool = False, owner: str = "plugin"
+        architecture: str, model: ModelSource | str, *, override: bool = False, owner: str | None = None
     ) -> None:
         """Add an architecture.
 
@@ -123,24 +137,18 @@ class ModelRegistry:
             model: a function from the config to a `DecoderSpec`, a `CausalLM` class, or the path `module:attribute` of either
                 (imported on first use).
             override: replace an existing entry; without it a second registration is an error.
-            owner: who registers, for messages.
+            owner: who registers, for messages; None: the plugin that is being loaded, else the program.
 
         Raises:
             ConfigError: the name is taken.
         """
-        existing = _entries.get(architecture)
-        if existing is not None and not override:
-            raise ConfigError(
-                f"architecture {architecture!r} is already registered by {existing.owner!r}; {owner!r} must pass "
-                f"override=True to replace it"
-            )
-        _entries[architecture] = Entry(architecture, model, owner)
+        MODELS.register(architecture, model, override=override, owner=owner)
 
     @staticmethod
     def get_supported_archs() -> list[str]:
         """Every registered name, sorted."""
         _load_built_in()
-        return sorted(_entries)
+        return sorted(MODELS)
 
     @staticmethod
     def resolve(architectures: str | Sequence[str]) -> Entry:
@@ -152,9 +160,10 @@ class ModelRegistry:
         _load_built_in()
         wanted = [architectures] if isinstance(architectures, str) else list(architectures)
         for architecture in wanted:
-            if architecture in _entries:
-                return _entries[architecture]
-        known = sorted(_entries)
+            if architecture in MODELS:
+                found = MODELS.entry(architecture)
+                return Entry(architecture, found.target, found.owner)
+        known = sorted(MODELS)
         nearest = [near for name in wanted for near in difflib.get_close_matches(name, known, n=3, cutoff=0.5)]
         hint = f"; nearest: {', '.join(dict.fromkeys(nearest))}" if nearest else ""
         raise ConfigError(

@@ -20,16 +20,19 @@ from quire.parsers.offered import Tools
 from quire.parsers.pieces import Pieces
 from quire.parsers.reader import Malformed, Reader, Waiting
 from quire.parsers.response_template import NAMES as RESPONSE_TEMPLATE
+from quire.plugins.registry import owned_by
 
 logger = init_logger(__name__)
 ClassT = TypeVar("ClassT", bound=type)
 
 
-def register_tool_format(name: str, tool_format: ToolFormat | type[Any]) -> None:
-    """Make a format known as `--tool-call-parser NAME`; one that has this name already is replaced.
+def register_tool_format(
+    name: str, tool_format: ToolFormat | type[Any], *, override: bool = False, owner: str | None = None
+) -> None:
+    """Make a format known as `--tool-call-parser NAME`. `override`, `owner`: see `Registry.register`.
 
     Raises:
-        ConfigError: it is neither a format nor a class with `extract_tool_calls`.
+        ConfigError: it is neither a format nor a class with `extract_tool_calls`, or the name is taken.
     """
     _check_name(name, "tool_call_parser")
     if not isinstance(tool_format, ToolFormat):
@@ -40,14 +43,16 @@ def register_tool_format(name: str, tool_format: ToolFormat | type[Any]) -> None
             raise ConfigError(message, setting="tool_parser_plugin")
         special = tuple(map(str, getattr(tool_format, "special_tokens", ())))
         tool_format = ToolFormat(WholeAnswer(tool_format), bare=True, inner=special)
-    TOOLS[name] = tool_format
+    TOOLS.register(name, tool_format, override=override, owner=owner)
 
 
-def register_reasoning_format(name: str, reasoning: Reasoning | type[Any]) -> None:
-    """Make a format known as `--reasoning-parser NAME`; one that has this name already is replaced.
+def register_reasoning_format(
+    name: str, reasoning: Reasoning | type[Any], *, override: bool = False, owner: str | None = None
+) -> None:
+    """Make a format known as `--reasoning-parser NAME`. `override`, `owner`: see `Registry.register`.
 
     Raises:
-        ConfigError: it is neither a format nor a class with `start_token` and `end_token`.
+        ConfigError: it is neither a format nor a class with `start_token` and `end_token`, or the name is taken.
     """
     _check_name(name, "reasoning_parser")
     if not isinstance(reasoning, Reasoning):
@@ -58,7 +63,7 @@ def register_reasoning_format(name: str, reasoning: Reasoning | type[Any]) -> No
             message = f"reasoning_parser_plugin: {name!r} needs a Reasoning, or a class with start_token and end_token: {error}"
             raise ConfigError(message, setting="reasoning_parser_plugin") from None
         reasoning = Reasoning((start,), (end,), implied=bool(getattr(reasoning, "implied", False)))
-    REASONING[name] = reasoning
+    REASONING.register(name, reasoning, override=override, owner=owner)
 
 
 def load_parser_file(path: str | None, setting: str) -> None:
@@ -75,7 +80,8 @@ def load_parser_file(path: str | None, setting: str) -> None:
     if spec is None or spec.loader is None:
         raise ConfigError(f"{setting}: {path!r} is not a Python file (.py).", setting=setting)
     try:
-        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+        with owned_by(f"{setting} {path}"):
+            spec.loader.exec_module(importlib.util.module_from_spec(spec))
     except ConfigError:
         raise
     except Exception as error:
@@ -180,18 +186,17 @@ class ReasoningParser(_Parser):
 
 
 class _Manager:
-    def __init__(self, register: Callable[[str, Any], None]) -> None:
+    def __init__(self, register: Callable[..., None]) -> None:
         self._register = register
 
     def register_module(
         self, name: str | list[str] | None = None, force: bool = True, module: type[Any] | None = None
     ) -> Any:
-        """Register a class under its names; without `module`, a decorator."""
-        del force
+        """Register a class under its names (`force`: in place of what has one of them); without `module`, a decorator."""
 
         def decorate(parser: ClassT) -> ClassT:
             for each in [name] if isinstance(name, str) else name or [parser.__name__]:
-                self._register(each, parser)
+                self._register(each, parser, override=force)
             return parser
 
         return decorate if module is None else decorate(module)

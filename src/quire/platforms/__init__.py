@@ -79,11 +79,13 @@ def _best_built_in() -> str:
 
 def _ask(name: str, *, must_work: bool = False) -> str | None:
     """A plugin's answer: the platform's class path, or None if it cannot run here."""
-    from quire.plugins import PLATFORM_GROUP, find_plugins
+    from quire.plugins import PLATFORM_GROUP, find_plugins, load
 
+    plugin = find_plugins(PLATFORM_GROUP)[name]
     try:
-        return find_plugins(PLATFORM_GROUP)[name].load()()
+        return load(plugin)()
     except Exception as error:
+        plugin.fail(error)
         if must_work:
             raise ConfigError(f"the platform plugin {name!r} failed: {error}", setting="device") from error
         logger.exception("Platform plugin %r failed and is left out", name)

@@ -8,6 +8,7 @@ from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
 from quire.layers.linear import LinearMethod, UnquantizedLinear
 from quire.platforms.interface import Capabilities
+from quire.plugins.registry import Registry
 from quire.quantization import (
     autoround,
     awq,
@@ -79,16 +80,21 @@ ALIASES = {
 """Other names of formats: in checkpoints, and by which users of vLLM ask for them (there they name a kernel too, or coarser
 scales)."""
 
-_methods: dict[str, type[LinearMethod] | Format] = {UnquantizedLinear.name: UnquantizedLinear, **FORMATS}
+METHODS: Registry[type[LinearMethod] | Format] = Registry(
+    "quantization", "quantization", {UnquantizedLinear.name: UnquantizedLinear, **FORMATS}
+)
+"""The registry: a format, or a class that makes its own linear layers."""
 
 
-def register_linear_method(name: str, method: type[LinearMethod] | Format, *, override: bool = False) -> None:
-    """Add a format; a duplicate without `override` is an error."""
-    if name in _methods and not override:
-        known = _methods[name]
-        owner = "Quire itself" if isinstance(known, Format) else known.__qualname__
-        raise ConfigError(f"quantization {name!r} is already registered by {owner}")
-    _methods[name] = method
+def register_linear_method(
+    name: str, method: type[LinearMethod] | Format | str, *, override: bool = False, owner: str | None = None
+) -> None:
+    """Add a format, a class, or the path `module:attribute` of one. `override`, `owner`: see `Registry.register`.
+
+    Raises:
+        ConfigError: the name is taken.
+    """
+    METHODS.register(name, method, override=override, owner=owner)
 
 
 def linear_method(quantization: str | None, hf: HFConfig, capabilities: Capabilities | None = None) -> LinearMethod:
@@ -107,13 +113,13 @@ def linear_method(quantization: str | None, hf: HFConfig, capabilities: Capabili
     name = quantization or stored or "unquantized"
     if stored is not None and name != stored:
         raise ConfigError(f"quantization={name!r}, but the checkpoint is stored as {stored!r}", setting="quantization")
-    if name not in _methods:
+    if name not in METHODS:
         source = "config.json's quantization_config" if stored else "quantization"
         raise ConfigError(
-            f"{source} asks for {name!r}, which is not supported; supported: {', '.join(sorted(_methods))}",
+            f"{source} asks for {name!r}, which is not supported; supported: {', '.join(sorted(METHODS))}",
             setting="quantization",
         )
-    method = _method(name, _methods[name], section if stored is not None else None)
+    method = _method(name, METHODS[name], section if stored is not None else None)
     if capabilities is not None:
         method.on_device(capabilities)
     return method
@@ -132,7 +138,7 @@ def _method(name: str, registered: type[LinearMethod] | Format, section: HFConfi
     if section is None and registered.online is not None:
         needs = "needs" if registered.uses_fp8 == "may" else "no"
         return QuantizedLinear(name, online=registered.online, uses_fp8=needs)
-    ready = ", ".join(sorted(known for known, form in _methods.items() if isinstance(form, Format) and form.online))
+    ready = ", ".join(sorted(known for known, form in METHODS.items() if isinstance(form, Format) and form.online))
     raise ConfigError(
         f"quantization={name!r} is for checkpoints that were stored so; a plain one can be loaded as {ready}"
         if section is None

@@ -112,17 +112,10 @@ def _version(name: str) -> str | None:
 def _plugins() -> dict[str, Any]:
     from quire import plugins
 
-    groups = (
-        plugins.PLATFORM_GROUP,
-        plugins.GENERAL_GROUP,
-        plugins.STAT_LOGGERS_GROUP,
-        plugins.LOGITS_PROCESSORS_GROUP,
-        plugins.ENDPOINTS_GROUP,
-    )
     return {
-        f"{group} {name}": point.value
-        for group in groups
-        for name, point in sorted(plugins.find_plugins(group).items())
+        f"{plugin.group} {plugin.name}": f"{plugin.point.value}  ({plugin.package or 'no package'}; {plugin.why or 'may load'})"
+        for group in plugins.GROUPS
+        for plugin in plugins.discover(group)
     }
 
 

@@ -4,7 +4,6 @@ import argparse
 import fnmatch
 import json
 import sys
-from importlib.resources import files
 from typing import Any
 
 from quire.engine.arg_parser import switch
@@ -18,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from quire.models.registry import ModelRegistry
+    from quire.models.registry import ModelRegistry, packaged_features
     from quire.plugins import load_general_plugins
 
     load_general_plugins("inspector")
@@ -42,11 +41,6 @@ def run(args: argparse.Namespace) -> int:
         f"\n{len(chosen)} architectures. What else Transformers knows runs with its own modules (--model-impl transformers)."
     )
     return 0
-
-
-def packaged_features() -> dict[str, dict[str, Any]]:
-    """The features of every architecture of Quire's own; `tools/model_table.py` writes the file."""
-    return json.loads((files("quire") / "assets" / "architectures.json").read_bytes())
 
 
 def feature_words(row: dict[str, Any]) -> tuple[str, ...]:
