@@ -12,19 +12,17 @@ from typing import Any
 
 from quire import param_checks as checks
 from quire.config import EngineConfig
-from quire.config.hub import fetch_weights
 from quire.config.kv_spec import KVCacheConfig
 from quire.config.observability import profile_overrides
 from quire.core.kv_planner import blocks_for_one_request, largest_model_len, plan_kv_cache
 from quire.core.output import SchedulerOutput
 from quire.core.preparations import Preparations
 from quire.core.scheduler import Scheduler
-from quire.engine.arg_resolve import hub_settings
 from quire.engine.collector import CollectorPause
 from quire.engine.heartbeat import Heartbeat
 from quire.engine.messages import Ready, Standing, refusal_of
 from quire.engine.pausing import Pause, PauseState, check_mode, is_named
-from quire.engine.weights import BY_RPC, UTILITIES, WeightVerbs, restored, utility
+from quire.engine.weights import BY_RPC, UTILITIES, WeightVerbs, fetch_missing_weights, restored, utility
 from quire.errors import CapacityError, ConfigError, EngineError, QuireError, RequestError
 from quire.executor.interface import Executor
 from quire.executor.selector import import_class, make_executor
@@ -573,19 +571,3 @@ class EngineCore(WeightVerbs):
         """Release everything; may be called twice."""
         self._in_flight.clear()
         self._executor.shutdown()
-
-
-def fetch_missing_weights(config: EngineConfig) -> None:
-    """Fetch the weights of a hub's model that are not here yet; what could not run is refused first. One process fetches them,
-    for any number of ranks; a parent does it before its child, whose time to start is limited.
-    Raises ConfigError: the model cannot run on this machine, or its weights cannot be fetched."""
-    hub = config.model.hub
-    if hub is None or config.load.load_format == "dummy" or not (hub.refusal or hub.missing()):
-        return
-    if not hub.refusal:
-        from quire.platforms import current_platform
-        from quire.worker.dry_run import check_without_weights
-
-        check_without_weights(config, current_platform(config.device.device))
-    with STARTUP.phase("download"):
-        fetch_weights(hub, hub_settings(config.load, config.model.revision))

@@ -21,12 +21,12 @@ from quire.config import EngineConfig
 from quire.config.wire import config_to_plain
 from quire.descriptors import memory_file
 from quire.engine import messages
-from quire.engine.core import fetch_missing_weights
 from quire.engine.core_client import CoreClient, OnMessage, ThreadClient
 from quire.engine.heartbeat import NUM_BYTES, map_words
 from quire.engine.messages import CoreMessage, Dead, FrontendMessage, Stalled
 from quire.engine.recovery import RecoveringClient
 from quire.engine.watchdog import Watchdog, show_stacks
+from quire.engine.weights import fetch_missing_weights
 from quire.errors import ConfigError, EngineDeadError, RequestError
 from quire.logger import init_logger
 from quire.patch import marks

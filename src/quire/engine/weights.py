@@ -11,11 +11,14 @@ from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
 from quire.config import EngineConfig
+from quire.config.hub import fetch_weights
+from quire.engine.arg_resolve import hub_settings
 from quire.errors import CapacityError, ConfigError, QuireError, RequestError, describe
 from quire.executor.interface import Executor
 from quire.guards import is_dict
 from quire.logger import init_logger
 from quire.request import WeightState
+from quire.timeline import STARTUP
 
 logger = init_logger(__name__)
 
@@ -243,3 +246,19 @@ def _info(request: Any, name: str) -> dict[str, Any]:
     if not is_dict(found):
         raise RequestError(f"{name} must be an object with fields", param=name)
     return found
+
+
+def fetch_missing_weights(config: EngineConfig) -> None:
+    """Fetch the weights of a hub's model that are not here yet; what could not run is refused first. One process fetches them,
+    for any number of ranks; a parent does it before its child, whose time to start is limited.
+    Raises ConfigError: the model cannot run on this machine, or its weights cannot be fetched."""
+    hub = config.model.hub
+    if hub is None or config.load.load_format == "dummy" or not (hub.refusal or hub.missing()):
+        return
+    if not hub.refusal:
+        from quire.platforms import current_platform
+        from quire.worker.dry_run import check_without_weights
+
+        check_without_weights(config, current_platform(config.device.device))
+    with STARTUP.phase("download"):
+        fetch_weights(hub, hub_settings(config.load, config.model.revision))
