@@ -9,7 +9,7 @@ import contextlib
 import contextvars
 import dataclasses
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any, Generic, TypeVar, cast
 
 from quire.errors import ConfigError, did_you_mean
@@ -151,7 +151,7 @@ def current_owner() -> str:
 
 
 @contextlib.contextmanager
-def owned_by(owner: str) -> Iterator[None]:
+def owned_by(owner: str) -> Generator[None]:
     """Within this, what is registered belongs to `owner`."""
     token = _loading.set(owner)
     try:
