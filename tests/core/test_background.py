@@ -3,7 +3,7 @@
 import pytest
 from tests.oracles.scheduler_harness import SchedulerHarness
 
-from quire.core.request_queue import build_request_queue
+from quire.core.request_queue import BackgroundLast, FairQueue
 from quire.core.request_state import Request, RequestStatus
 from quire.request import EngineRequest
 
@@ -78,7 +78,7 @@ def test_those_that_run_do_not_give_way_to_others_in_the_background() -> None:
 
 
 def test_tenants_shares_know_nothing_of_the_background() -> None:
-    queue = build_request_queue("fair", 10, num_rows=8)
+    queue = BackgroundLast(FairQueue(10, 8))
     sources = [EngineRequest(str(number), [1], tenant="a", is_background=number < 7) for number in range(8)]
     requests = [Request(source, number, 100) for number, source in enumerate(sources)]
     for request in requests[:7]:

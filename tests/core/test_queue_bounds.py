@@ -5,6 +5,7 @@ from tests.oracles.scheduler_harness import SchedulerHarness
 
 from quire.config import SchedulerConfig
 from quire.core.cost_model import CostModel
+from quire.core.policies import policy_class
 from quire.core.queue_bounds import QueueBounds, QueueLoad
 from quire.errors import CapacityError
 from quire.request import EngineRequest, FinishReason, QueueState, Refusal
@@ -30,7 +31,14 @@ class Line:
         self.now = 100.0
         self.load = QueueLoad()
         settings = SchedulerConfig(**{"max_num_seqs": 4, "max_num_batched_tokens": 64, **config})  # type: ignore[arg-type]
-        self.bounds = QueueBounds(settings, self.load, model or CostModel(), 1 << 20, lambda: self.now)
+        self.bounds = QueueBounds(
+            settings,
+            policy_class(settings.policy)(settings),
+            self.load,
+            model or CostModel(),
+            1 << 20,
+            lambda: self.now,
+        )
         self.count = 0
 
     def add(self, tenant: str = "", weight: float = 1.0, tokens: int = 10, timeout: float = 0.0) -> None:

@@ -2,7 +2,9 @@ import random
 
 import pytest
 
-from quire.core.request_queue import FairQueue, RankedQueue, build_request_queue
+from quire.config import SchedulerConfig
+from quire.core.policies import policy_class
+from quire.core.request_queue import FairQueue, RankedQueue
 from quire.core.request_state import Request
 from quire.errors import ConfigError
 from quire.request import EngineRequest
@@ -54,15 +56,15 @@ def test_removed_requests_are_never_served_and_leave_nothing_behind() -> None:
 
 @pytest.mark.parametrize("policy", ["fcfs", "fair"])
 def test_an_empty_queue_shows_nothing(policy: str) -> None:
-    queue = build_request_queue(policy, 100)  # type: ignore[arg-type]
+    queue = policy_class(policy)(SchedulerConfig(max_num_seqs=4)).make_queue()
     assert queue.peek() is None and len(queue) == 0
     with pytest.raises(IndexError):
         queue.pop()
 
 
 def test_an_unknown_policy_names_the_choices() -> None:
-    with pytest.raises(ConfigError, match="policy is 'lottery'; allowed are fcfs, priority, fair"):
-        build_request_queue("lottery", 100)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="scheduling_policy='lottery' is not known; allowed: fair, fcfs, priority"):
+        policy_class("lottery")
 
 
 def test_fair_does_not_let_a_flood_starve_a_neighbour() -> None:

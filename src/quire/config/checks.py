@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from quire.errors import ConfigError, did_you_mean
 from quire.guards import is_mapping, is_sequence
+from quire.plugins.registry import Registry
 
 T = TypeVar("T")
 
@@ -154,6 +155,17 @@ def number_or(word: str, minimum: float) -> Check:
 
 def one_of(*words: str) -> Check:
     return Check(f"one of {', '.join(words)}", lambda value: isinstance(value, str) and value in words, words)
+
+
+def registered(table: Registry[Any], *others: str, paths: bool = False) -> Check:
+    """A name of a registry, to which plugins may add, or another word; with `paths`, also a class path `module:Class`."""
+    words = (*others, *table)
+    allowed = f"one of {', '.join(words)}, a plugin's name{', or a class path module:Class' if paths else ''}"
+    return Check(
+        allowed,
+        lambda value: isinstance(value, str) and (value in others or value in table or (paths and ":" in value)),
+        words,
+    )
 
 
 def mapping(*, function: bool = False) -> Check:

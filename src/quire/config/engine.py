@@ -85,7 +85,7 @@ class SchedulerConfig:
     Attributes:
         max_num_batched_tokens: tokens a step.
         max_num_seqs: requests that may run at once.
-        policy: `fcfs`, `priority` (lower first) or `fair` (deficit round robin over tenants).
+        policy: `fcfs`, `priority` (lower first), `fair` (deficit round robin over tenants), or what a plugin adds.
         preemption_mode: `recompute` drops pages, `swap` moves them to host memory (needs swap_space).
         long_prefill_token_threshold: a prefill gets at most this many tokens a step; 0 means no limit.
         max_num_partial_prefills: prompts that may be part-way through their prefill at once; 0 means no limit.
@@ -103,7 +103,7 @@ class SchedulerConfig:
     max_num_batched_tokens: int = 2048
     max_num_seqs: int = 256
     max_model_len: int = 4096
-    policy: Literal["fcfs", "priority", "fair"] = "fcfs"
+    policy: str = "fcfs"
     enable_chunked_prefill: bool = True
     preemption_mode: Literal["recompute", "swap"] = "recompute"
     delay_factor: float = 0.0

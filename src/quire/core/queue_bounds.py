@@ -14,6 +14,7 @@ from collections.abc import Callable
 from quire.config import SchedulerConfig
 from quire.config.limits import DEFAULT_MAX_NUM_WAITING, DEFAULT_MAX_WAITING_TOKENS
 from quire.core.cost_model import CostModel
+from quire.core.policies import SchedulingPolicy
 from quire.errors import CapacityError
 from quire.request import EngineRequest, QueueState
 
@@ -61,6 +62,7 @@ class QueueBounds:
 
     Args:
         config: the bounds. 0 means the built-in limit; for the time, none.
+        policy: whether who waits longer starts earlier, and whether tenants have shares.
         load: what waits.
         cost_model: predicts how long.
         cache_tokens: tokens that the KV cache can hold: they limit how many requests run.
@@ -70,6 +72,7 @@ class QueueBounds:
     def __init__(
         self,
         config: SchedulerConfig,
+        policy: SchedulingPolicy,
         load: QueueLoad,
         cost_model: CostModel,
         cache_tokens: int,
@@ -77,7 +80,7 @@ class QueueBounds:
     ) -> None:
         self._config, self._load, self._cost_model, self._clock = config, load, cost_model, clock
         self._cache_tokens = cache_tokens
-        self._is_fair = config.policy == "fair"
+        self._is_fair, self._keeps_order = policy.has_shares, policy.keeps_order
         self._max_requests = config.max_num_waiting or DEFAULT_MAX_NUM_WAITING
         self._max_tokens = config.max_waiting_tokens or DEFAULT_MAX_WAITING_TOKENS
         self._closed: dict[str, float] = {}
@@ -157,8 +160,8 @@ class QueueBounds:
         )
 
     def _delay_before(self, source: EngineRequest, delay: float) -> float:
-        """Predicted seconds of what is certain to start before this request: under `fair` its tenant's own, and under `priority`
-        nobody's."""
-        if self._config.policy == "fcfs" or not self._load.total.num_requests:
+        """Predicted seconds of what is certain to start before this request: where tenants have shares its tenant's own, and
+        under another policy that does not keep the order nobody's."""
+        if self._keeps_order or not self._load.total.num_requests:
             return delay
         return delay * self._part(self._load.of_tenant(source.tenant)) if self._is_fair else 0.0

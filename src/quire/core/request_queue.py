@@ -14,7 +14,6 @@ import abc
 import collections
 import heapq
 import math
-from typing import Literal
 
 from quire.core.request_state import Request
 from quire.errors import ConfigError
@@ -252,15 +251,3 @@ class BackgroundLast(RequestQueue):
 
     def _line_of(self, request: Request) -> RequestQueue:
         return self._background if request.source.is_background else self._queue
-
-
-def build_request_queue(
-    policy: Literal["fcfs", "priority", "fair"], quantum: int = FAIR_QUANTUM, num_rows: int = 1 << 30
-) -> RequestQueue:
-    """The queue of a policy. Under `fair`, `quantum` is the tokens that a tenant may spend a round, and `num_rows` the requests
-    that may run at once."""
-    if policy == "fair":
-        return BackgroundLast(FairQueue(quantum, num_rows))
-    if policy in ("fcfs", "priority"):
-        return RankedQueue()
-    raise ConfigError(f"policy is {policy!r}; allowed are fcfs, priority, fair", setting="policy")

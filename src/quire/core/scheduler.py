@@ -24,11 +24,11 @@ from quire.core.deadlines import Deadlines
 from quire.core.inspection import Inspection
 from quire.core.kv_cache_manager import NO_HIT, KVCacheManager, PrefixHit
 from quire.core.output import IntArray, ModelRunnerOutput, SchedulerOutput
+from quire.core.policies import policy_class
 from quire.core.preemption import PageSaver
 from quire.core.prefix_hash import PrefixHasher
 from quire.core.publication import PendingPages
 from quire.core.queue_bounds import QueueBounds
-from quire.core.request_queue import build_request_queue
 from quire.core.request_state import Request, RequestStatus
 from quire.core.running import RunningBatch
 from quire.core.step import (
@@ -90,11 +90,11 @@ class Scheduler:
         self._batch = RunningBatch(config.max_num_seqs, kv_config.block_size)
         self._pages = PendingPages(self.kv, self._batch)
         self._timelines = Timelines(config.record_timelines, clock)
-        queue = build_request_queue(config.policy, num_rows=config.max_num_seqs)
-        self.waiting = WaitingRoom(queue, self.kv, min_common_tokens, self._timelines)
+        self._policy = policy_class(config.policy)(config)
+        self.waiting = WaitingRoom(self._policy.make_queue(), self.kv, min_common_tokens, self._timelines)
         self._saver = PageSaver(self.kv, swaps=config.preemption_mode == "swap")
         cache_tokens = self.kv.pool.num_usable * self.kv.block_size
-        self.bounds = QueueBounds(config, self.waiting.load, self.cost_model, cache_tokens, clock)
+        self.bounds = QueueBounds(config, self._policy, self.waiting.load, self.cost_model, cache_tokens, clock)
         self.deadlines = Deadlines(self.cost_model, config.max_num_batched_tokens, clock)
         self._delay = AdmissionDelay(config.delay_factor, clock)
         self._hindrance = ""
@@ -153,8 +153,7 @@ class Scheduler:
             self.bounds.check(source)
         request = Request(source, self._num_arrivals, self._max_model_len)
         self._num_arrivals += 1
-        if self._config.policy == "priority":
-            request.rank = (source.is_background, source.priority, source.arrival_time, request.arrival)
+        request.rank = (source.is_background, *self._policy.rank(source, request.arrival))
         request.cost = len(request.token_ids)
         self._requests[request.request_id] = request
         self.waiting.arrive(request)

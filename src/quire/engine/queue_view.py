@@ -6,6 +6,7 @@ tenants have shares, a burst of one says nothing of the others: then only the co
 
 from quire.config import SchedulerConfig
 from quire.config.limits import DEFAULT_MAX_NUM_WAITING
+from quire.core.policies import policy_class
 from quire.errors import CapacityError
 from quire.request import QueueState
 
@@ -18,7 +19,7 @@ class QueueView:
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
-        self._is_fair = config.policy == "fair"
+        self._is_fair = policy_class(config.policy).has_shares
         self._max_num_seqs = config.max_num_seqs
         self._max_waiting = config.max_num_waiting or DEFAULT_MAX_NUM_WAITING
         self.forget()

@@ -22,12 +22,15 @@ from quire.config.checks import (
     number,
     number_or,
     one_of,
+    registered,
     setting,
     strings,
     whole,
     whole_or,
 )
+from quire.config.load_formats import LOAD_FORMATS, SPECIAL_FORMATS
 from quire.config.resolve import DTYPE_NAMES
+from quire.core.policies import POLICIES
 from quire.guards import is_mapping, is_sequence
 
 TOKEN = Check("a token, or True for the stored one", lambda value: isinstance(value, str | bool))
@@ -143,19 +146,7 @@ class EngineSettings:
 
     load_format: str = setting(
         "auto",
-        one_of(
-            "auto",
-            "hf",
-            "safetensors",
-            "pt",
-            "mistral",
-            "gguf",
-            "bitsandbytes",
-            "sharded_state",
-            "dummy",
-            *SAME_FORMATS,
-            *OTHER_FORMATS,
-        ),
+        registered(LOAD_FORMATS, *SPECIAL_FORMATS, *SAME_FORMATS, *OTHER_FORMATS),
         "auto, safetensors, mistral, gguf, pt (pickled), sharded_state (saved by Quire) or dummy (random weights)",
     )
     download_dir: str | None = setting(None, TEXT, "where downloads are kept (HF_HOME)")
@@ -205,7 +196,10 @@ class EngineSettings:
     max_num_batched_tokens: int | None = setting(None, whole(1, 2**31 - 1), "tokens a step, for example 8k")
     max_num_seqs: int | None = setting(None, whole(1, 2**20), "requests that run at once")
     scheduling_policy: str = setting(
-        "fcfs", one_of("fcfs", "priority", "fair"), "fcfs, priority or fair", aliases=("policy",)
+        "fcfs",
+        registered(POLICIES, paths=True),
+        "fcfs, priority or fair, a plugin's name, or a class path",
+        aliases=("policy",),
     )
     enable_chunked_prefill: bool | None = setting(None, FLAG, "split long prompts over steps (on)")
     preemption_mode: str | None = setting(None, one_of("recompute", "swap"), "recompute or swap, when pages run out")

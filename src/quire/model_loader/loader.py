@@ -6,7 +6,7 @@ slices to `models/`, arithmetic to kernels.
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import torch
@@ -15,6 +15,7 @@ from quire.attention.interface import AttentionBackend
 from quire.attention.selector import Selection, select_backend
 from quire.config import EngineConfig
 from quire.config.hf_config import HFConfig
+from quire.config.load_formats import LOAD_FORMATS
 from quire.config.resolve import LAYOUT
 from quire.distributed.communicator import Communicator, SingleRank
 from quire.errors import ConfigError
@@ -35,7 +36,6 @@ from quire.model_loader.mistral_reader import MistralReader
 from quire.model_loader.page_size import choose_block_size
 from quire.model_loader.safetensors_reader import SafetensorsReader
 from quire.model_loader.sharded_state import MAX_BYTES, PATTERN, copy_description, load_state, save_state
-from quire.model_loader.torch_bin_reader import TorchBinReader
 from quire.models.registry import TRANSFORMERS, Entry, ModelRegistry
 from quire.models.spec import DecoderSpec
 from quire.platforms.interface import Capabilities, Platform, UploadStream
@@ -46,12 +46,6 @@ from quire.timeline import STARTUP
 logger = init_logger(__name__)
 
 
-READERS: dict[str, Callable[[str, Sequence[str]], WeightReader]] = {
-    **dict.fromkeys(("auto", "hf", "safetensors", "bitsandbytes", "mistral"), SafetensorsReader),
-    "pt": TorchBinReader,
-}
-"""By `load_format`; a reader is made from a folder and file names to ignore. GGUF and Mistral's own layout are known by the
-model, not by the setting."""
 FLOAT8_NAMES = ("fp8", "fp8_e4m3")
 """What kv_cache_dtype calls float8 e4m3."""
 GIB = 1 << 30
@@ -309,13 +303,12 @@ def open_weights(config: EngineConfig) -> WeightReader:
             f"load_format='gguf', but model={config.model.model!r} is neither a .gguf file nor a folder with one",
             setting="load_format",
         )
-    if load_format not in READERS:
-        allowed = ", ".join(("dummy", "sharded_state", *READERS))
-        raise ConfigError(f"load_format={load_format!r} is not supported; allowed: {allowed}", setting="load_format")
+    LOAD_FORMATS.entry(load_format)  # or an error that names what there is
     folder, ignored = config.model.path, config.load.ignore_patterns
     if config.model.hf_config.get("weights_layout") == LAYOUT:
         return MistralReader(folder, ignored, config.model.hf_config)
-    return READERS[load_format](folder, ignored)
+    extra = config.load.model_loader_extra_config if load_format in LOAD_FORMATS.added() else {}
+    return LOAD_FORMATS[load_format](folder, ignored, **extra)
 
 
 def with_progress(reader: WeightReader) -> Iterator[tuple[str, Any]]:

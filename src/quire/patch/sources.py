@@ -1,26 +1,26 @@
 """Where patches come from: entry points of the group `quire.patches`."""
 
 from collections.abc import Iterable
-from importlib.metadata import EntryPoint
 from typing import Any
 
 from quire.logger import init_logger
 from quire.patch.declaration import Patch
 from quire.patch.plan import Found
+from quire.plugins import Plugin, load
 
 logger = init_logger(__name__)
 
 
-def read_patches(points: Iterable[EntryPoint]) -> list[Found]:
-    """The patches behind entry points. A package that fails is named in the log and left out."""
+def read_patches(plugins: Iterable[Plugin]) -> list[Found]:
+    """The patches that packages declare. A package that fails is named in the log and left out."""
     found: list[Found] = []
-    for point in points:
-        dist = point.dist
-        package = f"{dist.name} {dist.version}" if dist is not None else ""
+    for plugin in plugins:
         try:
-            found += [Found(patch, package) for patch in as_patches(point.load())]
-        except Exception:
-            logger.exception("The patches of %r (%s) cannot be loaded and are left out", point.name, point.value)
+            found += [Found(patch, plugin.package) for patch in as_patches(load(plugin))]
+        except Exception as error:
+            plugin.fail(error)
+            value = plugin.point.value
+            logger.exception("The patches of %r (%s) cannot be loaded and are left out", plugin.name, value)
     return found
 
 

@@ -26,6 +26,7 @@ STAT_LOGGERS_GROUP = "quire.stat_loggers"
 LOGITS_PROCESSORS_GROUP = "quire.logits_processors"
 ENDPOINTS_GROUP = "quire.endpoints"
 IO_PROCESSORS_GROUP = "quire.io_processors"
+PATCHES_GROUP = "quire.patches"
 GROUPS = (
     PLATFORM_GROUP,
     GENERAL_GROUP,
@@ -33,6 +34,7 @@ GROUPS = (
     LOGITS_PROCESSORS_GROUP,
     ENDPOINTS_GROUP,
     IO_PROCESSORS_GROUP,
+    PATCHES_GROUP,
 )
 ONLY_IF_NAMED = (ENDPOINTS_GROUP,)
 """Groups whose plugins load only if `QUIRE_PLUGINS` names them: an installed package does not open routes by itself."""

@@ -121,12 +121,15 @@ class Registry(Mapping[str, T]):
     def __hash__(self) -> int:
         return id(self)
 
+    def added(self) -> list[str]:
+        """The names that others than Quire registered."""
+        return [entry.name for entry in self._entries.values() if entry.owner != BUILT_IN_OWNER]
+
     def owned(self) -> dict[str, list[str]]:
         """The names that others than Quire registered, by their owners."""
         names: dict[str, list[str]] = {}
-        for entry in self._entries.values():
-            if entry.owner != BUILT_IN_OWNER:
-                names.setdefault(entry.owner, []).append(entry.name)
+        for name in self.added():
+            names.setdefault(self._entries[name].owner, []).append(name)
         return names
 
 

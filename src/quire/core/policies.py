@@ -1,0 +1,85 @@
+"""Scheduling policies by name: who is served first, and who keeps its pages when they run out.
+
+A policy ranks requests, and may put them in a queue of its own. Plugins register further ones. A policy decides the order, not
+the rules: budgets, pages and bounds hold under every policy.
+Knows requests as they arrive. Knows nothing of rows or pages.
+"""
+
+import inspect
+
+from quire.config import SchedulerConfig
+from quire.core.request_queue import FAIR_QUANTUM, BackgroundLast, FairQueue, RankedQueue, RequestQueue
+from quire.errors import ConfigError
+from quire.plugins.registry import Registry, import_path
+from quire.request import EngineRequest
+
+SETTING = "scheduling_policy"
+
+
+class SchedulingPolicy:
+    """First come, first served; the base of other policies. One instance serves one scheduler.
+
+    Attributes:
+        keeps_order: who comes later never starts earlier, so that a wait can be predicted.
+        has_shares: tenants have shares of the waiting line, too: one tenant cannot fill it.
+    """
+
+    keeps_order = True
+    has_shares = False
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+
+    def rank(self, request: EngineRequest, arrival: int) -> tuple[float, ...]:
+        """A request's place: a lower one is served earlier, and gives its pages up later. It is asked for once, as the request
+        arrives. All requests' ranks have the same length, and no two are equal: `arrival`, which counts requests, is a good end.
+        Background requests come after all others whatever their rank."""
+        return (-1 if request.is_continuation else arrival,)
+
+    def make_queue(self) -> RequestQueue:
+        """The queue of waiting requests, which gives out the best one; ordered by rank unless a policy has another."""
+        return RankedQueue()
+
+
+class PriorityPolicy(SchedulingPolicy):
+    """The lowest `priority` first, then the earliest."""
+
+    keeps_order = False
+
+    def rank(self, request: EngineRequest, arrival: int) -> tuple[float, ...]:
+        return (request.priority, request.arrival_time, arrival)
+
+
+class FairPolicy(SchedulingPolicy):
+    """Deficit round robin over tenants."""
+
+    keeps_order = False
+    has_shares = True
+
+    def make_queue(self) -> RequestQueue:
+        return BackgroundLast(FairQueue(FAIR_QUANTUM, self.config.max_num_seqs))
+
+
+POLICIES: Registry[type[SchedulingPolicy]] = Registry(
+    "scheduling policy", SETTING, {"fcfs": SchedulingPolicy, "priority": PriorityPolicy, "fair": FairPolicy}
+)
+
+
+def policy_class(name: str) -> type[SchedulingPolicy]:
+    """The policy of a name, or of a class path `module:Class`.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name in POLICIES or ":" not in name:
+        POLICIES.entry(name)
+        found: object = POLICIES[name]
+    else:
+        try:
+            found = import_path(name)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ConfigError(f"{SETTING}={name!r} cannot be imported: {error}", setting=SETTING) from error
+    if inspect.isclass(found) and issubclass(found, SchedulingPolicy):
+        return found
+    message = f"{SETTING}={name!r} is {found!r}, which is not a subclass of quire.core.policies.SchedulingPolicy"
+    raise ConfigError(message, setting=SETTING)
