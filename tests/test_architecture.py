@@ -1,12 +1,16 @@
 """The house rules that no type checker knows: floors, banned imports, who reads the environment, how long a file may be."""
 
 import ast
+import dataclasses
 import json
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+
+from quire.worker.components import RunnerComponents
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "quire"
@@ -18,6 +22,28 @@ ENVIRONMENT_READERS = {PACKAGE / "envs.py", PACKAGE / "env_override.py", PACKAGE
 ENVIRONMENT_READERS |= {PACKAGE / "platforms" / "nvml.py"}  # CUDA_VISIBLE_DEVICES, which is CUDA's and not ours
 BANNED_MODULES = {"pickle", "cloudpickle", "dill", "shelve", "marshal"}
 BANNED_CALLS = {"eval", "exec"}
+
+# What only some rooms may know of devices: everybody else asks the platform (docs/hardware-plugin.md).
+DEVICE_MODULES = {f"torch.{name}" for name in ("cuda", "accelerator", "npu", "xpu", "mps", "hpu", "mlu", "musa")}
+DEVICE_NAMES = {"cpu", "cuda", "npu", "xpu", "mps", "hip", "rocm", "hpu"}
+PINNING = {"pin_memory", "is_pinned", "is_cuda", "is_cpu", "is_xpu", "is_mps"}
+COMPONENTS = {field.name: field.default.__name__ for field in dataclasses.fields(RunnerComponents)}
+ROOMS: dict[str, tuple[str, ...]] = {
+    "device module": ("platforms", "kernels/triton", "distributed/nccl.py"),
+    "torch.distributed": ("distributed",),
+    # config/observability.py: a profiler's name, as vLLM has it.
+    "device name": (
+        "platforms",
+        "kernels/triton",
+        "kernels/cpu",
+        "attention/cpu.py",
+        "distributed/nccl.py",
+        "config/observability.py",
+    ),
+    "pinning": ("platforms", "kernels/triton", "conformance"),
+    "component": ("worker/components.py", "conformance"),
+}
+"""By rule, the folders and files where it does not hold."""
 
 
 def parse(path: Path) -> ast.Module:
@@ -56,6 +82,50 @@ def violations_of(source: str) -> set[str]:
         if isinstance(node, ast.Attribute) and dotted(node) in ("torch.load", "torch.cuda", "torch.npu"):
             found.add(dotted(node))
     return found
+
+
+def device_violations(source: str) -> set[tuple[str, str]]:
+    """What a source knows of devices: (rule, what)."""
+    tree = ast.parse(source)
+    names = imported_modules(tree) | {dotted(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    found: set[tuple[str, str]] = set()
+    for name in names:
+        parts = ".".join(name.split(".")[:2])
+        if parts in DEVICE_MODULES:
+            found.add(("device module", parts))
+        elif parts == "torch.distributed":
+            found.add((parts, parts))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            compared = [node.left, *node.comparators]
+            compared += [each for side in compared for each in getattr(side, "elts", [])]
+            values = {each.value for each in compared if isinstance(each, ast.Constant) and isinstance(each.value, str)}
+            found |= {("device name", f"compares with {value!r}") for value in values & DEVICE_NAMES}
+        elif isinstance(node, ast.Attribute) and node.attr in PINNING:
+            found.add(("pinning", f".{node.attr}"))
+        elif isinstance(node, ast.keyword) and node.arg == "pin_memory":
+            found.add(("pinning", "pin_memory="))
+        elif isinstance(node, ast.Call):
+            found |= _calls_of_devices(node)
+    return found
+
+
+def _calls_of_devices(node: ast.Call) -> set[tuple[str, str]]:
+    called = dotted(node.func)
+    if called.rpartition(".")[2] in COMPONENTS.values():
+        return {("component", f"{called}(…)")}
+    first = node.args[0] if node.args else None
+    if (
+        called == "torch.device"
+        and isinstance(first, ast.Constant)
+        and str(first.value).split(":")[0] not in ("cpu", "meta")
+    ):
+        return {("device name", f"torch.device({first.value!r})")}
+    return set()
+
+
+def is_in(path: Path, rooms: Iterable[str]) -> bool:
+    return any((PACKAGE / room) in (path, *path.parents) for room in rooms)
 
 
 def environment_reads(source: str) -> list[int]:
@@ -112,6 +182,60 @@ def test_no_file_uses_a_banned_import_or_call() -> None:
         if found:
             wrong[str(path.relative_to(ROOT))] = found
     assert wrong == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("import torch\ntorch.cuda.synchronize()", {("device module", "torch.cuda")}),
+        ("import torch\ntorch.accelerator.current_stream()", {("device module", "torch.accelerator")}),
+        ("from torch.npu import Stream", {("device module", "torch.npu")}),
+        ("import torch.distributed as dist\ndist.all_reduce(x)", {("torch.distributed", "torch.distributed")}),
+        ("import torch\ntorch.distributed.barrier()", {("torch.distributed", "torch.distributed")}),
+        ("x.device.type != 'cpu'", {("device name", "compares with 'cpu'")}),
+        ("platform.name == 'cuda'", {("device name", "compares with 'cuda'")}),
+        (
+            "x.device.type in ('cpu', 'npu')",
+            {("device name", "compares with 'cpu'"), ("device name", "compares with 'npu'")},
+        ),
+        ("import torch\ntorch.device('cuda', 1)", {("device name", "torch.device('cuda')")}),
+        ("import torch\ntorch.device('cuda:1')", {("device name", "torch.device('cuda:1')")}),
+        ("import torch\ntorch.device('meta')", set()),
+        ("import torch\ntorch.empty(3, pin_memory=True)", {("pinning", "pin_memory=")}),
+        ("tensor.pin_memory()", {("pinning", ".pin_memory")}),
+        ("tensor.is_cuda", {("pinning", ".is_cuda")}),
+        ("Sampler(3, 5, memory)", {("component", "Sampler(…)")}),
+        ("batch_state.BatchState(3, 5, 1, 1)", {("component", "batch_state.BatchState(…)")}),
+        ("self._parts.sampler(3, 5, memory)", set()),
+    ],
+)
+def test_the_check_for_knowledge_of_devices_finds_it(source: str, expected: set[tuple[str, str]]) -> None:
+    assert device_violations(source) == expected
+
+
+def test_only_their_rooms_know_of_devices_ranks_and_parts_of_the_runner() -> None:
+    wrong = {
+        str(path.relative_to(ROOT)): found
+        for path in SOURCES
+        if (
+            found := {
+                (rule, what)
+                for rule, what in device_violations(path.read_text(encoding="utf-8"))
+                if not is_in(path, ROOMS[rule])
+            }
+        )
+    }
+    assert wrong == {}
+
+
+def test_every_room_that_may_know_of_devices_is_there_and_needs_to() -> None:
+    for rule, rooms in ROOMS.items():
+        for room in rooms:
+            files = [path for path in SOURCES if is_in(path, [room])]
+            assert any(rule == found for path in files for found, _ in device_violations(path.read_text("utf-8"))), (
+                rule,
+                room,
+            )
 
 
 def test_only_the_environment_modules_read_the_environment() -> None:

@@ -8,17 +8,43 @@ import datetime
 import secrets
 import shutil
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from quire.platforms.interface import is_host_memory
+
 SHARED_MEMORY = Path("/dev/shm")
 """The system's file system in memory."""
 WAIT_S = 300.0
 """How long one side waits for the other."""
+
+
+def _nccl(store: Any, rank: int, size: int, wait: datetime.timedelta) -> Any:
+    group: Any = dist
+    options = group.ProcessGroupNCCL.Options()
+    options._timeout = wait
+    return group.ProcessGroupNCCL(store, rank, size, options)
+
+
+_LIBRARIES: dict[str, Callable[[Any, int, int, datetime.timedelta], Any]] = {"cuda": _nccl}
+
+
+def register_library(device_type: str, make: Callable[[Any, int, int, datetime.timedelta], Any]) -> None:
+    """Have tensors of a device type broadcast by a library of its own; those of others go through the host's memory.
+
+    Args:
+        make: from (store, rank, size, longest wait) to one of torch's process groups.
+
+    Raises:
+        ValueError: the type has one.
+    """
+    if device_type in _LIBRARIES:
+        raise ValueError(f"devices of type {device_type!r} have a library already")
+    _LIBRARIES[device_type] = make
 
 
 class TransferGroup:
@@ -27,7 +53,7 @@ class TransferGroup:
     Args:
         address, port: where the trainer waits for the others.
         rank, size: in this group.
-        device: the tensors'; decides between NCCL and gloo.
+        device: the tensors'; decides between its own library and gloo.
 
     Raises:
         RuntimeError: the others did not come in time.
@@ -39,19 +65,19 @@ class TransferGroup:
         wait = datetime.timedelta(seconds=wait_s)
         group: Any = dist
         store = group.TCPStore(address, port, size, rank == 0, wait)
-        if device.type == "cpu":
-            self._group: Any = group.ProcessGroupGloo(store, rank, size, wait)
-        else:
-            options = group.ProcessGroupNCCL.Options()
-            options._timeout = wait
-            self._group = group.ProcessGroupNCCL(store, rank, size, options)
+        make = _LIBRARIES.get(device.type)
+        self._goes_through_host = make is None and not is_host_memory(device)
+        self._group: Any = (make or group.ProcessGroupGloo)(store, rank, size, wait)
         self.device = device
         self._options: Any = group.BroadcastOptions()
         self._options.rootRank, self._options.rootTensor = 0, 0
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         """The trainer's tensor on every rank, in place. Raises RuntimeError: a rank has left, or does not answer in time."""
-        self._group.broadcast([tensor], self._options).wait()
+        sent = tensor.cpu() if self._goes_through_host else tensor
+        self._group.broadcast([sent], self._options).wait()
+        if sent is not tensor:
+            tensor.copy_(sent)
 
     def receive(self, shape: Iterable[int], dtype: torch.dtype) -> torch.Tensor:
         """The next tensor that the trainer sends."""

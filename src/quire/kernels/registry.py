@@ -30,6 +30,8 @@ class Kernel:
     owner: str
     invariant: bool = True
     """Whether a row's result is the same to the bit in any batch: no reduction whose order depends on other rows."""
+    needs_scratch: bool = True
+    """Whether it uses all scratch memory that the operation has for kernels; the reference does not."""
     tolerance: float = 0.0
     """The relative error that it has by design, where it rounds more than its types do; `quire conformance` allows it."""
 
@@ -53,7 +55,7 @@ def operation(function: Callable[P, R]) -> Callable[P, R]:
     Until `select` is called that is the reference.
     """
     name = function.__name__
-    kernel(name, platform="any")(function)
+    kernel(name, platform="any", needs_scratch=False)(function)
     # A partial without arguments forwards a call in C: 20 ns less than a Python function that looks the implementation up.
     dispatcher = functools.partial(function)
     _dispatchers[name] = functools.update_wrapper(dispatcher, function)
@@ -116,6 +118,7 @@ def kernel(
     unavailable: Predicate = lambda: None,
     owner: str = "quire",
     invariant: bool = True,
+    needs_scratch: bool = True,
     tolerance: float = 0.0,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register an implementation of `op`, whose signature is the declaration's.
@@ -125,7 +128,7 @@ def kernel(
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        entry = Kernel(op, platform, function, priority, unavailable, owner, invariant, tolerance)
+        entry = Kernel(op, platform, function, priority, unavailable, owner, invariant, needs_scratch, tolerance)
         existing = _kernels.setdefault(op, [])
         for other in existing:
             if (other.platform, other.priority) == (platform, priority):

@@ -121,7 +121,7 @@ class Workspace:
                 intermediate=intermediate,
                 dtype=self._dtype,
                 device=self._device,
-                has_pairs=choice is None or choice.chosen.platform not in ("any", "cpu"),
+                has_pairs=choice is None or choice.chosen.needs_scratch,
             )
         return self._experts[shape]
 

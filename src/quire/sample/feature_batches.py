@@ -50,7 +50,7 @@ class FeatureBatches:
         self._steps_sampler = sampler
         rows = max(_COUNTS)
         device = memory.device()
-        self._sampler = Sampler(rows, vocab_size, memory, logprobs_mode)
+        self._sampler = type(sampler)(rows, vocab_size, memory, logprobs_mode)
         self._vocab_size, self._memory, self._device = vocab_size, memory, device
         self._is_processed = logprobs_mode.startswith("processed")
         self._out_S = torch.zeros(rows, dtype=torch.int32, device=device)

@@ -31,6 +31,7 @@ def cpu_kernel(op: str, *, below: int = 0, invariant: bool = True, tolerance: fl
         priority=PRIORITY - below,
         unavailable=_unavailable,
         invariant=invariant,
+        needs_scratch=False,
         tolerance=tolerance,
     )
 
