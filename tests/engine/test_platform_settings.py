@@ -56,7 +56,7 @@ def test_a_default_of_a_platform_is_checked_as_a_users_value_is(llama: Path, mon
     with pytest.raises(ConfigError, match="max_num_seqs"):
         configure(llama)
     monkeypatch.setattr(CpuPlatform, "setting_defaults", lambda self, hf_config: {"max_num_seq": 1})
-    with pytest.raises(ConfigError, match="'max_num_seq' that there is not .did you mean 'max_num_seqs'"):
+    with pytest.raises(ConfigError, match=r"'max_num_seq' that there is not .did you mean 'max_num_seqs'"):
         configure(llama)
 
 
