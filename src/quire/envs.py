@@ -113,6 +113,9 @@ QUIRE_API_KEY: Annotated[str | None, Variable(None, "The server's key, where --a
 QUIRE_SERVER_DEV_MODE: Annotated[
     bool, Variable(False, "1 opens /sleep, /wake_up, /is_sleeping, /server_info and /collective_rpc.", _switch)
 ]
+QUIRE_ALLOW_RUNTIME_LORA_UPDATING: Annotated[
+    bool, Variable(False, "1 opens /v1/load_lora_adapter and /v1/unload_lora_adapter.", _switch)
+]
 QUIRE_PLUGINS: Annotated[
     list[str] | None, Variable(None, "Comma-separated names of the plugins that may load; unset means all.", _list)
 ]

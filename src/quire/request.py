@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from quire.adapters import LoRARequest
 from quire.pooling_params import PoolingParams
 from quire.sampling_params import SamplingParams
 
@@ -60,6 +61,7 @@ class EngineRequest(msgspec.Struct, array_like=True, omit_defaults=True):
         is_continuation: it goes on with what was accepted before, so that it finds room in a full queue: a step of a beam search.
         arrival_time: seconds, `time.monotonic()` of the frontend.
         priority: lower runs earlier, under the `priority` policy.
+        adapter: that its tokens are computed with.
     """
 
     request_id: str
@@ -77,6 +79,7 @@ class EngineRequest(msgspec.Struct, array_like=True, omit_defaults=True):
     deadline: float = 0.0
     is_background: bool = False
     is_continuation: bool = False
+    adapter: LoRARequest | None = None
 
     def __post_init__(self) -> None:
         self.prompt_token_ids = token_array(self.prompt_token_ids)

@@ -6,6 +6,7 @@ from quire.config.engine import (
     DeviceConfig,
     EngineConfig,
     LoadConfig,
+    LoRAConfig,
     ParallelConfig,
     SchedulerConfig,
 )
@@ -20,6 +21,7 @@ __all__ = [
     "DeviceConfig",
     "EngineConfig",
     "HFConfig",
+    "LoRAConfig",
     "LoadConfig",
     "ModelConfig",
     "ObservabilityConfig",

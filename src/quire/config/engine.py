@@ -160,10 +160,32 @@ class CacheConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class LoRAConfig:
+    """Adapters.
+
+    Attributes:
+        max_loras: adapters that steps can have at once; None: as many as rows.
+        max_lora_rank: the largest rank that is taken; None: any, and there is room for what is loaded.
+        max_cpu_loras: adapters that are kept on the host for their next use; None leaves it to the engine.
+        fully_sharded_loras: accepted as in vLLM; ranks share updates as they share the matrices.
+    """
+
+    max_loras: int | None = None
+    max_lora_rank: int | None = None
+    max_cpu_loras: int | None = None
+    fully_sharded_loras: bool = False
+
+    def num_slots(self, max_num_seqs: int) -> int:
+        """Adapters that can be on the device at once."""
+        return self.max_loras or max_num_seqs
+
+
+@dataclasses.dataclass(frozen=True)
 class EngineConfig:
     """Every decision, made before anything is built.
 
     Attributes:
+        lora: None: no request can have an adapter.
         instance_id: a short random id, in logs and metrics.
         provenance: for settings that were derived, `"scheduler.max_num_seqs" -> "why"`; `quire explain` prints it.
         set_by: for settings (fields of `EngineArgs`) that are not at their defaults, who set them: `user` or `platform NAME`.
@@ -179,6 +201,7 @@ class EngineConfig:
     observability: ObservabilityConfig
     structured_outputs: StructuredOutputsConfig = dataclasses.field(default_factory=StructuredOutputsConfig)
     reasoning: ReasoningConfig = dataclasses.field(default_factory=ReasoningConfig)
+    lora: LoRAConfig | None = None
     instance_id: str = ""
     provenance: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
     set_by: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
@@ -245,6 +268,11 @@ class EngineConfig:
     def attention_config(self) -> AttentionConfig:
         """`attention`."""
         return self.attention
+
+    @property
+    def lora_config(self) -> LoRAConfig | None:
+        """`lora`."""
+        return self.lora
 
     @property
     def observability_config(self) -> ObservabilityConfig:

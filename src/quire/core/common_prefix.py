@@ -251,4 +251,5 @@ class CommonPrefixes:
 
 def _are_equal_prompts(one: EngineRequest, other: EngineRequest) -> bool:
     """Whether two requests' prompts mean the same."""
-    return one.prompt_token_ids == other.prompt_token_ids and one.cache_salt == other.cache_salt
+    are_alike = one.cache_salt == other.cache_salt and one.adapter == other.adapter
+    return are_alike and one.prompt_token_ids == other.prompt_token_ids

@@ -234,6 +234,7 @@ class KVCacheManager:
     def _root(self, request: Request) -> bytes:
         assert self._hasher is not None
         if request.root_hash is None:
-            salt = request.source.cache_salt
-            request.root_hash = self._plain_root if salt is None else self._hasher.root("salt:" + salt)
+            salt, adapter = request.source.cache_salt, request.source.adapter
+            root = self._plain_root if salt is None else self._hasher.root("salt:" + salt)
+            request.root_hash = root if adapter is None else self._hasher.branch(root, adapter.key)
         return request.root_hash

@@ -30,6 +30,7 @@ class NewRequestData(msgspec.Struct, array_like=True, omit_defaults=True):
         num_computed_tokens: how many of `token_ids` already have keys and values in `block_ids` (prefix hits, swap-in).
         block_ids: one list of page ids a KV group, in order of position; 0 is the null page.
         seed: the request's sampling seed, always concrete (drawn by the frontend when the user gave none).
+        adapter_slot: where the workers have its adapter; 0 without one.
     """
 
     request_id: str
@@ -41,6 +42,7 @@ class NewRequestData(msgspec.Struct, array_like=True, omit_defaults=True):
     sampling_params: SamplingParams | None = None
     pooling_params: PoolingParams | None = None
     seed: int = 0
+    adapter_slot: int = 0
 
     def __post_init__(self) -> None:
         self.token_ids = token_array(self.token_ids)

@@ -70,6 +70,10 @@ class PrefixHasher:
         """The parent of a request's first page: equal only for equal salts."""
         return self._hash(b"root" + salt.encode("utf-8", "surrogatepass"))
 
+    def branch(self, root: BlockHash, name: str) -> BlockHash:
+        """The parent of the first page of requests that differ by something that has a name, from others with this root."""
+        return self._hash(root + name.encode("utf-8", "surrogatepass"))
+
     def extend(
         self,
         hashes: list[BlockHash],

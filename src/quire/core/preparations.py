@@ -1,5 +1,5 @@
 """Requests held back until what they need besides pages is there: a grammar, the kernels of a sampling feature that
-nobody has used yet. These are compiled beside the steps.
+nobody has used yet, an adapter. These are compiled, or loaded, beside the steps.
 
 Whether something has to be prepared is asked when a request could start. One that has to wait leaves the queue, so that others
 overtake it, and queues again, at its own place, when it is ready. What is prepared keeps for a while only; so no more is
@@ -9,6 +9,7 @@ is its maker's business.
 
 from typing import Protocol
 
+from quire.core.adapter_slots import AdapterSlots
 from quire.core.request_state import Request
 from quire.request import EngineRequest
 
@@ -29,6 +30,14 @@ class Preparer(Protocol):
         """Begin; `prepared` tells of the end."""
         ...
 
+    def load_adapter(self, request: EngineRequest, slot: int) -> None:
+        """Begin to load its adapter into a place that no request holds; `prepared` tells of the end, `problems` of a failure."""
+        ...
+
+    def problems(self) -> dict[str, str]:
+        """Why adapters could not be loaded, by the id of a request that `prepared` has told since the last call."""
+        ...
+
     def prepared(self, wait_s: float) -> list[str]:
         """Ids of requests whose preparation has ended, well or not; waits at most so long for the first."""
         ...
@@ -39,10 +48,16 @@ class Preparations:
 
     Args:
         preparer: None: there is never anything to prepare.
+        num_adapters: places for adapters.
+
+    Attributes:
+        adapters: which of them are where.
     """
 
-    def __init__(self, preparer: Preparer | None = None) -> None:
+    def __init__(self, preparer: Preparer | None = None, num_adapters: int = 0) -> None:
         self._preparer = preparer
+        self.adapters = AdapterSlots(num_adapters)
+        self._refused: list[tuple[Request, str]] = []
         self._line: dict[str, Request] = {}
         self._begun: dict[str, Request] = {}
         self._ready: dict[str, Request] = {}
@@ -54,15 +69,29 @@ class Preparations:
 
     def must_wait(self, request: Request) -> bool:
         """Whether a request that is about to start is to be held back instead; it then is."""
-        if self._preparer is None or request.source.sampling_params is None:
+        if self._preparer is None:
             return False
-        if self._preparer.is_prepared(request.source):
+        if self._is_ready(request):
             self.leave(request)
+            request.adapter_slot = self.adapters.hold(request)
             return False
         self._ahead.pop(request.request_id, None)
         self._line[request.request_id] = request
         self._begin()
         return True
+
+    def _is_ready(self, request: Request) -> bool:
+        return self.adapters.is_ready(request) and self._is_prepared(request)
+
+    def _is_prepared(self, request: Request) -> bool:
+        assert self._preparer is not None
+        return request.source.sampling_params is None or self._preparer.is_prepared(request.source)
+
+    def cause(self, request: Request) -> str:
+        """What a request that is held back waits for."""
+        if not self.adapters.is_ready(request):
+            return "adapter"
+        return "grammar" if self.has_grammar(request) else "kernels"
 
     @staticmethod
     def has_grammar(request: Request) -> bool:
@@ -78,6 +107,11 @@ class Preparations:
         self._ready.clear()
         return ready
 
+    def take_refused(self) -> list[tuple[Request, str]]:
+        """Requests whose adapter cannot be loaded, and why."""
+        refused, self._refused = self._refused, []
+        return refused
+
     def wait(self, seconds: float) -> bool:
         """Nothing else is to be done: wait until one of them is ready, but not longer. Whether there is any."""
         if self._begun and not self._ready:
@@ -85,35 +119,56 @@ class Preparations:
         return len(self) > 0
 
     def leave(self, request: Request) -> None:
-        """A request starts, or has ended, wherever it was: somebody else's turn may have come."""
+        """A request starts, or has ended, wherever it was, or has given its row back: somebody else's turn may have come."""
         places = (self._line, self._begun, self._ready, self._ahead)
         found = [place.pop(request.request_id, None) for place in places]
-        if self._line and any(found):
+        has_released = self.adapters.release(request)
+        if self._line and (has_released or any(found)):
             self._begin()
 
     def _take_in(self, wait_s: float) -> None:
         assert self._preparer is not None
-        for request_id in self._preparer.prepared(wait_s):
+        prepared, problems = self._preparer.prepared(wait_s), self._preparer.problems()
+        for request_id in prepared:
+            self.adapters.finish(request_id, failed=request_id in problems)
             request = self._begun.pop(request_id, None)
-            if request is not None:
+            if request is not None and request_id in problems:
+                self._refused.append((request, problems[request_id]))
+            elif request is not None:
                 self._ready[request_id] = self._ahead[request_id] = request
         self._begin()
 
     def _begin(self) -> None:
         """Begin what may be begun, in the order of precedence. What has become known meanwhile is ready."""
         assert self._preparer is not None
+        without_place: set[str] = set()
         for request in sorted(self._line.values(), key=lambda one: one.rank):
+            if not self.adapters.is_ready(request):
+                self._begin_loading(request, without_place)
+                continue
             if self.has_grammar(request) and (
                 sum(map(self.has_grammar, self._begun.values())) >= _MOST_BEGUN
                 or self._num_before(request) >= _MOST_AHEAD
             ):
                 continue
             del self._line[request.request_id]
-            if self._preparer.is_prepared(request.source):
+            if self._is_prepared(request):
                 self._ready[request.request_id] = request
             else:
                 self._begun[request.request_id] = request
                 self._preparer.prepare(request.source)
+        self.adapters.close(len(without_place))
+
+    def _begin_loading(self, request: Request, without_place: set[str]) -> None:
+        """Have a request's adapter loaded, if it has a place; the names of others are added to a set."""
+        assert self._preparer is not None and request.source.adapter is not None
+        slot = self.adapters.take(request)
+        if slot is None:
+            without_place.add(request.source.adapter.key)
+            return
+        del self._line[request.request_id]
+        self._begun[request.request_id] = request
+        self._preparer.load_adapter(request.source, slot)
 
     def _num_before(self, request: Request) -> int:
         return sum(other.rank < request.rank for other in (*self._begun.values(), *self._ahead.values()))

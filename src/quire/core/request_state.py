@@ -42,6 +42,7 @@ class Request:
         min_total: tokens, prompt included, before which nothing but `max_total` ends it.
         eos_ids, stop_ids: what ends it; the second are reported as its stop reason.
         repetition: looks for an output that repeats itself, where that ends it.
+        adapter_slot: where the workers have its adapter, from its start on; 0 without one.
         rank: position in the order of precedence; lower is served first and gives way last.
         block_ids: page ids by KV group, in order of position; 0 where pages are behind the window.
         num_released: by KV group, how many leading pages were given back already.
@@ -54,6 +55,7 @@ class Request:
     """
 
     __slots__ = (
+        "adapter_slot",
         "arrival",
         "block_ids",
         "cost",
@@ -116,6 +118,7 @@ class Request:
         self.publishes = True
         self.status = RequestStatus.WAITING
         self.row = -1
+        self.adapter_slot = 0
         self.cost = 0
         self.num_computed_tokens = 0
         self.num_cached_tokens = -1

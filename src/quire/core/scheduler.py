@@ -46,7 +46,15 @@ from quire.core.stop import compute_finish, until_end
 from quire.core.timelines import Timelines
 from quire.core.waiting import WaitingRoom
 from quire.errors import EngineError, RequestError
-from quire.request import EngineCoreOutput, EngineCoreOutputs, EngineRequest, FinishReason, Pooled, SchedulerStats
+from quire.request import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineRequest,
+    FinishReason,
+    Pooled,
+    Refusal,
+    SchedulerStats,
+)
 
 
 class Scheduler:
@@ -108,6 +116,7 @@ class Scheduler:
         self._blocked: tuple[Request, int] | None = None
         self._num_arrivals = 0
         self._next_step_id = 0
+        self._refused: list[EngineCoreOutput] = []
         self._stats = StepStats(self.kv, lambda: self.waiting.num_held)
         self.inspection = Inspection(self.stats, self._requests, self._batch, self.kv, self._timelines)
 
@@ -190,12 +199,20 @@ class Scheduler:
         self.waiting.take_ready()
         self._make_way()
         self._dropped.clear()
+        for request, why in self.waiting.preparations.take_refused():
+            self._end(request, FinishReason.ERROR)
+            self._refused.append(build_error(request, why, Refusal(param="model")))
         rows, counts, budget = self._budget.divide(self.waiting)
         rows, counts = self._ensure_pages(rows, counts)
         if budget > 0 and self._may_admit():
             rows, counts = self._admit_waiting(rows, counts, budget)
         self._timelines.queue_stands(self.waiting.next(), self._hindrance)
         return self._launch(rows, counts)
+
+    def take_ended(self) -> list[EngineCoreOutput]:
+        """What is to be told of requests that `schedule` has ended: their deadline was missed, or their adapter cannot be had."""
+        refused, self._refused = self._refused, []
+        return [*self.deadlines.take_missed(), *refused]
 
     def catch_up(self) -> None:
         """Do what need not delay a step: publish pages that collected steps have completed, and name those of prompts that
@@ -564,6 +581,7 @@ class Scheduler:
         self._leaving.pop(row, None)
         self._diff.finished_rows.append(row)
         self._diff.forget(row)
+        self.waiting.preparations.leave(request)
         if request.status is RequestStatus.ENDING:
             self.kv.free(request)
             request.status = RequestStatus.ENDED

@@ -9,7 +9,7 @@ import numpy as np
 
 from quire.core.output import IntArray, ModelRunnerOutput, NewRequestData, SchedulerOutput, TokenLogprobs
 from quire.core.request_state import Request
-from quire.request import EngineCoreOutput, FinishReason
+from quire.request import EngineCoreOutput, FinishReason, Refusal
 
 NO_ROWS: IntArray = np.zeros(0, dtype=np.int32)
 
@@ -63,6 +63,7 @@ def build_new_request(request: Request) -> NewRequestData:
         sampling_params=request.source.sampling_params,
         pooling_params=request.source.pooling_params,
         seed=request.source.seed,
+        adapter_slot=request.adapter_slot,
     )
 
 
@@ -99,9 +100,10 @@ def build_output(request: Request, token_ids: list[int], logprobs: TokenLogprobs
     return output
 
 
-def build_error(request: Request, message: str) -> EngineCoreOutput:
-    """The last output of a request whose computation failed."""
-    return EngineCoreOutput(request_id=request.request_id, finish_reason=FinishReason.ERROR, error=message)
+def build_error(request: Request, message: str, refusal: Refusal | None = None) -> EngineCoreOutput:
+    """The last output of a request whose computation failed, or that is refused."""
+    reason = FinishReason.ERROR
+    return EngineCoreOutput(request_id=request.request_id, finish_reason=reason, error=message, refusal=refusal)
 
 
 def keep_prompt_logprobs(request: Request, part: TokenLogprobs) -> None:

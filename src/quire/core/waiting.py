@@ -84,7 +84,7 @@ class WaitingRoom:
             is_sibling = group_id is not None and leader.source.group_id == group_id
             cause, other = ("sibling", group_id or "") if is_sibling else ("common prefix", leader.request_id)
         elif self.preparations.must_wait(request):
-            cause, other = "grammar" if self.preparations.has_grammar(request) else "kernels", ""
+            cause, other = self.preparations.cause(request), ""
         else:
             return False
         self._queue.remove(request)
@@ -108,7 +108,8 @@ class WaitingRoom:
 
     def end(self, request: Request) -> None:
         """A request has ended, wherever it was."""
-        self.preparations.leave(request)
+        if request.row < 0:
+            self.preparations.leave(request)
         if request.status is RequestStatus.WAITING:
             self._queue.remove(request)
         if request.status in (RequestStatus.WAITING, RequestStatus.HELD):

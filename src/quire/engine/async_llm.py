@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, Unpack
 
+from quire.adapters import LoRARequest
 from quire.config import EngineConfig
 from quire.engine import messages
 from quire.engine.arg_resolve import UsageContext
@@ -30,7 +31,7 @@ from quire.engine.request_stream import RequestStream
 from quire.engine.request_tracing import RequestLog, RequestTracing
 from quire.engine.router import FrontendSlot, RoutedClient, first_serial
 from quire.engine.tokenization import Tokenization
-from quire.errors import CapacityError, DeadlineError, EngineDeadError, EngineError, QuireError
+from quire.errors import CapacityError, DeadlineError, EngineDeadError, EngineError, QuireError, RequestError
 from quire.inputs import PromptType
 from quire.logger import init_logger
 from quire.metrics.engine_metrics import EngineMetrics
@@ -188,12 +189,14 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
     ) -> RequestStream:
         self._use_running_loop()
         self._check_alive()
+        self.input_processor.check_adapter(caller.adapter)
         now = time.monotonic()
         if 0.0 < caller.deadline <= now:
             raise DeadlineError("the request's timeout has passed before it was queued")
         for request in processed.engine_requests:
             request.tenant, request.tenant_weight, request.deadline = caller.tenant, caller.weight, caller.deadline
             request.is_background = caller.is_background
+            request.adapter = caller.adapter
         record = make_record(processed)
         stream = RequestStream(record, self._abort)
         self._outputs.add(record)
@@ -291,6 +294,20 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
                 last = output
         assert isinstance(last, RequestOutput)
         return last
+
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Load an adapter, and try it with one token; requests that come soon find it loaded.
+        Raises RequestError: it cannot be used."""
+        params: Any = PoolingParams()
+        if self.config.model.pooling is None:
+            params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False)
+        name = f"adapter-{lora_request.lora_name}"[:100]
+        stream = await self.open_stream(TokenizedPrompt([0]), params, name, lora_request=lora_request)
+        async with contextlib.aclosing(stream.outputs()) as outputs:
+            async for output in outputs:
+                if output.error is not None:
+                    raise RequestError(output.error, param="lora_request")
+        return True
 
     async def encode(
         self,

@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
+from quire.adapters import LoRARequest
 from quire.config import ModelConfig, limits
 from quire.engine.input_processor import InputProcessor, ProcessedRequest, TokenizedPrompt
 from quire.errors import EngineError, RequestError
@@ -48,6 +49,7 @@ class BeamSearch:
         prompt: TokenizedPrompt,
         params: BeamSearchParams,
         priority: int = 0,
+        adapter: LoRARequest | None = None,
     ) -> None:
         if not 1 <= params.beam_width <= limits.MAX_BEAM_WIDTH:
             message = f"beam_width is {params.beam_width}; it may be 1 to {limits.MAX_BEAM_WIDTH}"
@@ -58,7 +60,7 @@ class BeamSearch:
             message = f"beam search needs logprobs, and logprobs_mode is {model.logprobs_mode!r}"
             raise RequestError(message, param="use_beam_search")
         self.prompt = prompt
-        self.priority = priority
+        self.priority, self.adapter = priority, adapter
         self.params = params
         self._tokenizer = tokenizer
         self._max_tokens = max(1, min(params.max_tokens, model.max_model_len - len(prompt.token_ids)))
@@ -206,6 +208,7 @@ class BeamSearches:
                 priority=search.priority,
                 is_beam=True,
                 is_continuation=search.has_begun,
+                adapter=search.adapter,
             )
             for search in self._active
             for prompt in search.next_prompts()

@@ -8,8 +8,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
+from quire.adapters import LoRARequest
 from quire.config import limits
-from quire.engine.frontend import check_unsupported
 from quire.errors import RequestError
 
 
@@ -21,12 +21,14 @@ class Caller:
         tenant: shares with other tenants, under the `fair` policy; `weight`: how much it gets, beside others' weights.
         deadline: seconds of `time.monotonic()`, when nobody waits for an answer any more; 0 for never.
         is_background: others go first.
+        adapter: that the caller's choice of a model means.
     """
 
     tenant: str = ""
     weight: float = 1.0
     deadline: float = 0.0
     is_background: bool = False
+    adapter: LoRARequest | None = None
 
     def until(self, deadline: float) -> "Caller":
         """The same, with the earlier of two deadlines."""
@@ -50,7 +52,7 @@ class RequestOptions(TypedDict, total=False):
     tenant_weight: float
     timeout: float | None
     arrival_time: float | None
-    lora_request: Any
+    lora_request: LoRARequest | None
     tokenization_kwargs: dict[str, Any] | None
     prompt_text: str | None
     trace_headers: Mapping[str, str] | None
@@ -77,7 +79,6 @@ def check_options(options: RequestOptions) -> None:
             raise RequestError(f"{name} is not available yet: leave it out", param=name)
     if (timeout := options.get("timeout")) is not None:
         check_timeout(timeout)
-    check_unsupported(options.get("lora_request"))
 
 
 def check_timeout(seconds: float) -> float:
@@ -95,6 +96,8 @@ def merge_caller(options: RequestOptions, arrival_time: float, request_timeout: 
     for timeout in (options.get("timeout"), request_timeout):
         if timeout:
             caller = caller.until(arrival_time + timeout)
+    if (adapter := options.get("lora_request")) is not None:
+        caller = dataclasses.replace(caller, adapter=adapter)
     if tenant := options.get("tenant"):
         caller = dataclasses.replace(caller, tenant=tenant, weight=options.get("tenant_weight", 1.0))
     return caller

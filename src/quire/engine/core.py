@@ -119,7 +119,9 @@ class EngineCore(WeightVerbs):
             self._executor.prepare_to_serve()
         self.kv_cache = self._allocate()
         self.config = self._settle()
-        self._preparations = Preparations(self._executor)
+        lora = self.config.lora
+        num_adapters = 0 if lora is None else lora.num_slots(self.config.scheduler.max_num_seqs)
+        self._preparations = Preparations(self._executor, num_adapters)
         self._scheduler = self._make_scheduler()
         if serves and not is_awaited:
             with STARTUP.phase("first sizes, vocabulary"):
@@ -291,7 +293,7 @@ class EngineCore(WeightVerbs):
         scheduler, in_flight = self._scheduler, self._in_flight
         while len(in_flight) < self._depth and scheduler.has_unfinished():
             step = scheduler.schedule()
-            self._outputs += scheduler.deadlines.take_missed()
+            self._outputs += scheduler.take_ended()
             if step.total_num_tokens == 0:
                 self._check_progress()
                 return
@@ -418,6 +420,7 @@ class EngineCore(WeightVerbs):
     def _fall_asleep(self, level: int) -> None:
         self._scheduler.reset_prefix_cache(drop_running=True)
         self._executor.sleep(level)
+        self._preparations.adapters.forget()
         self._has_dropped_weights |= level == 2
         self._asleep = set(_SLEEPING_PARTS)
         self._sleep_level = level

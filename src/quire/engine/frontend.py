@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Container, Sequence
 from typing import Any, Generic, TypeVar
 
+from quire.adapters import LoRARequest
 from quire.config import EngineConfig, ModelConfig
 from quire.engine.core_client import CoreClient
 from quire.engine.input_processor import InputProcessor, ProcessedRequest, TokenizedPrompt, prepare_grammars
@@ -103,6 +104,7 @@ class Frontend(Generic[ClientT]):
         arrival_time: float | None = None,
         priority: int = 0,
         tenant: str = "",
+        adapter: LoRARequest | None = None,
     ) -> ProcessedRequest:
         """A request that may be queued, of either kind. Raises RequestError: it cannot be served."""
         if prompt_text is not None:
@@ -110,10 +112,24 @@ class Frontend(Generic[ClientT]):
         if isinstance(params, PoolingParams):
             params = tokenization.of_pooling(params)
             process = self.pooling_processor.process
-            return process(request_id, prompt, params, arrival_time=arrival_time, priority=priority, tenant=tenant)
+            return process(
+                request_id,
+                prompt,
+                params,
+                arrival_time=arrival_time,
+                priority=priority,
+                tenant=tenant,
+                adapter=adapter,
+            )
         (prompt,) = tokenization.cut([prompt], self.config.model.max_model_len)
         return self.input_processor.process(
-            request_id, prompt, params, arrival_time=arrival_time, priority=priority, tenant=tenant
+            request_id,
+            prompt,
+            params,
+            arrival_time=arrival_time,
+            priority=priority,
+            tenant=tenant,
+            adapter=adapter,
         )
 
     def _send_again(self, but: Container[str] = ()) -> None:
@@ -174,10 +190,8 @@ def make_record(processed: ProcessedRequest) -> RequestRecord:
     )
 
 
-def check_unsupported(lora_request: Any = None, mm_processor_kwargs: Any = None) -> None:
-    """Raises RequestError: a request asks for an adapter, or has options of media."""
-    if lora_request is not None:
-        raise RequestError("LoRA adapters are not supported yet", param="lora_request")
+def check_unsupported(mm_processor_kwargs: Any = None) -> None:
+    """Raises RequestError: a request has options of media."""
     if mm_processor_kwargs:
         message = "media input is not supported yet: leave mm_processor_kwargs out"
         raise RequestError(message, param="mm_processor_kwargs")

@@ -16,6 +16,7 @@ from typing import Annotated, Any, cast
 import msgspec
 import numpy as np
 
+from quire.adapters import LoRARequest, check_adapter
 from quire.config import EngineConfig, ModelConfig, limits
 from quire.engine.tokenizer_source import TokenizerSource
 from quire.errors import RequestError
@@ -158,6 +159,7 @@ class InputProcessor:
         self._stream_interval = config.scheduler.stream_interval
         self._source = tokenizer_source
         self._allow_functions = allow_functions
+        self._has_adapters = config.lora is not None
         self._vocab_size = config.model.vocab_size
         self._token_ids_type: Any = list[Annotated[int, msgspec.Meta(ge=0, lt=self._vocab_size)]]
         self._eos_token_ids: list[int] | None = None
@@ -277,12 +279,14 @@ class InputProcessor:
         tenant: str = "",
         is_beam: bool = False,
         is_continuation: bool = False,
+        adapter: LoRARequest | None = None,
     ) -> ProcessedRequest:
         """A request that may be queued. `params` is copied, never changed. A step of a beam search (`is_beam`) may ask for as
         many logprobs as it has candidates; `is_continuation`: it is not the first one.
         Raises RequestError: something about it cannot be served; `param` names it."""
         check_params(params, SamplingParams, "sampling_params")
         self._check_generates()
+        self.check_adapter(adapter)
         core_id = self.next_core_id(request_id)
         arrival_time = time.monotonic() if arrival_time is None else arrival_time
         tokenizer = self._source.get()
@@ -306,10 +310,23 @@ class InputProcessor:
                 tenant=tenant,
                 group_id=core_id if params.n > 1 else None,
                 is_continuation=is_continuation,
+                adapter=adapter,
             )
             for index in range(params.n)
         ]
         return ProcessedRequest(request_id, prompt, params, engine_requests, arrival_time, tokenizer)
+
+    def check_adapter(self, adapter: LoRARequest | None) -> None:
+        """Raises RequestError: it is no adapter, or adapters are off."""
+        if adapter is None:
+            return
+        check_adapter(adapter)
+        if not self._has_adapters:
+            raise RequestError(
+                f"lora_request asks for the adapter {adapter.lora_name!r}, and adapters are off: start the engine with "
+                "enable_lora",
+                param="lora_request",
+            )
 
     def _check_generates(self) -> None:
         """Raises RequestError: the model pools."""

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from quire import envs
+from quire.adapters import LoRARequest
 from quire.config import EngineConfig
 from quire.engine.arg_resolve import UsageContext
 from quire.engine.arg_utils import EngineArgs
 from quire.engine.control import EngineControl
 from quire.engine.core_client import BlockingClient, InprocClient, WaitingClient
-from quire.engine.frontend import Frontend, check_unsupported, make_record
+from quire.engine.frontend import Frontend, make_record
 from quire.engine.input_processor import ProcessedRequest, TokenizedPrompt
 from quire.engine.messages import AbortRequests, AddRequests, GivenUp, Restarted, Restarting
 from quire.engine.output_processor import StatsHook
@@ -102,7 +103,7 @@ class LLMEngine(Frontend[BlockingClient], EngineControl):
         prompt: PromptType | TokenizedPrompt,
         params: SamplingParams | PoolingParams,
         arrival_time: float | None = None,
-        lora_request: Any = None,
+        lora_request: LoRARequest | None = None,
         tokenization_kwargs: dict[str, Any] | None = None,
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
@@ -122,7 +123,6 @@ class LLMEngine(Frontend[BlockingClient], EngineControl):
         del trace_headers, session_id
         if kv_hints is not None:
             raise RequestError("kv_hints are not available yet: leave them out", param="kv_hints")
-        check_unsupported(lora_request)
         tokenization = Tokenization.of(tokenization_kwargs)
         processed = self.process(
             request_id,
@@ -133,6 +133,7 @@ class LLMEngine(Frontend[BlockingClient], EngineControl):
             arrival_time=arrival_time,
             priority=priority,
             tenant=tenant,
+            adapter=lora_request,
         )
         self.add_processed([processed])
         return request_id

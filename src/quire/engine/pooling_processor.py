@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from quire.adapters import LoRARequest
 from quire.config import EngineConfig, PoolingConfig
 from quire.engine.input_processor import (
     InputProcessor,
@@ -133,10 +134,12 @@ class PoolingProcessor:
         arrival_time: float | None = None,
         priority: int = 0,
         tenant: str = "",
+        adapter: LoRARequest | None = None,
     ) -> ProcessedRequest:
         """A request that may be queued. `params` is copied, never changed.
         Raises RequestError: something about it cannot be served; `param` names it."""
         check_params(params, PoolingParams, "pooling_params")
+        self._inputs.check_adapter(adapter)
         core_id = self._inputs.next_core_id(request_id)
         arrival_time = time.monotonic() if arrival_time is None else arrival_time
         completed = self._complete(params)
@@ -154,6 +157,7 @@ class PoolingProcessor:
             arrival_time=arrival_time,
             priority=priority,
             cache_salt=prompt.cache_salt,
+            adapter=adapter,
             tenant=tenant,
         )
         return ProcessedRequest(request_id, prompt.with_ids(token_ids), completed, [request], arrival_time, None)

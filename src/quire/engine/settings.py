@@ -242,6 +242,16 @@ class EngineSettings:
         1, whole(1, 2**20), "tokens of a stream that are sent together, after the first one; a request may ask for more"
     )
 
+    enable_lora: bool = setting(False, FLAG, "take requests with adapters (LoRA)")
+    max_loras: int | None = setting(
+        None, whole(1, 2**16), "adapters that a step may have at once; none: as many as max_num_seqs"
+    )
+    max_lora_rank: int | None = setting(None, whole(1, 512), "largest rank of an adapter; none: any up to 512")
+    max_cpu_loras: int | None = setting(None, whole(1), "adapters kept in host memory for their next use (64)")
+    fully_sharded_loras: bool = setting(
+        False, FLAG, "accepted as in vLLM; ranks always share updates as they share the matrices"
+    )
+
     device: str = setting("auto", TEXT, "auto, cpu, or a platform plugin's name")
     cpu_threads: int = setting(0, whole(0, 4096), "threads on a CPU; 0 means all cores this process may use")
     attention_backend: str | None = setting(

@@ -6,6 +6,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, cast, get_args
 
+from quire.adapters import LoRARequest
 from quire.errors import NotSupportedError, RequestError, instead_of
 from quire.inputs import PromptType
 from quire.json_text import TooDeepError, parse_json
@@ -31,11 +32,23 @@ def as_prompts(prompts: Any) -> list[PromptType]:
     return cast("list[PromptType]", listed)
 
 
+Adapters = LoRARequest | Sequence[LoRARequest | None] | None
+"""An adapter for all prompts, or one (or none) for each."""
+
+
 def check_count(given: Sequence[object], count: int, name: str) -> None:
     """Raise a RequestError unless there are as many parameters as prompts."""
     if len(given) != count:
         what = f"{name} has {len(given)} entries for {count} prompts"
         raise RequestError(f"{what}; give one for all, or one for each", param=name)
+
+
+def adapters_per_prompt(given: Adapters, count: int) -> Sequence[LoRARequest | None]:
+    """One for each prompt, or none. Raises RequestError: there are more or fewer."""
+    if given is None or isinstance(given, LoRARequest):
+        return [given] * count
+    check_count(given, count, "lora_request")
+    return given
 
 
 def split_conversations(messages: Any) -> list[list[dict[str, Any]]]:

@@ -24,6 +24,8 @@ from quire.engine.input_processor import ProcessedRequest, TokenizedPrompt, chec
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.tokenization import Tokenization
 from quire.entrypoints.conversations import (
+    Adapters,
+    adapters_per_prompt,
     as_prompts,
     check_content_format,
     check_count,
@@ -146,7 +148,7 @@ class LLM(PoolingMethods, EngineControl):
         sampling_params: ParamsPerPrompt = None,
         *,
         use_tqdm: Tqdm = True,
-        lora_request: Any = None,
+        lora_request: Adapters = None,
         priority: Priority = None,
         tokenization_kwargs: dict[str, Any] | None = None,
         mm_processor_kwargs: dict[str, Any] | None = None,
@@ -159,20 +161,21 @@ class LLM(PoolingMethods, EngineControl):
             prompts: text, a list of token ids, a dict with `prompt` or `prompt_token_ids`, or a list of any of these.
             sampling_params: for all prompts, or one for each; None takes the model's own defaults.
             use_tqdm: show progress; or a function to make the progress bar with.
+            lora_request: an adapter for all prompts, or one (or None) for each.
             priority: one number for all prompts, or one for each; lower runs first, under the `priority` policy.
             tokenization_kwargs: `add_special_tokens`, `truncate_prompt_tokens`, `truncation_side`.
             mm_processor_kwargs: for media, which no model reads yet.
         """
-        check_unsupported(lora_request, mm_processor_kwargs)
+        check_unsupported(mm_processor_kwargs)
         with CollectorPause() as pause:
             tokenized = self._tokenize(prompts, tokenization_kwargs)
-            return self._run(self._process(tokenized, sampling_params, priority), use_tqdm, pause)
+            return self._run(self._process(tokenized, sampling_params, priority, lora_request), use_tqdm, pause)
 
     def enqueue(
         self,
         prompts: PromptType | Sequence[PromptType],
         sampling_params: ParamsPerPrompt = None,
-        lora_request: Any = None,
+        lora_request: Adapters = None,
         priority: Priority = None,
         use_tqdm: Tqdm = True,
         tokenization_kwargs: dict[str, Any] | None = None,
@@ -180,8 +183,9 @@ class LLM(PoolingMethods, EngineControl):
     ) -> list[str]:
         """Queue prompts as `generate` does and return their ids; `wait_for_completion` gives the outputs."""
         del use_tqdm
-        check_unsupported(lora_request, mm_processor_kwargs)
-        return self._enqueue(self._process(self._tokenize(prompts, tokenization_kwargs), sampling_params, priority))
+        check_unsupported(mm_processor_kwargs)
+        tokenized = self._tokenize(prompts, tokenization_kwargs)
+        return self._enqueue(self._process(tokenized, sampling_params, priority, lora_request))
 
     def _tokenize(
         self, prompts: PromptType | Sequence[PromptType], tokenization_kwargs: dict[str, Any] | None
@@ -220,7 +224,7 @@ class LLM(PoolingMethods, EngineControl):
         messages: Sequence[Any],
         sampling_params: ParamsPerPrompt = None,
         use_tqdm: Tqdm = True,
-        lora_request: Any = None,
+        lora_request: Adapters = None,
         **options: Unpack[ChatOptions],
     ) -> list[RequestOutput]:
         """Answer one conversation or several; as `generate`, with the model's chat template.
@@ -229,27 +233,26 @@ class LLM(PoolingMethods, EngineControl):
             messages: a list of messages (`role`, `content`), or a list of such lists.
             options: see `ChatOptions`.
         """
-        check_unsupported(lora_request)
         with CollectorPause() as pause:
-            return self._run(self._process_chat(messages, sampling_params, **options), use_tqdm, pause)
+            return self._run(self._process_chat(messages, sampling_params, lora_request, **options), use_tqdm, pause)
 
     def enqueue_chat(
         self,
         messages: Sequence[Any],
         sampling_params: ParamsPerPrompt = None,
         use_tqdm: Tqdm = True,
-        lora_request: Any = None,
+        lora_request: Adapters = None,
         **options: Unpack[ChatOptions],
     ) -> list[str]:
         """Queue conversations as `chat` does and return their ids; `wait_for_completion` gives the outputs."""
         del use_tqdm
-        check_unsupported(lora_request)
-        return self._enqueue(self._process_chat(messages, sampling_params, **options))
+        return self._enqueue(self._process_chat(messages, sampling_params, lora_request, **options))
 
     def _process_chat(
         self,
         messages: Sequence[Any],
         sampling_params: ParamsPerPrompt,
+        lora_request: Adapters,
         *,
         priority: Priority = None,
         chat_template_content_format: ContentFormat = "auto",
@@ -261,7 +264,7 @@ class LLM(PoolingMethods, EngineControl):
         tokenization_kwargs: dict[str, Any] | None = None,
         mm_processor_kwargs: dict[str, Any] | None = None,
     ) -> list[ProcessedRequest]:
-        check_unsupported(mm_processor_kwargs=mm_processor_kwargs)
+        check_unsupported(mm_processor_kwargs)
         check_template_variables(chat_template_kwargs or {})
         tokenization = Tokenization.of(tokenization_kwargs)
         template = {
@@ -272,7 +275,8 @@ class LLM(PoolingMethods, EngineControl):
             "content_format": check_content_format(chat_template_content_format),
         } | (chat_template_kwargs or {})
         prompts = self._render(messages, template, tokenization.add_special_tokens is True)
-        return self._process(tokenization.cut(prompts, self.model_config.max_model_len), sampling_params, priority)
+        prompts = tokenization.cut(prompts, self.model_config.max_model_len)
+        return self._process(prompts, sampling_params, priority, lora_request)
 
     def _render(
         self, messages: Sequence[Any], template: dict[str, Any], add_special_tokens: bool
@@ -290,15 +294,20 @@ class LLM(PoolingMethods, EngineControl):
         return self.llm_engine.input_processor.tokenize_batch(rendered, add_special_tokens)
 
     def _process(
-        self, prompts: list[TokenizedPrompt], sampling_params: ParamsPerPrompt, priority: Priority
+        self,
+        prompts: list[TokenizedPrompt],
+        sampling_params: ParamsPerPrompt,
+        priority: Priority,
+        lora_request: Adapters,
     ) -> list[ProcessedRequest]:
         """Check all, so that all or none are queued."""
         params = self._params_per_prompt(sampling_params, len(prompts))
         priorities = _priorities(priority, len(prompts))
+        adapters = adapters_per_prompt(lora_request, len(prompts))
         process = self.llm_engine.input_processor.process
         return [
-            process(next(self._ids), prompt, one, priority=rank)
-            for prompt, one, rank in zip(prompts, params, priorities, strict=True)
+            process(next(self._ids), prompt, one, priority=rank, adapter=adapter)
+            for prompt, one, rank, adapter in zip(prompts, params, priorities, adapters, strict=True)
         ]
 
     def _params_per_prompt(self, given: ParamsPerPrompt, count: int) -> list[SamplingParams]:
@@ -349,22 +358,22 @@ class LLM(PoolingMethods, EngineControl):
         self,
         prompts: PromptType | Sequence[PromptType],
         params: BeamSearchParams,
-        lora_request: Any = None,
+        lora_request: Adapters = None,
         use_tqdm: Tqdm = False,
         concurrency_limit: int | None = None,
         priority: Priority = None,
     ) -> list[BeamSearchOutput]:
         """The `beam_width` best sequences of each prompt, as Transformers' `generate(num_beams=…)` defines them.
         Raises RequestError: a prompt or a parameter cannot be served."""
-        check_unsupported(lora_request)
         if concurrency_limit is not None and concurrency_limit < 1:
             raise RequestError(f"concurrency_limit is {concurrency_limit}; at least 1", param="concurrency_limit")
         engine = self.llm_engine
         tokenized = engine.input_processor.tokenize_batch(as_prompts(prompts))
-        model = engine.config.model
+        model, count = engine.config.model, len(tokenized)
+        priorities, adapters = _priorities(priority, count), adapters_per_prompt(lora_request, count)
         searches = [
-            BeamSearch(model, engine.tokenizer, prompt, params, rank)
-            for prompt, rank in zip(tokenized, _priorities(priority, len(tokenized)), strict=True)
+            BeamSearch(model, engine.tokenizer, prompt, params, rank, adapter)
+            for prompt, rank, adapter in zip(tokenized, priorities, adapters, strict=True)
         ]
         driver = BeamSearches(searches, engine.input_processor, self._ids, concurrency_limit)
         while requests := driver.next_requests():

@@ -8,12 +8,11 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypedDict, Unpack, cast
 
-from quire.engine.frontend import check_unsupported
 from quire.engine.input_processor import ProcessedRequest, TokenizedPrompt, check_params
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.pooling_processor import join_pieces
 from quire.engine.tokenization import Tokenization
-from quire.entrypoints.conversations import as_prompts, check_count
+from quire.entrypoints.conversations import Adapters, adapters_per_prompt, as_prompts, check_count
 from quire.entrypoints.scoring import check_scores, cosine, pair_prompts, pair_texts
 from quire.errors import EngineError, RequestError
 from quire.inputs import PromptType
@@ -38,7 +37,7 @@ class EncodeOptions(TypedDict, total=False):
     pooling_params: PoolingPerPrompt
     truncate_prompt_tokens: int | None
     use_tqdm: bool | Callable[..., Any]
-    lora_request: Any
+    lora_request: Adapters
     tokenization_kwargs: dict[str, Any] | None
     prompt_name: str | None
 
@@ -62,7 +61,7 @@ class PoolingMethods:
         pooling_task: str | None = None,
         truncate_prompt_tokens: int | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
-        lora_request: Any = None,
+        lora_request: Adapters = None,
         tokenization_kwargs: dict[str, Any] | None = None,
         prompt_name: str | None = None,
     ) -> list[Pooled]:
@@ -74,13 +73,12 @@ class PoolingMethods:
             truncate_prompt_tokens: as in `PoolingParams`.
             prompt_name: put this prompt of config_sentence_transformers.json before each text.
         """
-        check_unsupported(lora_request)
         tokenization = Tokenization.of(tokenization_kwargs)
         processor = self.llm_engine.pooling_processor
         special = tokenization.add_special_tokens is not False
         tokenized = processor.tokenize_batch(as_prompts(prompts), special, prompt_name)
         params = _params_per_prompt(pooling_params, len(tokenized), pooling_task, truncate_prompt_tokens)
-        return self._pool(tokenized, [tokenization.of_pooling(each) for each in params], use_tqdm)
+        return self._pool(tokenized, [tokenization.of_pooling(each) for each in params], use_tqdm, lora_request)
 
     def embed(
         self, prompts: PromptType | Sequence[PromptType], **options: Unpack[EncodeOptions]
@@ -110,7 +108,7 @@ class PoolingMethods:
         pooling_params: PoolingParams | None = None,
         truncate_prompt_tokens: int | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
-        lora_request: Any = None,
+        lora_request: Adapters = None,
         tokenization_kwargs: dict[str, Any] | None = None,
         chat_template: str | None = None,
     ) -> list[ScoringRequestOutput]:
@@ -123,20 +121,20 @@ class PoolingMethods:
             chat_template: how a cross-encoder's pair becomes a prompt (roles `query` and `document`); None joins them as
                 the tokenizer joins pairs.
         """
-        check_unsupported(lora_request)
         pooling_params = Tokenization.of(tokenization_kwargs).of_pooling(pooling_params or PoolingParams())
         firsts, seconds = pair_texts(data_1, data_2)
         config = self.llm_engine.pooling_processor.config
         if config.embeds:
-            return self._score_embeddings(firsts, seconds, pooling_params, truncate_prompt_tokens, use_tqdm)
+            return self._score_embeddings(
+                firsts, seconds, pooling_params, truncate_prompt_tokens, use_tqdm, lora_request
+            )
         check_scores(config)
         (params,) = _params_per_prompt(pooling_params, 1, "classify", truncate_prompt_tokens)
         tokenizer, pairs = self.llm_engine.get_tokenizer(), list(zip(firsts, seconds, strict=True))
         template = None if chat_template is None else ChatTemplate.choose(tokenizer.template, chat_template)
         prompts = pair_prompts(self.llm_engine.pooling_processor, pairs, params, tokenizer, template)
-        return [
-            ScoringRequestOutput.from_base(output) for output in self._pool(prompts, [params] * len(prompts), use_tqdm)
-        ]
+        pooled = self._pool(prompts, [params] * len(prompts), use_tqdm, lora_request)
+        return [ScoringRequestOutput.from_base(output) for output in pooled]
 
     def _score_embeddings(
         self,
@@ -145,6 +143,7 @@ class PoolingMethods:
         pooling_params: PoolingParams | None,
         truncate_prompt_tokens: int | None,
         use_tqdm: bool | Callable[..., Any],
+        lora_request: Adapters,
     ) -> list[ScoringRequestOutput]:
         """Each text is embedded once, however often it is paired."""
         texts = list(dict.fromkeys([*firsts, *seconds]))
@@ -154,6 +153,7 @@ class PoolingMethods:
             pooling_task="embed",
             truncate_prompt_tokens=truncate_prompt_tokens,
             use_tqdm=use_tqdm,
+            lora_request=lora_request,
         )
         by_text = dict(zip(texts, embedded, strict=True))
         pairs = [(by_text[first], by_text[second]) for first, second in zip(firsts, seconds, strict=True)]
@@ -169,13 +169,17 @@ class PoolingMethods:
         ]
 
     def _pool(
-        self, prompts: list[TokenizedPrompt], params: list[PoolingParams], use_tqdm: bool | Callable[..., Any]
+        self,
+        prompts: list[TokenizedPrompt],
+        params: list[PoolingParams],
+        use_tqdm: bool | Callable[..., Any],
+        lora_request: Adapters,
     ) -> list[Pooled]:
         processor = self.llm_engine.pooling_processor
         pieces = [processor.pieces(prompt, one) for prompt, one in zip(prompts, params, strict=True)]
         requests = [
-            processor.process(next(self._ids), piece, one)
-            for parts, one in zip(pieces, params, strict=True)
+            processor.process(next(self._ids), piece, one, adapter=adapter)
+            for parts, one, adapter in zip(pieces, params, adapters_per_prompt(lora_request, len(prompts)), strict=True)
             for piece in parts
         ]
         outputs: Iterator[Pooled] = iter(self._run(requests, use_tqdm))

@@ -70,6 +70,14 @@ class Executor(abc.ABC):
     def prepare(self, request: EngineRequest) -> None:
         """Have the workers compile what a request needs, beside their steps. What cannot be compiled is told of by its row."""
 
+    def load_adapter(self, request: EngineRequest, slot: int) -> None:
+        """Have the workers load a request's adapter into a place, beside their steps; `prepared` tells of the end."""
+        raise NotImplementedError(f"{type(self).__name__} has no adapters")
+
+    def problems(self) -> dict[str, str]:
+        """By id of a request that `prepared` has told since the last call, why its adapter could not be loaded."""
+        return {}
+
     def prepared(self, wait_s: float) -> list[str]:
         """Ids of requests whose preparation has ended since the last call, well or not; waits at most so long for the first."""
         return []

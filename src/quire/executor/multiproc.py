@@ -29,7 +29,7 @@ from quire.executor import wire
 from quire.executor.broadcast_ring import RingWriter
 from quire.executor.interface import Executor
 from quire.executor.rank_processes import RankProcesses
-from quire.executor.wire import Answer, Call, End, Prepare, Prepared, Problem, Result, Start, Step
+from quire.executor.wire import Answer, Call, End, LoadAdapter, Prepare, Prepared, Problem, Result, Start, Step
 from quire.logger import init_logger
 from quire.patch import marks
 from quire.platforms import current_platform
@@ -55,6 +55,7 @@ class _Preparing:
     grammar: bytes | None
     features: list[str]
     ranks: set[int]
+    problem: str | None = None
 
 
 def _grammar_key(params: SamplingParams) -> bytes | None:
@@ -81,6 +82,7 @@ class MultiprocExecutor(Executor):
         self._in_flight = 0
         self._preparing: dict[int, _Preparing] = {}
         self._prepared: list[str] = []
+        self._problems: dict[str, str] = {}
         self._known_grammars: OrderedDict[bytes, None] = OrderedDict()
         self._used_features: set[str] = set()
         self._send_lock = threading.Lock()
@@ -161,6 +163,16 @@ class MultiprocExecutor(Executor):
         )
         self._send(Prepare(self._calls, params))
 
+    def load_adapter(self, request: EngineRequest, slot: int) -> None:
+        assert request.adapter is not None
+        self._calls += 1
+        self._preparing[self._calls] = _Preparing(request.request_id, None, [], set(range(self._size)))
+        self._send(LoadAdapter(self._calls, request.adapter, slot))
+
+    def problems(self) -> dict[str, str]:
+        problems, self._problems = self._problems, {}
+        return problems
+
     def prepared(self, wait_s: float) -> list[str]:
         self._take_in(self._any_answer, time.monotonic())
         if not self._prepared and wait_s:
@@ -168,12 +180,15 @@ class MultiprocExecutor(Executor):
         prepared, self._prepared = self._prepared, []
         return prepared
 
-    def _note_prepared(self, rank: int, number: int) -> None:
+    def _note_prepared(self, rank: int, number: int, problem: str | None) -> None:
         preparing = self._preparing[number]
         preparing.ranks.discard(rank)
+        preparing.problem = preparing.problem or problem
         if not preparing.ranks:
             del self._preparing[number]
             self._prepared.append(preparing.request_id)
+            if preparing.problem is not None:
+                self._problems[preparing.request_id] = preparing.problem
             self._used_features.update(preparing.features)
             if preparing.grammar is not None:
                 self._known_grammars[preparing.grammar] = None
@@ -307,8 +322,8 @@ class MultiprocExecutor(Executor):
             match wire.decode_from_worker(data):
                 case Result(output=output):
                     self._results.append(output)
-                case Prepared(number=number):
-                    self._note_prepared(rank, number)
+                case Prepared(number=number, problem=problem):
+                    self._note_prepared(rank, number, problem)
                 case Answer() as answer:
                     answers.append((rank, answer))
         return answers

@@ -31,6 +31,7 @@ class UniprocExecutor(Executor):
         super().__init__(config)
         self._results: deque[ModelRunnerOutput | PendingStep] = deque()
         self._preparing: dict[str, concurrent.futures.Future[Any]] = {}
+        self._problems: dict[str, str] = {}
         self._worker = make_worker(config)
 
     def kv_cache_specs(self) -> list[KVCacheSpec]:
@@ -57,13 +58,21 @@ class UniprocExecutor(Executor):
     def prepare(self, request: EngineRequest) -> None:
         self._preparing[request.request_id] = self._worker.prepare(request.sampling_params)
 
+    def load_adapter(self, request: EngineRequest, slot: int) -> None:
+        self._preparing[request.request_id] = self._worker.load_adapter(request.adapter, slot)
+
+    def problems(self) -> dict[str, str]:
+        problems, self._problems = self._problems, {}
+        return problems
+
     def prepared(self, wait_s: float) -> list[str]:
         preparing = self._preparing
         if wait_s and not any(future.done() for future in preparing.values()):
             concurrent.futures.wait(preparing.values(), wait_s, concurrent.futures.FIRST_COMPLETED)
         done = [request_id for request_id, future in preparing.items() if future.done()]
         for request_id in done:
-            del preparing[request_id]
+            if (error := preparing.pop(request_id).exception()) is not None:
+                self._problems[request_id] = str(error)
         return done
 
     def prepare_to_serve(self, wait: bool = False) -> None:

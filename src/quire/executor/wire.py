@@ -1,14 +1,18 @@
 """Every message between an executor and its workers' processes. Knows no pipes and no memory."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from quire.adapters import LoRARequest
 from quire.codec import decoder
 from quire.core.output import ModelRunnerOutput, SchedulerOutput
 from quire.errors import ConfigError, EngineError, RequestError, describe
 from quire.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    import concurrent.futures
 
 
 class Start(msgspec.Struct, tag="start", array_like=True):
@@ -38,6 +42,14 @@ class Prepare(msgspec.Struct, tag="prepare", array_like=True):
 
     number: int
     params: SamplingParams
+
+
+class LoadAdapter(msgspec.Struct, tag="load_adapter", array_like=True):
+    """Load an adapter into a place beside the steps; every rank answers with a `Prepared` when that has ended."""
+
+    number: int
+    adapter: LoRARequest
+    slot: int
 
 
 class End(msgspec.Struct, tag="end", array_like=True):
@@ -85,12 +97,13 @@ class Answer(msgspec.Struct, tag="answer", array_like=True):
 
 
 class Prepared(msgspec.Struct, tag="prepared", array_like=True):
-    """A preparation has ended, well or not."""
+    """A preparation has ended; `problem` says why an adapter cannot be loaded."""
 
     number: int
+    problem: str | None = None
 
 
-ToWorker = Start | Step | Call | Prepare | End
+ToWorker = Start | Step | Call | Prepare | LoadAdapter | End
 FromWorker = Result | Answer | Prepared
 
 
@@ -102,6 +115,12 @@ decode_from_worker: Callable[[bytes], FromWorker] = decoder(FromWorker)
 
 decode_problem: Callable[[bytes], Problem] = decoder(Problem)
 """A worker's last words."""
+
+
+def prepared(number: int, future: "concurrent.futures.Future[Any]") -> Prepared:
+    """What is told of a preparation that has ended."""
+    error = future.exception()
+    return Prepared(number, None if error is None else str(error))
 
 
 def problem_of(error: BaseException, at_ns: int) -> Problem:

@@ -28,7 +28,7 @@ from quire.executor import wire
 from quire.executor.broadcast_ring import RingReader
 from quire.executor.interface import find_method
 from quire.executor.selector import make_worker
-from quire.executor.wire import Answer, Call, End, Prepare, Prepared, Problem, Result, Start, Step
+from quire.executor.wire import Answer, Call, End, LoadAdapter, Prepare, Prepared, Problem, Result, Start, Step
 from quire.logger import init_logger, set_process_label, trace_this_thread_if_asked
 from quire.patch import check_same, settle
 from quire.platforms.host import usable_cpus
@@ -111,6 +111,9 @@ class WorkerProcess:
                 case Prepare(number=number, params=params):
                     compiled = self._worker.prepare(params)
                     compiled.add_done_callback(lambda _, number=number: self._send(Prepared(number)))
+                case LoadAdapter(number=number, adapter=adapter, slot=slot):
+                    loaded = self._worker.load_adapter(adapter, slot)
+                    loaded.add_done_callback(lambda loaded, number=number: self._send(wire.prepared(number, loaded)))
                 case Start(config=config, patches=patches):
                     self._config, self._patches = config_from_plain(config), patches
                 case End():

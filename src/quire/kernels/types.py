@@ -23,6 +23,7 @@ class LinearWeight:
         data: the original [N, K] tensor, or None once a kernel has packed it into its own layout and dropped it.
         packed: the kernel's own layout, or None.
         bias: float32 [N], or None.
+        name: of the model's module that it is, by which adapters find it.
     """
 
     out_features: int
@@ -31,6 +32,7 @@ class LinearWeight:
     data: Tensor | None
     packed: Tensor | None = None
     bias: Tensor | None = None
+    name: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

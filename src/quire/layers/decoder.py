@@ -127,6 +127,8 @@ class Decoder(CausalLM):
             yield module, tensor[()]
 
     def _set_weight(self, module: str, weight: Weight) -> None:
+        if isinstance(weight, LinearWeight):
+            weight.name = module
         if module.startswith("layers."):
             _, index, name = module.split(".")
             self._layers[int(index)].set_weight(name, weight)
@@ -143,6 +145,7 @@ class Decoder(CausalLM):
 
     def forward(self, step: StepInputs) -> torch.Tensor:
         views = self.workspace.tokens(step.num_tokens)
+        self.linear_method.see_rows(are_samples=False)
         self._embed(step, views)
         sampled_mixer = self._operations.sampled_mixer
         if step.sampled is not None and sampled_mixer is not None:
@@ -174,6 +177,7 @@ class Decoder(CausalLM):
 
     def compute_logits(self, step: StepInputs) -> torch.Tensor:
         spec = self.spec
+        self.linear_method.see_rows(are_samples=True)
         logits_SV = self.workspace.logits(step.num_logits)
         gathered_SD = self.workspace.samples(step.num_logits).residual_TD
         if step.sampled is None or self._operations.sampled_mixer is None:
@@ -195,10 +199,10 @@ class Decoder(CausalLM):
         ids_T = step.input_ids[:count]
         if spec.embedding_width:
             embedded = self.workspace.projected(count, spec.embedding_width)
-            ops.embedding(ids_T, weights["embedding"], embedded, self._embedding_scale)
+            self._look_up(ids_T, embedded)
             self.linear_method.apply(embedded, weights["project_in"], residual_TD)
         else:
-            ops.embedding(ids_T, weights["embedding"], residual_TD, self._embedding_scale)
+            self._look_up(ids_T, residual_TD)
         if spec.learned_positions is not None:
             ops.add_embedding(step.positions[:count], weights["positions"], residual_TD)
         if spec.token_types:
@@ -207,6 +211,12 @@ class Decoder(CausalLM):
             apply_norm(spec.embedding_norm, weights["embedding_norm"], residual_TD, residual_TD)
         if self._inputs is not None:
             self._inputs.run(ids_T, residual_TD, self.workspace.inputs(count))
+
+    def _look_up(self, ids_T: torch.Tensor, out_TD: torch.Tensor) -> None:
+        """Tokens' rows of the embedding."""
+        embedding, scale = self._weights["embedding"], self._embedding_scale
+        ops.embedding(ids_T, embedding, out_TD, scale)
+        self.linear_method.adapt_embedding(ids_T, embedding, out_TD, scale)
 
     def _apply_head(self, gathered_SD: torch.Tensor, logits_SV: torch.Tensor) -> None:
         """All logits on every rank: each computes those of its tokens, if its head is a part of the whole."""
@@ -230,13 +240,19 @@ class Decoder(CausalLM):
     def _head(self) -> LinearWeight:
         """The matrix of logits: this rank's rows of it where it has no more, or where they can be had without a copy."""
         if "lm_head" not in self._weights:  # the embedding serves as the head
-            whole = dataclasses.replace(self._weights["embedding"], bias=self._weights.get("lm_head_bias"))
+            embedding, bias = self._weights["embedding"], self._weights.get("lm_head_bias")
+            whole = dataclasses.replace(embedding, bias=bias, name="lm_head")
             if self.plan.size > 1 and whole.data is not None:
                 rows = self.plan.vocabulary(self.spec.vocab)
                 count, bias = rows.stop - rows.start, None if whole.bias is None else whole.bias[rows]
-                whole = LinearWeight(count, whole.in_features, whole.dtype, whole.data[rows], bias=bias)
+                whole = LinearWeight(count, whole.in_features, whole.dtype, whole.data[rows], bias=bias, name="lm_head")
             self._weights["lm_head"] = whole
         return self._weights["lm_head"]
+
+    @property
+    def has_whole_head(self) -> bool:
+        """Whether this rank computes all logits."""
+        return self._head().out_features == self.spec.vocab
 
     # Construction.
 

@@ -138,13 +138,14 @@ class SampledOutput(HalfOutput):
     """An output for the tokens that need logits alone; to their residual, gathered from that of all tokens, if it joins that."""
 
     def __init__(self, output: HalfOutput, sampled: SampledViews) -> None:
-        self._output, self.sampled, self._few = output, sampled, sampled
+        self._output, self.sampled, self._few, self._method = output, sampled, sampled, output._method
 
     def tensor(self, views: TokenViews) -> torch.Tensor:
         return self._output.tensor(self._few.views)
 
     def multiply(self, x_TK: torch.Tensor, weight: LinearWeight, views: TokenViews) -> None:
         few = self._few.views
+        self._method.see_rows(are_samples=True)
         if isinstance(self._output, ResidualOutput):
             ops.gather_rows(views.residual_TD, self._few.index_S, few.residual_TD)
         self._output.multiply(x_TK, weight, few)

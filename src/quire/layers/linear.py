@@ -286,6 +286,14 @@ class LinearMethod(Products):
         """Device memory that `reserve` took."""
         return 0
 
+    # What adapters need to know (`lora/method.py`); a format by itself has none.
+
+    def see_rows(self, *, are_samples: bool) -> None:
+        """From now on rows are a step's tokens, or those of them that need logits."""
+
+    def adapt_embedding(self, ids_T: torch.Tensor, weight: LinearWeight, out_TD: torch.Tensor, scale: float) -> None:
+        """Add what adapters change about embeddings, which were multiplied by a scale."""
+
 
 class UnquantizedLinear(PlainProducts, LinearMethod):
     """Matrices in the model's own type."""

@@ -28,6 +28,7 @@ from quire.layers.pooling.trunk import as_trunk, trunk_architectures
 from quire.layers.spec_check import check_spec
 from quire.layers.weights import cache_scales, canonical_name, check_names, check_shapes, is_cache_scale
 from quire.logger import init_logger
+from quire.lora.method import adapted
 from quire.model_loader.checkpoint import DTYPE_NAMES, PLAIN_DTYPES, OwnMemory, TensorInfo, WeightReader
 from quire.model_loader.device_reader import upload_tensors
 from quire.model_loader.dummy import dummy_weights
@@ -167,6 +168,7 @@ def build_model(
         return select_backend(requests, platform.attention_backends(), config.attention.backend)
 
     selection = select(config.cache.block_size)
+    method = linear_method(config.model.quantization, config.model.hf_config, capabilities)
     activation = capabilities.activation_dtype.value
     context = ModelContext(
         path=config.model.path,
@@ -181,7 +183,7 @@ def build_model(
         max_positions=config.model.max_model_len,
         device=device,
         backend=selection.backend(),
-        linear_method=linear_method(config.model.quantization, config.model.hf_config, capabilities),
+        linear_method=method if config.lora is None else adapted(method),
         plan=plan,
         communicator=communicator or SingleRank(),
         deterministic=config.model.deterministic,

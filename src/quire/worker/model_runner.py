@@ -27,6 +27,19 @@ from quire.worker.runner import Runner
 logger = init_logger(__name__)
 
 
+@dataclasses.dataclass
+class _Recorded:
+    """A step that can be replayed, and where it leaves its result; nothing, where none could be recorded.
+
+    Attributes:
+        version: of the adapters that it has room for.
+    """
+
+    version: int = 0
+    step: RecordedStep | None = None
+    out: torch.Tensor | None = None
+
+
 class ModelRunner(Runner):
     """Owns the model, the rows, the pages and the sampler of one device."""
 
@@ -41,8 +54,7 @@ class ModelRunner(Runner):
         max_tokens = max(config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs + 1)
         super().__init__(config, platform, runtime, communicator, max_tokens=max_tokens, jumps=True)
         self._columns = allocate_columns(self._max_rows, self._device)
-        self._recorded: RecordedStep | None = None
-        self._recorded_out: torch.Tensor | None = None
+        self._recorded, self._with_adapters = _Recorded(), _Recorded()
 
     def _workspace_bytes(self) -> int:
         """The model's own buffers get their memory when they are used."""
@@ -66,12 +78,11 @@ class ModelRunner(Runner):
         self.forget_recorded()
 
     def forget_recorded(self) -> None:
-        self._recorded = None
-        self._recorded_out = None
+        self._recorded, self._with_adapters = _Recorded(), _Recorded()
 
     def record_again(self) -> None:
-        if self.has_pages and not self._config.model.enforce_eager and self._model.can_replay:
-            self._record()
+        if self.has_pages:
+            self._recorded = self._record()
 
     def _compute(self) -> torch.Tensor:
         """The prepared step's logits [S, V]; of a pooling model its hidden states [T, D]."""
@@ -79,14 +90,28 @@ class ModelRunner(Runner):
         self._model.forward(step)
         return self._model.compute_hidden(step) if self._pooler is not None else self._model.compute_logits(step)
 
-    def _record(self) -> None:
-        """Record a step once, at the largest sizes."""
+    def _record(self, version: int = 0) -> "_Recorded":
+        """Record a step once, at the largest sizes; the inputs of the next one are to be prepared after that."""
+        recorded = _Recorded(version)
+        if self._config.model.enforce_eager or not self._model.can_replay:
+            return recorded
         self._inputs.set_largest(self._max_tokens, self._max_rows)
 
         def run() -> None:
-            self._recorded_out = self._compute()
+            recorded.out = self._compute()
 
-        self._recorded = self._runtime.record(run, self._max_tokens, self._max_rows)
+        recorded.step = self._runtime.record(run, self._max_tokens, self._max_rows)
+        return recorded
+
+    def _prepare(self, plan: SchedulerOutput) -> PreparedBatch:
+        """The inputs of a step."""
+        adapters = self._adapters
+        if adapters is None:
+            return self._inputs.prepare(plan)
+        adapters.prepare(plan)
+        if adapters.is_wanted and self._with_adapters.version != adapters.version:
+            self._with_adapters = self._record(adapters.version)
+        return self._inputs.prepare(plan)
 
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step."""
@@ -97,7 +122,7 @@ class ModelRunner(Runner):
         if self._pooler is not None:
             return self._pool(plan, self._pooler, begin)
         starts_B = self._state.num_computed_R[plan.rows] if self._prompt_logprobs.is_wanted else None
-        batch = self._inputs.prepare(plan)
+        batch = self._prepare(plan)
         masks = self._sampler.begin_masks(batch.rows_S, batch.positions_S)
         output = self._sample(plan.step_id, self._run_model(), batch, masks)
         if starts_B is not None:
@@ -136,7 +161,7 @@ class ModelRunner(Runner):
         """A step of pooling requests, which get no tokens."""
         starts_B = self._state.num_computed_R[plan.rows]
         pooler.set_token_types(plan, starts_B)
-        self._inputs.prepare(plan)
+        self._prepare(plan)
         hidden_TD = self._run_model()
         nothing = plan.rows[:0]
         output = ModelRunnerOutput(step_id=plan.step_id, rows=nothing, token_ids=nothing, pooled={})
@@ -152,9 +177,11 @@ class ModelRunner(Runner):
             self._model.forward(step)
             return self._model.compute_logits(step)
         step = self._inputs.step
-        if self._recorded is not None and self._recorded_out is not None:
-            self._recorded.replay(step.num_tokens, step.num_logits)
-            return self._recorded_out[: step.num_logits if self._pooler is None else step.num_tokens]
+        has_adapters = self._adapters is not None and self._adapters.is_wanted
+        recorded = self._with_adapters if has_adapters else self._recorded
+        if recorded.step is not None and recorded.out is not None:
+            recorded.step.replay(step.num_tokens, step.num_logits)
+            return recorded.out[: step.num_logits if self._pooler is None else step.num_tokens]
         if not step.num_logits and self._pooler is None:
             self._model.forward(step)
             return torch.empty(0, self._config.model.vocab_size)
@@ -165,4 +192,4 @@ class ModelRunner(Runner):
         return dataclasses.replace(self._inputs.step, sampled=None)
 
     def _explain_steps(self) -> dict[str, Any]:
-        return {"recorded_step": self._recorded is not None}
+        return {"recorded_step": self._recorded.step is not None}

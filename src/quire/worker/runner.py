@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
+from quire.adapters import LoRARequest
 from quire.attention.interface import AttentionBackend
 from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec
@@ -21,6 +22,7 @@ from quire.model_loader import load_model
 from quire.platforms.interface import DeviceMemory, DeviceRuntime, Platform
 from quire.sample.logits_processor import load_logits_processors
 from quire.sampling_params import SamplingParams
+from quire.worker.adapter_steps import AdapterSteps
 from quire.worker.components import resolve_components
 from quire.worker.grammar_source import WorkerGrammars
 from quire.worker.page_store import PageStore
@@ -50,6 +52,8 @@ class Runner(abc.ABC):
     """
 
     waited_seconds: float = 0.0
+    groups_adapters: bool = False
+    """Whether products with adapters take rows of one adapter together."""
 
     def __init__(
         self,
@@ -85,6 +89,11 @@ class Runner(abc.ABC):
         self._prompt_logprobs = PromptLogprobs(self._model, self._sampler, self._max_rows, round_up)
         self._out_S = torch.zeros(self._max_rows, dtype=torch.int32, device=self._device)
         self._pages: PageStore | None = None
+        self._adapters: AdapterSteps | None = None
+        if config.lora is not None:
+            self._adapters = AdapterSteps(
+                config, self._model, runtime, self._max_rows, max_tokens, is_grouped=self.groups_adapters
+            )
 
     @property
     def memory(self) -> DeviceMemory:
@@ -121,6 +130,11 @@ class Runner(abc.ABC):
     def prepare(self, params: SamplingParams) -> "list[concurrent.futures.Future[Any]]":
         """Have it compiled in other threads."""
         return [] if params.structured_outputs is None else [self._grammars.compile(params)]
+
+    def load_adapter(self, adapter: LoRARequest, slot: int) -> "concurrent.futures.Future[None]":
+        """Have an adapter loaded in another thread into a place that no row has."""
+        assert self._adapters is not None, "adapters are off"
+        return self._adapters.load(adapter, slot)
 
     @property
     def has_pages(self) -> bool:
@@ -162,6 +176,8 @@ class Runner(abc.ABC):
         apply_diff(plan, self._state, self._sampler, self._prompt_logprobs, self._pages)
         if self._pooler is not None:
             self._pooler.apply_diff(plan)
+        if self._adapters is not None:
+            self._adapters.apply_diff(plan)
         nothing = plan.rows[:0]
         return None if plan.total_num_tokens else ModelRunnerOutput(plan.step_id, rows=nothing, token_ids=nothing)
 

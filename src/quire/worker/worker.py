@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from quire.adapters import LoRARequest
 from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.core.output import ModelRunnerOutput, SchedulerOutput
@@ -169,6 +170,10 @@ class Worker:
     def prepare(self, params: SamplingParams) -> "concurrent.futures.Future[Any]":
         """Have what such a request needs compiled in other threads; ends when it is, well or not."""
         return _all_of(self.runner.prepare(params))
+
+    def load_adapter(self, adapter: LoRARequest, slot: int) -> "concurrent.futures.Future[None]":
+        """Have an adapter loaded in another thread into a place that no row has; the future's error says why it cannot be."""
+        return self.runner.load_adapter(adapter, slot)
 
     def prepare_to_serve(self, wait: bool = False) -> None:
         """Begin, in other threads, what the first request of a kind would wait for; or wait until it is done."""

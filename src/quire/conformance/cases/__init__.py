@@ -5,7 +5,7 @@ A plugin that declares operations of its own registers draws for them with `case
 
 import importlib
 
-DRAWN_IN = ("drawn_codes", "drawn_experts", "drawn_pages", "drawn_rows", "drawn_sampling")
+DRAWN_IN = ("drawn_adapters", "drawn_codes", "drawn_experts", "drawn_pages", "drawn_rows", "drawn_sampling")
 """The modules that draw; those with the most to compile first."""
 
 

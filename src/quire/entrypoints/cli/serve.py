@@ -72,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
     take_model(args)
     set_up_log(args)
     options = listen_options(args)
+    args.enable_lora |= bool(args.lora_modules)
     engine_args = AsyncEngineArgs.from_cli_args(args)
     check_settings(engine_args)
     keys = _api_keys(args)

@@ -106,6 +106,13 @@ async def siblings_answers(request: Request, path: str) -> list[bytes]:
     return await siblings.ask(path)
 
 
+async def tell_siblings(request: Request, body: msgspec.Struct) -> None:
+    """Have the server's other processes do the same, with this body."""
+    siblings = state_of(request).siblings
+    if siblings is not None and OWN not in request.query_params:
+        await siblings.tell(request.url.path, _encode(body))
+
+
 def public_id(request: Request, body: RequestWithId) -> str:
     """The id that the client sees: its own (field, then header), or the one the request was given."""
     return body.request_id or str(request.scope["state"]["request_id"])

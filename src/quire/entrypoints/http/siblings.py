@@ -32,16 +32,20 @@ class Siblings:
 
     async def ask(self, path: str) -> list[bytes]:
         """What each of them answers to a GET; those that do not answer with 200 are left out."""
-        answers = await asyncio.gather(*(self._get(socket, path) for socket in self._paths))
+        answers = await asyncio.gather(*(self._send(socket, "GET", path) for socket in self._paths))
         return [answer for answer in answers if answer is not None]
 
-    async def _get(self, socket: str, path: str) -> bytes | None:
+    async def tell(self, path: str, body: bytes) -> None:
+        """POST this to each of them."""
+        await asyncio.gather(*(self._send(socket, "POST", path, body) for socket in self._paths))
+
+    async def _send(self, socket: str, method: str, path: str, body: bytes = b"") -> bytes | None:
         try:
             async with asyncio.timeout(ANSWER_WITHIN_S):
                 reader, writer = await asyncio.open_unix_connection(socket)
                 try:
-                    head = f"GET {path}?{OWN}=1 HTTP/1.1\r\nHost: sibling\r\n{self._key}Connection: close\r\n\r\n"
-                    writer.write(head.encode())
+                    head = f"{method} {path}?{OWN}=1 HTTP/1.1\r\nHost: sibling\r\n{self._key}Connection: close\r\n"
+                    writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
                     answer = await reader.read(-1)
                 finally:
                     writer.close()

@@ -9,14 +9,16 @@ import dataclasses
 import functools
 import itertools
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from quire.config.limits import MAX_BATCH_FILE_BYTES
+from quire.engine.caller import CALLER
 from quire.entrypoints.fingerprint import build_fingerprint
 from quire.entrypoints.http.admission import AdmissionGate
 from quire.entrypoints.http.decoding import MAX_BODY_BYTES, BodyDecoder
 from quire.entrypoints.http.errors import HTTPError, bad_field, not_ready
+from quire.entrypoints.http.served_adapters import ServedAdapters
 from quire.entrypoints.http.siblings import Siblings
 from quire.metrics.prometheus import HttpMetrics
 from quire.parsers.choice import AUTO, AnswerFormats, apply_response_template, apply_strings, choose_formats
@@ -33,6 +35,7 @@ class ServerSettings:
     """The operator's choices that routes need."""
 
     served_model_names: tuple[str, ...] = ()
+    lora_modules: Sequence[dict[str, str]] = ()
     response_role: str = "assistant"
     strict: bool = False
     trust_request_chat_template: bool = False
@@ -79,6 +82,7 @@ class ServerState:
 
     Attributes:
         engine_or_none: the engine; None while it is starting.
+        adapters: what is served beside the model.
         responses: the responses that `/v1/responses` keeps; the application sets it.
         batches: files and batches; None where the operator has given no folder for them. The application sets it.
     """
@@ -89,6 +93,7 @@ class ServerState:
     def __init__(self, settings: ServerSettings, engine: "AsyncLLM | None" = None) -> None:
         self.settings = settings
         self.engine_or_none = engine
+        self.adapters = ServedAdapters(settings.lora_modules)
         self.decoder = BodyDecoder(strict=settings.strict)
         self.gate = AdmissionGate()
         self.draining = False
@@ -164,12 +169,17 @@ class ServerState:
         return config.served_model_name or (config.model,)
 
     def resolve_model(self, name: str | None) -> str:
-        """The name to show in the answer; a 404 for a model that is not served."""
+        """The name to show in the answer; a 404 for a model that is not served. An adapter's name has what the caller queues from
+        now on computed with it."""
         names = self.model_names
         if not name:
             return names[0]
-        if name not in names:
-            message = f"model: {name[:200]!r} is not served here; served: {', '.join(names)}."
+        adapter = self.adapters.find(name)
+        if adapter is not None:
+            CALLER.set(dataclasses.replace(CALLER.get(), adapter=adapter))
+        elif name not in names:
+            served = [*names, *(each.lora_name for each, _ in self.adapters.listed())]
+            message = f"model: {name[:200]!r} is not served here; served: {', '.join(served[:20])}."
             raise HTTPError(404, message, param="model", code="model_not_found")
         return name
 

@@ -76,6 +76,19 @@ def _texts(text: str) -> dict[str, str]:
     return value
 
 
+def _adapter(text: str) -> dict[str, str]:
+    """`name=folder`, or a JSON object with `name`, `path` and perhaps `base_model_name`."""
+    name, _, path = text.partition("=")
+    fields: dict[str, Any] = json_object(text) if text.startswith("{") else {"name": name, "path": path}
+    is_valid = {"name", "path"} <= fields.keys() <= {"name", "path", "base_model_name"}
+    if not is_valid or not all(isinstance(value, str) and value for value in fields.values()):
+        message = (
+            f"{text!r} is no adapter: give NAME=FOLDER, or a JSON object with name, path and perhaps base_model_name"
+        )
+        raise argparse.ArgumentTypeError(message)
+    return fields
+
+
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the server's flags, in groups."""
     _add_network_flags(parser.add_argument_group("Network"))
@@ -99,6 +112,14 @@ def _add_network_flags(network: argparse._ArgumentGroup) -> None:
         default=1,
         metavar="N",
         help="processes that take requests before the one engine core (1)",
+    )
+    network.add_argument(
+        "--lora-modules",
+        type=_adapter,
+        nargs="+",
+        default=[],
+        metavar="NAME=FOLDER",
+        help="adapters to serve under names of their own, as NAME=FOLDER or JSON; turns --enable-lora on",
     )
     network.add_argument("--root-path", default="", help="path under which a proxy shows this server")
     network.add_argument("--ssl-keyfile", metavar="PATH", help="private key; with --ssl-certfile turns TLS on")

@@ -31,6 +31,7 @@ from quire.entrypoints.http.state import ServerState
 from quire.entrypoints.openai.prompts import require_tokenizer
 from quire.entrypoints.openai.protocol import ModelCard, ModelList
 from quire.entrypoints.responses.handlers import KEPT
+from quire.entrypoints.server.adapter_routes import ADAPTERS
 from quire.entrypoints.server.console_state import CONSOLE
 from quire.errors import EngineDeadError
 from quire.patch import describe as describe_patches
@@ -38,10 +39,18 @@ from quire.version import __version__
 
 
 def _model_cards(state: ServerState) -> list[ModelCard]:
-    config = state.engine.config.model
-    return [
-        ModelCard(id=name, created=state.started_at, root=config.model, max_model_len=config.max_model_len)
-        for name in state.model_names
+    config, names = state.engine.config.model, state.model_names
+    limit = config.max_model_len
+    models = [ModelCard(id=name, created=state.started_at, root=config.model, max_model_len=limit) for name in names]
+    return models + [
+        ModelCard(
+            id=adapter.lora_name,
+            created=created,
+            root=adapter.lora_path,
+            parent=adapter.base_model_name or names[0],
+            max_model_len=limit,
+        )
+        for adapter, created in state.adapters.listed()
     ]
 
 
@@ -181,18 +190,6 @@ def _profiled_engine(request: Request) -> Any:
     return engine
 
 
-def _absent(message: str) -> Handler:
-    """A route that is known and not served yet."""
-
-    async def handler(request: Request) -> Response:
-        del request
-        raise bad_request(message, code="not_supported")
-
-    return handler
-
-
-_ADAPTERS = "LoRA adapters are not supported yet."
-
 _GET = ("GET",)
 OPERATIONS = (
     Endpoint("/v1/models", list_models, "The served models.", _GET, answer=ModelList),
@@ -214,8 +211,7 @@ OPERATIONS = (
         "Profile the workers' steps from now on, as --profiler-config says; 400 without it.",
     ),
     Endpoint("/stop_profile", stop_profile, "End the profile; tells the files that were written."),
-    Endpoint("/v1/load_lora_adapter", _absent(_ADAPTERS), "Refused: adapters are not supported yet."),
-    Endpoint("/v1/unload_lora_adapter", _absent(_ADAPTERS), "Refused: adapters are not supported yet."),
+    *ADAPTERS,
     *CONSOLE,
 )
 

@@ -1,4 +1,5 @@
 // All operations for one instruction set. Compiled once for each, with QUIRE_ISA naming it and the flags that it needs.
+#include "adapters.h"
 #include "arguments.h"
 #include "attention.h"
 #include "elementwise.h"
@@ -55,6 +56,9 @@ static const NamedOperation operations[] = {
     {"pack_codes", pack_codes},
     {"packed_linear", packed_linear},
     {"packed_linear_exact", packed_linear_exact},
+    {"adapter_shrink", adapter_shrink},
+    {"adapter_lookup", adapter_lookup},
+    {"adapter_expand", adapter_expand},
     {"norm", norm},
     {"add", add},
     {"activation", activation},

@@ -1,0 +1,75 @@
+"""Which adapter a request asks for. Plain data: what an adapter is, and where it lies, is known by the workers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from quire.errors import ConfigError, RequestError
+from quire.guards import is_dict
+
+CONFIG = "adapter_config.json"
+"""The file that describes an adapter in its folder."""
+
+
+class LoRARequest(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
+    """An adapter, by its name and its folder.
+
+    Two of them are the same adapter if all their fields are equal. Whoever changes the files of an adapter gives it another
+    `lora_int_id`.
+
+    Attributes:
+        lora_name: what people call it.
+        lora_int_id: tells versions of it apart; at least 1.
+        lora_path: a local folder, or a hub id.
+        base_model_name: the model that it was made for, as `/v1/models` lists it.
+    """
+
+    lora_name: str
+    lora_int_id: int
+    lora_path: str
+    base_model_name: str | None = None
+
+    @property
+    def name(self) -> str:
+        """`lora_name`."""
+        return self.lora_name
+
+    @property
+    def path(self) -> str:
+        """`lora_path`."""
+        return self.lora_path
+
+    @property
+    def key(self) -> str:
+        """Text that no other adapter has."""
+        return f"{self.lora_int_id}:{self.lora_name}:{self.lora_path}"
+
+
+def check_adapter(request: object) -> LoRARequest:
+    """An adapter that a user gave. Raises RequestError: it is none, or one of its fields is not valid."""
+    if not isinstance(request, LoRARequest):
+        raise RequestError(f"lora_request must be a LoRARequest, not {type(request).__name__}", param="lora_request")
+    if not request.lora_name or not request.lora_path:
+        raise RequestError("lora_request needs a lora_name and a lora_path", param="lora_request")
+    if request.lora_int_id < 1:
+        raise RequestError(f"lora_int_id is {request.lora_int_id}; it must be at least 1", param="lora_request")
+    return request
+
+
+def read_config(path: str) -> dict[str, Any]:
+    """An adapter's configuration. Raises ConfigError: there is none, or it is damaged."""
+    file = Path(path) / CONFIG
+    try:
+        config: Any = json.loads(file.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"{path!r} is no adapter: {file.name} cannot be read ({error.strerror or error}); give the folder that PEFT saved",
+            setting="lora_path",
+        ) from error
+    except ValueError as error:
+        raise ConfigError(f"{file} is no JSON: {error}", setting="lora_path") from error
+    if not is_dict(config) or "peft_type" not in config:
+        raise ConfigError(f"{file} has no peft_type: it is not PEFT's", setting="lora_path")
+    return config

@@ -1,0 +1,136 @@
+"""What adapters add to the product of a matrix: low-rank updates of many adapters in one batch.
+
+A row (token) has a slot; slot 0 means no adapter. An update is two thin products: `adapter_shrink` brings a row down to its
+adapter's rank, `adapter_expand` brings it up to the matrix's outputs. Kernels read the slots, and where each slot's numbers are,
+from memory of the device: a step that was recorded serves any adapters.
+
+Legend: T rows, K inputs and N outputs of a matrix, L slots, R rank, S segments, H numbers of a row between both products, P parts of their
+sums.
+"""
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from quire.kernels.registry import operation
+
+FIELDS = ("down", "up", "rank", "segments", "gain", "shift")
+"""What is known of a slot, in the order of `AdapterTable.entries_FL`."""
+
+
+@dataclasses.dataclass
+class AdapterPart:
+    """What one adapter does to one matrix.
+
+    Attributes:
+        down: [S * R, K], the segments one below the other; of an embedding [K, R], a row for each token.
+        up: [R, N]; each output has its segment's numbers, with the adapter's scale.
+        segments: bit s is set where segment s is updated.
+        gain, shift: float32 [N]; outputs are multiplied by the gain, then the shift and the update are added. None: 1 and 0.
+    """
+
+    down: Tensor
+    up: Tensor
+    segments: int
+    gain: Tensor | None = None
+    shift: Tensor | None = None
+
+    @property
+    def rank(self) -> int:
+        """R."""
+        return self.up.shape[0]
+
+    def entry(self) -> list[int]:
+        """`FIELDS` of a slot that has it."""
+        gain, shift = (0 if tensor is None else tensor.data_ptr() for tensor in (self.gain, self.shift))
+        return [self.down.data_ptr(), self.up.data_ptr(), self.rank, self.segments, gain, shift]
+
+
+@dataclasses.dataclass
+class AdapterTable:
+    """All adapters' parts of one matrix, by slot.
+
+    A segment is what one matrix of a checkpoint gave to ours (q, k and v): it has a low-rank update of its own.
+
+    Attributes:
+        entries_FL: int64 [6, L], `FIELDS` of each slot: addresses, or 0 for nothing. A slot of rank 0 changes nothing.
+        tiles_X3: int32: outputs of one segment, (segment, first, count), at most `TILE` of them.
+        num_segments: S.
+        dtype: of what the addresses point to.
+        parts: by slot, the tensors that the addresses point to.
+    """
+
+    entries_FL: Tensor
+    tiles_X3: Tensor
+    num_segments: int
+    dtype: torch.dtype
+    parts: list[AdapterPart | None]
+
+
+TILE = 64
+"""Most outputs of a tile."""
+
+
+@dataclasses.dataclass
+class AdapterRows:
+    """Which adapter each row of a step has.
+
+    Attributes:
+        slots_T: int32.
+        order_T: int32; rows with an adapter, those of one slot side by side. groups_G3: int32, (slot, first place in the order,
+            rows) of up to `GROUP` of them; a count of 0 behind the last one. For devices that take rows together; else None.
+    """
+
+    slots_T: Tensor
+    order_T: Tensor | None = None
+    groups_G3: Tensor | None = None
+
+
+GROUP = 16
+"""Most rows of a group."""
+
+
+@operation
+def adapter_shrink(x_TK: Tensor, rows: AdapterRows, table: AdapterTable, out_PTH: Tensor) -> None:
+    """The sum over p of out[p, t, :S * R] = x[t] @ down.T of the row's adapter, in float32. Of segments that it does not update,
+    of rows without one, and behind S * R numbers, `out` may have anything."""
+    for slot, index in _by_slot(rows, len(x_TK)):
+        part = table.parts[slot]
+        if part is not None:
+            out_PTH[:, index, : len(part.down)] = 0.0
+            out_PTH[0, index, : len(part.down)] = x_TK[index].float() @ part.down.float().T
+
+
+@operation
+def adapter_lookup(ids_T: Tensor, rows: AdapterRows, table: AdapterTable, out_PTH: Tensor) -> None:
+    """out[0, t, :R] = down[ids[t]] of the row's adapter of an embedding; ids are int32."""
+    for slot, index in _by_slot(rows, len(ids_T)):
+        part = table.parts[slot]
+        if part is not None:
+            out_PTH[0, index, : part.rank] = part.down[ids_T[index].long()].float()
+
+
+@operation
+def adapter_expand(h_PTH: Tensor, rows: AdapterRows, table: AdapterTable, out_TN: Tensor, scale: float = 1.0) -> None:
+    """out[t, n] = out[t, n] * gain[n] + shift[n] + scale * sum over p and r of h[p, t, s * R + r] * up[r, n], with the row's
+    adapter and the output's segment s."""
+    for slot, index in _by_slot(rows, len(out_TN)):
+        part = table.parts[slot]
+        if part is None:
+            continue
+        out = out_TN[index].float()
+        if part.gain is not None and part.shift is not None:
+            out = out * part.gain + part.shift
+        up, rank = part.up.float(), part.rank
+        for segment, first, count in table.tiles_X3.tolist():
+            if part.segments >> segment & 1:
+                h = h_PTH[:, index, segment * rank : (segment + 1) * rank].sum(0)
+                out[:, first : first + count] += scale * (h @ up[:, first : first + count])
+        out_TN[index] = out.to(out_TN.dtype)
+
+
+def _by_slot(rows: AdapterRows, count: int) -> list[tuple[int, Tensor]]:
+    """Each adapter's slot and rows."""
+    slots_T = rows.slots_T[:count]
+    return [(slot, (slots_T == slot).nonzero()[:, 0]) for slot in slots_T.unique().tolist() if slot]

@@ -1,0 +1,167 @@
+"""Products of matrices with adapters: any number format's products, and behind each the updates of the rows' adapters.
+
+A step without adapters runs the format's own products. Knows tables by the names of matrices; knows nothing of requests.
+Legend: T rows, K inputs, N outputs, D hidden, I intermediate.
+"""
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from typing import Any, TypeVar, cast
+
+import torch
+
+from quire.kernels import ops
+from quire.kernels.adapters import AdapterRows, AdapterTable
+from quire.kernels.types import LinearWeight
+from quire.layers.linear import LinearMethod
+
+
+class Adapters:
+    """What the products of one model read.
+
+    Attributes:
+        tables: by module; those that no adapter changes are left out.
+        is_active: whether the step that is run, or recorded, has adapters. has_samples: its rows are those that need logits, from
+            now on.
+        tokens, samples: the rows of a step, and those that need logits.
+        scratch: float32, room for what rows are between both products.
+        max_rank: the largest rank that there is room for.
+    """
+
+    def __init__(self) -> None:
+        self.tables: dict[str, AdapterTable] = {}
+        self.is_active = False
+        self.has_samples = False
+        self.tokens: AdapterRows | None = None
+        self.samples: AdapterRows | None = None
+        self.scratch = torch.empty(0)
+        self.max_rank = 0
+
+    def table(self, weight: LinearWeight) -> AdapterTable | None:
+        """A matrix's table, in a step with adapters."""
+        return self.tables.get(weight.name) if self.is_active else None
+
+    @property
+    def rows(self) -> AdapterRows:
+        """Those that are computed now."""
+        rows = self.samples if self.has_samples else self.tokens
+        assert rows is not None, "no adapters were prepared"
+        return rows
+
+    def room(self, count: int, table: AdapterTable, parts: int = 1) -> torch.Tensor:
+        """[P, count, H] of the scratch; always at the same place, and with rows of the same length for a table."""
+        width = table.num_segments * self.max_rank
+        return self.scratch[: parts * count * width].view(parts, count, width)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Products of the base alone."""
+        self.is_active = False
+        try:
+            yield
+        finally:
+            self.is_active = True
+
+
+class AdaptedProducts(LinearMethod):
+    """Comes before a format's class, whose products it completes."""
+
+    adapters: Adapters
+
+    def see_rows(self, *, are_samples: bool) -> None:
+        self.adapters.has_samples = are_samples
+
+    def _adapt(self, x_TK: torch.Tensor, table: AdapterTable, out_TN: torch.Tensor) -> None:
+        adapters = self.adapters
+        h_PTH = adapters.room(len(x_TK), table)
+        ops.adapter_shrink(x_TK, adapters.rows, table, h_PTH)
+        ops.adapter_expand(h_PTH, adapters.rows, table, out_TN)
+
+    def adapt_embedding(self, ids_T: torch.Tensor, weight: LinearWeight, out_TD: torch.Tensor, scale: float) -> None:
+        table = self.adapters.table(weight)
+        if table is not None:
+            h_PTH = self.adapters.room(len(ids_T), table)
+            ops.adapter_lookup(ids_T, self.adapters.rows, table, h_PTH)
+            ops.adapter_expand(h_PTH, self.adapters.rows, table, out_TD, scale)
+
+    def apply(self, x_TK: torch.Tensor, weight: LinearWeight, out_TN: torch.Tensor) -> None:
+        super().apply(x_TK, weight, out_TN)
+        table = self.adapters.table(weight)
+        if table is not None:
+            self._adapt(x_TK, table, out_TN)
+
+    def apply_normed(
+        self,
+        x_TD: torch.Tensor,
+        norm_D: torch.Tensor,
+        eps: float,
+        weight: LinearWeight,
+        out_TN: torch.Tensor,
+        scratch_TD: torch.Tensor,
+    ) -> None:
+        if self.adapters.table(weight) is None:
+            super().apply_normed(x_TD, norm_D, eps, weight, out_TN, scratch_TD)
+        else:
+            ops.rms_norm(x_TD, norm_D, eps, scratch_TD)
+            self.apply(scratch_TD, weight, out_TN)
+
+    def apply_normed_gated(
+        self,
+        x_TD: torch.Tensor,
+        norm_D: torch.Tensor,
+        eps: float,
+        weight: LinearWeight,
+        kind: str,
+        out_TI: torch.Tensor,
+        scratch_TD: torch.Tensor,
+        scratch_T2I: torch.Tensor,
+    ) -> None:
+        if self.adapters.table(weight) is None:
+            super().apply_normed_gated(x_TD, norm_D, eps, weight, kind, out_TI, scratch_TD, scratch_T2I)
+        else:
+            self.apply_normed(x_TD, norm_D, eps, weight, scratch_T2I, scratch_TD)
+            ops.gated_activation(scratch_T2I, kind, out_TI)
+
+    def apply_add(
+        self, x_TK: torch.Tensor, weight: LinearWeight, residual_TN: torch.Tensor, scratch_TN: torch.Tensor
+    ) -> None:
+        table = self.adapters.table(weight)
+        if table is None:
+            super().apply_add(x_TK, weight, residual_TN, scratch_TN)
+            return
+        with self.adapters.paused():
+            super().apply_add(x_TK, weight, residual_TN, scratch_TN)
+        self._adapt(x_TK, table, residual_TN)
+
+    def apply_gated_mlp(
+        self,
+        residual_TD: torch.Tensor,
+        norm_D: torch.Tensor,
+        eps: float,
+        gate_up: LinearWeight,
+        kind: str,
+        down: LinearWeight,
+        narrow_TI: torch.Tensor,
+        scratch_TD: torch.Tensor,
+        scratch_T2I: torch.Tensor,
+        delta_TD: torch.Tensor,
+    ) -> None:
+        if self.adapters.table(gate_up) is None and self.adapters.table(down) is None:
+            super().apply_gated_mlp(
+                residual_TD, norm_D, eps, gate_up, kind, down, narrow_TI, scratch_TD, scratch_T2I, delta_TD
+            )
+        else:
+            self.apply_normed_gated(residual_TD, norm_D, eps, gate_up, kind, narrow_TI, scratch_TD, scratch_T2I)
+            self.apply_add(narrow_TI, down, residual_TD, delta_TD)
+
+
+MethodT = TypeVar("MethodT", bound=LinearMethod)
+
+
+def adapted(method: MethodT) -> MethodT:
+    """The same number format, whose products also add the updates of adapters (`AdaptedProducts.adapters`)."""
+    kind, copied = type(method), cast(Any, copy.copy(method))
+    copied.__class__ = type(f"Adapted{kind.__name__}", (AdaptedProducts, kind), {})
+    copied.adapters = Adapters()
+    return copied

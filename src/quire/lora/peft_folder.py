@@ -1,0 +1,170 @@
+"""Reads an adapter as PEFT saves it: `adapter_config.json` and safetensors, to updates of the base model's matrices by name.
+
+Knows files and names of tensors; knows nothing of our modules. Format: https://huggingface.co/docs/peft/developer_guides/checkpoint
+
+Legend: R rank, K inputs, N outputs of a matrix.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from quire.adapters import CONFIG
+from quire.errors import ConfigError
+from quire.model_loader.safetensors_reader import SafetensorsReader
+
+PREFIX = "base_model.model."
+MAX_RANK = 512
+
+_PARTS = {
+    "lora_A.weight": "down",
+    "lora_B.weight": "up",
+    "lora_embedding_A": "down",
+    "lora_embedding_B": "up",
+    "lora_magnitude_vector": "magnitude",
+    "lora_magnitude_vector.weight": "magnitude",
+    "lora_B.bias": "bias",
+}
+"""How names of tensors end, and what they are."""
+_REFUSED = {
+    "alora_invocation_tokens": "activated LoRA",
+    "use_qalora": "QALoRA",
+    "use_bdlora": "block-diagonal LoRA",
+    "arrow_config": "Arrow routing",
+    "megatron_config": "Megatron's layers",
+    "trainable_token_indices": "trained tokens by themselves",
+    "target_parameters": "adapters of bare parameters",
+    "layer_replication": "replicated layers",
+}
+"""Settings of PEFT that change what is computed, and that no layer here computes."""
+
+
+@dataclasses.dataclass
+class Update:
+    """What is added to one matrix: scale * up @ down. An embedding's `down` is [R, tokens], `up` [D, R].
+
+    Attributes:
+        magnitude: [N], of DoRA: each row of the sum of matrix and update gets this length.
+        whole: [N, K], in the place of the matrix; then there is no update.
+        bias: [N], added to the outputs. `is_whole_bias`: it takes the place of the matrix's own.
+    """
+
+    down: torch.Tensor | None = None
+    up: torch.Tensor | None = None
+    scale: float = 1.0
+    magnitude: torch.Tensor | None = None
+    whole: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+    is_whole_bias: bool = False
+
+    @property
+    def rank(self) -> int:
+        """R; 0 without an update."""
+        return 0 if self.down is None else self.down.shape[0]
+
+
+@dataclasses.dataclass
+class PeftAdapter:
+    """An adapter's numbers on the host.
+
+    Attributes:
+        config: its adapter_config.json.
+        updates: by the name of the base model's matrix.
+    """
+
+    path: str
+    config: Mapping[str, Any]
+    updates: dict[str, Update]
+
+    @property
+    def max_rank(self) -> int:
+        """Of all updates."""
+        return max((update.rank for update in self.updates.values()), default=0)
+
+
+def read_lora(path: str, config: Mapping[str, Any]) -> PeftAdapter:
+    """A LoRA adapter.
+
+    Raises:
+        ConfigError: it needs what is not computed here, or a tensor is unknown, missing, or has another shape than its partner.
+    """
+    for setting, what in _REFUSED.items():
+        if config.get(setting):
+            raise ConfigError(f"{path}: {setting} is set in {CONFIG}, and {what} cannot be served", setting="lora_path")
+    updates: dict[str, Update] = {}
+    for name, tensor in SafetensorsReader(path).stream():
+        module, part = _split(path, name)
+        if part:
+            setattr(updates.setdefault(module, Update()), part, tensor[:])
+        if part == "bias" and not name.endswith("lora_B.bias"):
+            updates[module].is_whole_bias = True
+    adapter = PeftAdapter(path, config, updates)
+    for module, update in updates.items():
+        _check(adapter, module, update)
+    if not updates:
+        raise ConfigError(f"{path} has no tensors of an adapter", setting="lora_path")
+    return adapter
+
+
+def _split(path: str, name: str) -> tuple[str, str]:
+    """The base model's matrix that a tensor belongs to, and which field of its update it is; no field: it says nothing new."""
+    if not name.startswith(PREFIX):
+        raise ConfigError(f"{path}: tensor {name!r} does not begin with {PREFIX!r}", setting="lora_path")
+    within = name.removeprefix(PREFIX)
+    for ending, part in _PARTS.items():
+        if within.endswith(f".{ending}"):
+            return within.removesuffix(f".{ending}"), part
+    if within.endswith(
+        (".base_layer.weight", ".base_layer.bias")
+    ):  # PEFT saves a copy of embeddings with their updates
+        return within, ""
+    module, _, kind = within.rpartition(".")
+    if kind in ("weight", "bias") and ".lora_" not in within:
+        return module.removesuffix(".modules_to_save.default"), {"weight": "whole", "bias": "bias"}[kind]
+    known = ", ".join(_PARTS)
+    raise ConfigError(f"{path}: tensor {name!r} is unknown; known endings are {known}", setting="lora_path")
+
+
+def _check(adapter: PeftAdapter, module: str, update: Update) -> None:
+    """Complete an update's scale, after checking its parts against one another and the configuration."""
+
+    def refuse(why: str) -> None:
+        raise ConfigError(f"{adapter.path}: {module}: {why}", setting="lora_path")
+
+    down, up = update.down, update.up
+    if update.whole is not None or (down is None and up is None):
+        if down is not None or up is not None or update.magnitude is not None:
+            refuse("has both an update and a whole matrix")
+        return
+    if down is None or up is None:
+        refuse(f"has {'lora_B' if down is None else 'lora_A'} alone, without its partner")
+        return
+    if down.ndim != 2 or up.ndim != 2 or down.shape[0] != up.shape[1]:
+        refuse(f"lora_A is {list(down.shape)} and lora_B {list(up.shape)}: they must be [rank, in] and [out, rank]")
+    rank, config = down.shape[0], adapter.config
+    expected = pattern_value(config.get("rank_pattern") or {}, module, config.get("r", rank))
+    if rank != expected:
+        refuse(f"has rank {rank}, and {CONFIG} says {expected}")
+    if not 1 <= rank <= MAX_RANK:
+        refuse(f"has rank {rank}; 1 to {MAX_RANK} can be served")
+    alpha = pattern_value(config.get("alpha_pattern") or {}, module, config.get("lora_alpha", rank))
+    update.scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    if update.magnitude is not None:
+        update.magnitude = update.magnitude.flatten()
+    if bool(config.get("use_dora")) != (update.magnitude is not None):
+        refuse(
+            f"use_dora is {config.get('use_dora')} in {CONFIG}, and lora_magnitude_vector is "
+            f"{'missing' if update.magnitude is None else 'there'}"
+        )
+
+
+def pattern_value(pattern: Mapping[str, Any], module: str, default: Any) -> Any:
+    """The value of the first pattern that a module's name ends with, as PEFT matches `rank_pattern` and `alpha_pattern`."""
+    for key, value in pattern.items():
+        if re.match(rf"(.*\.)?({key})$", module):
+            return value
+    return default

@@ -1,0 +1,194 @@
+"""Adapters' numbers on a device: read from disk in a thread, kept on the host for their next use, and found by steps by slot.
+
+An adapter on the device is one piece of memory, exactly as large as its numbers. Which adapter has which slot is decided
+elsewhere. Knows modules and memory; knows nothing of requests.
+
+Legend: L slots, M modules.
+"""
+
+import concurrent.futures
+import dataclasses
+import math
+import queue
+from collections import OrderedDict
+from collections.abc import Mapping
+
+import torch
+
+from quire.adapters import LoRARequest, read_config
+from quire.config.engine import LoRAConfig
+from quire.errors import ConfigError
+from quire.kernels.adapters import FIELDS, AdapterPart, AdapterTable
+from quire.logger import init_logger
+from quire.lora.method import Adapters
+from quire.lora.peft_folder import read_lora
+from quire.lora.placement import Places
+from quire.platforms.interface import DeviceRuntime
+
+logger = init_logger(__name__)
+
+ALIGNMENT = 64
+"""Bytes at whose multiples tensors begin."""
+
+
+@dataclasses.dataclass
+class Packed:
+    """An adapter in one piece of memory, and its parts, which are views of it."""
+
+    memory: torch.Tensor
+    parts: dict[str, AdapterPart]
+
+    @classmethod
+    def of(cls, parts: Mapping[str, AdapterPart], runtime: DeviceRuntime) -> "Packed":
+        """A copy in memory that the device can read fast."""
+        size = sum(_padded(tensor.nbytes) for part in parts.values() for tensor in _tensors(part).values())
+        memory = runtime.pinned(torch.empty(size, dtype=torch.uint8))
+        packed = cls(memory, dict(parts)).viewed_in(memory)
+        for name, part in parts.items():
+            for field, tensor in _tensors(part).items():
+                getattr(packed.parts[name], field).copy_(tensor)
+        return packed
+
+    def viewed_in(self, memory: torch.Tensor) -> "Packed":
+        """The same parts as views of a copy of the memory."""
+        at, viewed = 0, dict[str, AdapterPart]()
+        for name, part in self.parts.items():
+            views: dict[str, torch.Tensor] = {}
+            for field, tensor in _tensors(part).items():
+                views[field] = memory[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+                at += _padded(tensor.nbytes)
+            viewed[name] = dataclasses.replace(part, **views)
+        return Packed(memory, viewed)
+
+
+def _tensors(part: AdapterPart) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in vars(part).items() if isinstance(value, torch.Tensor)}
+
+
+def _padded(num_bytes: int) -> int:
+    return math.ceil(num_bytes / ALIGNMENT) * ALIGNMENT
+
+
+class AdapterStore:
+    """The adapters of one model on one rank.
+
+    Args:
+        adapters: what its products read.
+        places: what of the model can be adapted.
+        num_slots: with slot 0, which no adapter has.
+        max_tokens: of a step.
+
+    Attributes:
+        version: changes with what steps with adapters consist of.
+    """
+
+    def __init__(
+        self,
+        config: LoRAConfig,
+        adapters: Adapters,
+        places: Places,
+        dtype: torch.dtype,
+        runtime: DeviceRuntime,
+        num_slots: int,
+        max_tokens: int,
+    ) -> None:
+        self._config, self._adapters, self._places, self._dtype = config, adapters, places, dtype
+        self._runtime, self._device = runtime, runtime.device()
+        self.version = 0
+        self._hosts: OrderedDict[str, Packed] = OrderedDict()
+        self._loaded: queue.SimpleQueue[tuple[int, Packed]] = queue.SimpleQueue()
+        self._slots: list[Packed | None] = [None] * num_slots
+        shape = (len(places.modules), len(FIELDS), num_slots)
+        self._entries_MFL = torch.zeros(shape, dtype=torch.int64, device=self._device)
+        self._all = {
+            module: AdapterTable(
+                self._entries_MFL[number],
+                places.tiles(module).to(self._device),
+                num_segments,
+                dtype,
+                [None] * num_slots,
+            )
+            for number, (module, num_segments) in enumerate(places.modules.items())
+        }
+        self._numbers = {module: number for number, module in enumerate(places.modules)}
+        self._max_tokens = max_tokens
+        self._make_room(config.max_lora_rank or FIRST_RANK)
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "adapters")
+
+    def load(self, request: LoRARequest, slot: int) -> "concurrent.futures.Future[None]":
+        """Have an adapter read, and brought to a slot that no row has; an error of the future says why it cannot be used."""
+        return self._thread.submit(self._load, request, slot)
+
+    def _load(self, request: LoRARequest, slot: int) -> None:
+        self._slots[slot] = None
+        host = self._hosts.pop(request.key, None) or self._read(request)
+        self._hosts[request.key] = host
+        keeps = self._config.max_cpu_loras or MOST_ON_HOST
+        while len(self._hosts) > keeps:
+            self._hosts.popitem(last=False)
+        self._loaded.put((slot, self._upload(host)))
+
+    def _upload(self, host: Packed) -> Packed:
+        """Bring an adapter to the device, in memory of the steps' stream, beside the steps."""
+        if host.memory.device == self._device:
+            return host
+        memory, event = torch.empty_like(host.memory, device=self._device), self._runtime.event()
+        event.record()
+        event.wait()  # of the memory's last owner steps may have been on their way
+        with self._runtime.beside_steps():
+            memory.copy_(host.memory, non_blocking=True)
+            event.record()
+            event.wait()
+        return host.viewed_in(memory)
+
+    def _read(self, request: LoRARequest) -> Packed:
+        config = read_config(request.lora_path)
+        if config["peft_type"] != "LORA":
+            raise ConfigError(
+                f"{request.lora_path}: peft_type is {config['peft_type']!r}; LORA can be served", setting="lora_path"
+            )
+        adapter = read_lora(request.lora_path, config)
+        limit = self._config.max_lora_rank
+        if limit is not None and adapter.max_rank > limit:
+            raise ConfigError(
+                f"{request.lora_path} has rank {adapter.max_rank}, and max_lora_rank is {limit}: raise it, or leave it out",
+                setting="max_lora_rank",
+            )
+        return Packed.of(self._places.place(adapter, self._dtype), self._runtime)
+
+    def settle(self) -> None:
+        """Let steps find what was loaded since the last call."""
+        while not self._loaded.empty():
+            self._install(*self._loaded.get())
+
+    def _install(self, slot: int, loaded: Packed) -> None:
+        entries_MF = torch.zeros(len(self._all), len(FIELDS), dtype=torch.int64)
+        for module, table in self._all.items():
+            part = table.parts[slot] = loaded.parts.get(module)
+            if part is None:
+                continue
+            entries_MF[self._numbers[module]] = torch.tensor(part.entry())
+            if module not in self._adapters.tables:
+                self._adapters.tables[module] = table
+                self.version += 1
+        self._slots[slot] = loaded
+        self._entries_MFL[:, :, slot] = entries_MF.to(self._device)
+        self._make_room(max(part.rank for part in loaded.parts.values()))
+
+    def _make_room(self, rank: int) -> None:
+        """Have room for what rows are between both products, for updates of some rank."""
+        if rank > self._adapters.max_rank:
+            width = rank * max(self._places.modules.values())
+            self._adapters.max_rank = rank
+            self._adapters.scratch = torch.zeros(self._max_tokens * width, device=self._device)
+            self.version += 1
+
+    def shutdown(self) -> None:
+        """Read nothing any more."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+
+FIRST_RANK = 64
+"""There is room for updates of this rank from the start unless `max_lora_rank` says it otherwise."""
+MOST_ON_HOST = 64
+"""Adapters that are kept on the host unless `max_cpu_loras` says it otherwise."""

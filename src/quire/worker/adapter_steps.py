@@ -1,0 +1,145 @@
+"""Adapters in a runner's steps: which row has which, and what the products of a step are told about it.
+
+A step none of whose rows has an adapter is told nothing, and runs as if there were no adapters. Knows rows and slots; what is in
+a slot is known by the store.
+
+Legend: T tokens of the step, S tokens that need logits, B requests, R rows, G groups of rows with one slot.
+"""
+
+import concurrent.futures
+from typing import Any
+
+import numpy as np
+import torch
+
+from quire.adapters import LoRARequest
+from quire.config.engine import EngineConfig
+from quire.core.output import IntArray, SchedulerOutput
+from quire.errors import ConfigError
+from quire.kernels.adapters import GROUP, AdapterRows
+from quire.layers.decoder import Decoder
+from quire.lora.method import AdaptedProducts
+from quire.lora.placement import Places
+from quire.lora.store import AdapterStore
+from quire.platforms.interface import DeviceRuntime
+
+NUM_BUFFERS = 4
+"""Host copies of a device's buffer: as many as `device_inputs` has packets."""
+
+
+def max_groups(rows: int, num_slots: int) -> int:
+    """Groups that so many rows can have."""
+    return min(rows, -(-rows // GROUP) + num_slots)
+
+
+class _Part:
+    """The part of a buffer that describes some rows: their slots, their order, their groups."""
+
+    def __init__(self, start: int, most: int, num_slots: int) -> None:
+        self.slots = slice(start, start + most)
+        self.order = slice(self.slots.stop, self.slots.stop + most)
+        self.groups = slice(self.order.stop, self.order.stop + 3 * max_groups(most, num_slots))
+
+    def rows_in(self, buffer: torch.Tensor, *, is_grouped: bool) -> AdapterRows:
+        """As products read it."""
+        if not is_grouped:
+            return AdapterRows(buffer[self.slots])
+        return AdapterRows(buffer[self.slots], buffer[self.order], buffer[self.groups].view(-1, 3))
+
+    def fill(self, array: IntArray, slots: IntArray, *, is_grouped: bool) -> None:
+        """Describe rows with these slots."""
+        array[self.slots][: len(slots)] = slots
+        if is_grouped:
+            order, groups = _group(slots)
+            array[self.order][: len(order)] = order
+            places = array[self.groups]
+            places[: groups.size] = groups.ravel()
+            places[groups.size :] = 0
+
+
+def _group(slots: IntArray) -> tuple[IntArray, IntArray]:
+    """Rows with an adapter, slot by slot, and groups of them: (slot, first place, rows)."""
+    order = np.argsort(slots, kind="stable")
+    order = order[np.searchsorted(slots[order], 1) :].astype(np.int32)
+    found, first, count = np.unique(slots[order], return_index=True, return_counts=True)
+    each = -(-count // GROUP)
+    number = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)
+    start = np.repeat(first, each) + number * GROUP
+    sizes = np.minimum(np.repeat(first + count, each) - start, GROUP)
+    return order, np.stack([np.repeat(found, each), start, sizes], axis=1).astype(np.int32)
+
+
+class AdapterSteps:
+    """Adapters of a runner.
+
+    Args:
+        is_grouped: the device takes rows of one adapter together.
+
+    Attributes:
+        is_wanted: whether the prepared step has adapters.
+        store: what is in the slots.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: Any,
+        runtime: DeviceRuntime,
+        max_rows: int,
+        max_tokens: int,
+        *,
+        is_grouped: bool,
+    ) -> None:
+        assert config.lora is not None
+        method = getattr(model, "linear_method", None)
+        if not isinstance(model, Decoder) or not isinstance(method, AdaptedProducts):
+            raise ConfigError("enable_lora: adapters need a model with a spec", setting="enable_lora")
+        self._adapters, self._is_grouped, self._device = method.adapters, is_grouped, runtime.device()
+        num_slots = 1 + config.lora.num_slots(max_rows)
+        max_logits = max_rows if config.model.pooling is None else 1
+        self._slot_R: IntArray = np.zeros(max_rows, dtype=np.int32)
+        self._tokens = _Part(0, max_tokens, num_slots)
+        self._samples = _Part(self._tokens.groups.stop, max_logits, num_slots)
+        size = self._samples.groups.stop
+        hosts = NUM_BUFFERS if is_grouped else 1
+        self._hosts = [runtime.pinned(torch.zeros(size, dtype=torch.int32)) for _ in range(hosts)]
+        self._next = 0
+        buffer = torch.zeros(size, dtype=torch.int32, device=self._device) if is_grouped else self._hosts[0]
+        self._buffer = buffer
+        self._adapters.tokens = self._tokens.rows_in(buffer, is_grouped=is_grouped)
+        self._adapters.samples = self._samples.rows_in(buffer, is_grouped=is_grouped)
+        places = Places(model.spec, model.sources, model.plan, has_whole_head=model.has_whole_head)
+        self.store = AdapterStore(config.lora, self._adapters, places, model.dtype, runtime, num_slots, max_tokens)
+        self.is_wanted = False
+
+    def apply_diff(self, plan: SchedulerOutput) -> None:
+        """Rows come and go."""
+        for row in plan.finished_rows:
+            self._slot_R[row] = 0
+        for request in plan.new_requests:
+            self._slot_R[request.row] = request.adapter_slot
+            if request.adapter_slot:
+                self.store.settle()
+
+    @property
+    def version(self) -> int:
+        """Changes with what steps with adapters consist of."""
+        return self.store.version
+
+    def prepare(self, plan: SchedulerOutput) -> None:
+        """Tell the products of a step what adapters its rows have."""
+        slots_B = self._slot_R[plan.rows]
+        self.is_wanted = self._adapters.is_active = bool(slots_B.any())
+        if not self.is_wanted:
+            return
+        host = self._hosts[self._next]
+        self._next = (self._next + 1) % len(self._hosts)
+        array: IntArray = host.numpy()
+        self._tokens.fill(array, np.repeat(slots_B, plan.num_scheduled_tokens), is_grouped=self._is_grouped)
+        self._samples.fill(array, slots_B[plan.needs_sample], is_grouped=self._is_grouped)
+        if self._is_grouped:
+            self._buffer.copy_(host, non_blocking=True)
+
+    def load(self, request: LoRARequest, slot: int) -> "concurrent.futures.Future[None]":
+        """Have an adapter brought to a slot that no row has."""
+        return self.store.load(request, slot)
