@@ -13,7 +13,9 @@ QV = ["q_proj", "v_proj"]
 
 
 def make_llm(base: Path, **settings: object) -> LLM:
-    return LLM(str(base), dtype="float32", enable_lora=True, max_model_len=64, max_num_seqs=16, max_logprobs=-1, **settings)
+    return LLM(
+        str(base), dtype="float32", enable_lora=True, max_model_len=64, max_num_seqs=16, max_logprobs=-1, **settings
+    )
 
 
 @pytest.fixture(scope="module")
@@ -79,9 +81,8 @@ FAMILIES = {
     "GPTNeoXForCausalLM": "all-linear",
     "GPT2LMHeadModel": ["c_attn", "c_proj", "c_fc"],
 }
-MORE_FAMILIES = {
-    name: "all-linear"
-    for name in (
+MORE_FAMILIES = dict.fromkeys(
+    (
         "Qwen3ForCausalLM",
         "Gemma2ForCausalLM",
         "CohereForCausalLM",
@@ -97,8 +98,9 @@ MORE_FAMILIES = {
         "Starcoder2ForCausalLM",
         "SmolLM3ForCausalLM",
         "Glm4ForCausalLM",
-    )
-}
+    ),
+    "all-linear",
+)
 
 
 def check_family(architecture: str, targets: object, tmp_path: Path) -> None:

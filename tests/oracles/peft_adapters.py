@@ -6,7 +6,6 @@ from typing import Any
 
 import peft
 import torch
-
 from tests.oracles.tiny_models import load_oracle
 
 

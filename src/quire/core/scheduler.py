@@ -197,11 +197,11 @@ class Scheduler:
         """Plan the next step. One without rows needs neither execution nor `update`; nothing in it is lost."""
         self._has_shortage = False
         self.waiting.take_ready()
-        self._make_way()
-        self._dropped.clear()
         for request, why in self.waiting.preparations.take_refused():
             self._end(request, FinishReason.ERROR)
             self._refused.append(build_error(request, why, Refusal(param="model")))
+        self._make_way()
+        self._dropped.clear()
         rows, counts, budget = self._budget.divide(self.waiting)
         rows, counts = self._ensure_pages(rows, counts)
         if budget > 0 and self._may_admit():

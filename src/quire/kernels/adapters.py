@@ -4,8 +4,8 @@ A row (token) has a slot; slot 0 means no adapter. An update is two thin product
 adapter's rank, `adapter_expand` brings it up to the matrix's outputs. Kernels read the slots, and where each slot's numbers are,
 from memory of the device: a step that was recorded serves any adapters.
 
-Legend: T rows, K inputs and N outputs of a matrix, L slots, R rank, S segments, H numbers of a row between both products, P parts of their
-sums.
+Legend: T rows, K inputs and N outputs of a matrix, L slots, R rank, S segments, H numbers of a row between both products,
+P parts of their sums.
 """
 
 import dataclasses
