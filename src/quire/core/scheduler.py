@@ -37,6 +37,7 @@ from quire.core.step import (
     build_error,
     build_new_request,
     build_output,
+    build_refusal,
     find_errors,
     keep_prompt_logprobs,
 )
@@ -46,15 +47,7 @@ from quire.core.stop import compute_finish, until_end
 from quire.core.timelines import Timelines
 from quire.core.waiting import WaitingRoom
 from quire.errors import EngineError, RequestError
-from quire.request import (
-    EngineCoreOutput,
-    EngineCoreOutputs,
-    EngineRequest,
-    FinishReason,
-    Pooled,
-    Refusal,
-    SchedulerStats,
-)
+from quire.request import EngineCoreOutput, EngineCoreOutputs, EngineRequest, FinishReason, Pooled, SchedulerStats
 
 
 class Scheduler:
@@ -199,7 +192,7 @@ class Scheduler:
         self.waiting.take_ready()
         for request, why in self.waiting.preparations.take_refused():
             self._end(request, FinishReason.ERROR)
-            self._refused.append(build_error(request, why, Refusal(param="model")))
+            self._refused.append(build_refusal(request, why, "model"))
         self._make_way()
         self._dropped.clear()
         rows, counts, budget = self._budget.divide(self.waiting)

@@ -100,10 +100,16 @@ def build_output(request: Request, token_ids: list[int], logprobs: TokenLogprobs
     return output
 
 
-def build_error(request: Request, message: str, refusal: Refusal | None = None) -> EngineCoreOutput:
-    """The last output of a request whose computation failed, or that is refused."""
-    reason = FinishReason.ERROR
-    return EngineCoreOutput(request_id=request.request_id, finish_reason=reason, error=message, refusal=refusal)
+def build_error(request: Request, message: str) -> EngineCoreOutput:
+    """The last output of a request whose computation failed."""
+    return EngineCoreOutput(request_id=request.request_id, finish_reason=FinishReason.ERROR, error=message)
+
+
+def build_refusal(request: Request, message: str, param: str) -> EngineCoreOutput:
+    """The last output of a request that cannot be served, because of one of its fields."""
+    output = build_error(request, message)
+    output.refusal = Refusal(param=param)
+    return output
 
 
 def keep_prompt_logprobs(request: Request, part: TokenLogprobs) -> None:

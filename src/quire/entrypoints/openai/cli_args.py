@@ -94,6 +94,14 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     _add_network_flags(parser.add_argument_group("Network"))
     _add_access_flags(parser.add_argument_group("Access"))
     _add_chat_flags(parser.add_argument_group("Chat"))
+    parser.add_argument_group("Adapters").add_argument(
+        "--lora-modules",
+        type=_adapter,
+        nargs="+",
+        default=[],
+        metavar="NAME=FOLDER",
+        help="adapters to serve under names of their own, as NAME=FOLDER or JSON; turns --enable-lora on",
+    )
     rest = parser.add_argument_group("Answers and log")
     _add_response_flags(rest)
     _add_log_flags(rest)
@@ -112,14 +120,6 @@ def _add_network_flags(network: argparse._ArgumentGroup) -> None:
         default=1,
         metavar="N",
         help="processes that take requests before the one engine core (1)",
-    )
-    network.add_argument(
-        "--lora-modules",
-        type=_adapter,
-        nargs="+",
-        default=[],
-        metavar="NAME=FOLDER",
-        help="adapters to serve under names of their own, as NAME=FOLDER or JSON; turns --enable-lora on",
     )
     network.add_argument("--root-path", default="", help="path under which a proxy shows this server")
     network.add_argument("--ssl-keyfile", metavar="PATH", help="private key; with --ssl-certfile turns TLS on")
