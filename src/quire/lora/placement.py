@@ -68,8 +68,8 @@ class Places:
             self.modules[name] = len(matrices)
             for number, (matrix, source) in enumerate(matrices.items()):
                 columns = source.columns or slice(0, source.module.columns)
-                shape = (source.module.local_shape(plan)[0], columns.stop - columns.start)
-                self.shapes[name] = shape if source.module.kind == "linear" else shape[::-1]
+                rows, width = source.module.local_shape(plan)[0], columns.stop - columns.start
+                self.shapes[name] = (rows, width) if source.module.kind == "linear" else (width, rows)
                 self._segments[matrix] = Segment(source.module, number, source.rows, source.blocks, columns)
         if spec.tied_embeddings and "embedding" in self.modules:
             (embedding,) = (each for each in self._segments.values() if each.module.name == "embedding")
