@@ -15,12 +15,12 @@ class Type:
     Attributes:
         how: by a spec, through Transformers' modules, or not at all.
         values: of its config; None means those of the architecture's tiny model.
-        reason: a part of what the refusal says.
+        reason: a part of what the refusal says, or several: one for each version of Transformers.
     """
 
     how: Literal["spec", "transformers", "refused"]
     values: dict[str, Any] | None = None
-    reason: str = ""
+    reason: str | tuple[str, ...] = ""
 
 
 COMMON: dict[str, Any] = {
@@ -83,8 +83,15 @@ KINDS = "which keep more of a request than keys and values"
 NONE_OF = "0 of its 2 layers have attention of a kind that can keep keys and values in pages"
 OTHERS = "its layers depend on more than positions and causal attention"
 OWN = "its own code failed"
-ASSISTANT = "The set of layer types producing a cache is different"
+ASSISTANT = (
+    "The set of layer types producing a cache is different",
+    "inputs_embeds and shared_kv_states cannot be None",
+)
+LOOPS = "it runs some layers several times for each token"
 SEQUENCES = "encoder-decoder models are not supported yet"
+
+CHECKED = "5.24.0"
+"""The newest version of Transformers that the table was made for; a newer one may list further types."""
 
 TYPES: dict[str, Type] = {
     **dict.fromkeys(
@@ -94,7 +101,8 @@ TYPES: dict[str, Type] = {
          "gemma3_text", "gemma4_text", "gemma4_unified_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa",
          "gpt-sw3", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gpt_neox_japanese", "gpt_oss", "gptj", "granite",
          "granite_swa", "granitemoe", "granitemoe_swa", "granitemoehybrid", "granitemoeshared", "helium",
-         "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "hy_v4", "hyperclovax", "internlm3", "iquestcoder", "jais2", "jamba",
+         "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "hy_v4", "hyperclovax", "inkling_text", "internlm3",
+         "iquestcoder", "jais2", "jamba",
          "jetmoe", "kimi_linear", "laguna", "lfm2", "lfm2_moe", "lfm3", "llama", "llama4_text", "longcat_flash", "mamba",
          "mamba2", "mellum", "mimo_v2_flash", "minicpm3", "minimax", "minimax_m2", "ministral", "ministral3", "mistral",
          "mixtral", "mpt", "nanochat", "nemotron", "nemotron_h", "olmo", "olmo2", "olmo3", "olmo_hybrid", "olmoe",
@@ -102,6 +110,15 @@ TYPES: dict[str, Type] = {
          "qwen3_5_text", "qwen3_moe", "qwen3_next", "recurrent_gemma", "rwkv", "seed_oss", "smollm3", "solar_open",
          "stablelm", "starcoder2", "vaultgemma", "youtu", "zamba2"),
         Type("spec"),
+    ),
+    "exaone": Type("spec", COMMON),
+    "sarvam_mla": Type("spec", LATENT | {"first_k_dense_replace": 1}),
+    "sarvam_moe": Type(
+        "spec",
+        COMMON | {
+            "head_dim": 16, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+            "first_k_dense_replace": 1,
+        },
     ),
     "fuyu": Type("spec", {"text_config": COMMON}),
     "gemma3": Type("spec", _text("Gemma3ForCausalLM", vision_config=EYES, mm_tokens_per_image=4)),
@@ -111,6 +128,7 @@ TYPES: dict[str, Type] = {
     "qwen3_5": Type("spec", _text("Qwen3_5ForCausalLM", vision_config=QWEN_EYES)),
     "qwen3_5_moe": Type("spec", _text("Qwen3_5MoeForCausalLM", vision_config=QWEN_EYES)),
     **dict.fromkeys(("bert", "bert-generation", "ernie"), Type("transformers", BERT)),
+    "apertus1p5_text": Type("transformers", COMMON | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}),
     "aria_text": Type("transformers", COMMON | {"moe_num_experts": 4, "moe_topk": 2, "head_dim": 16}),
     "axk1": Type("transformers", LATENT | {"n_group": 4, "topk_group": 2}),
     "beam": Type(
@@ -215,6 +233,7 @@ TYPES: dict[str, Type] = {
         VALUES,
     ),
     "doge": Type("refused", COMMON, "its DogeAttention calls attention with attention_mask"),
+    "dory": Type("refused", COMMON, LOOPS),
     "dots3_note": Type("refused", {}, KINDS),
     "dots3_note_text": Type(
         "refused", INDEXED | {"sliding_window": 8, "head_dim": 24, "shared_experts_intermediate_size": 24}, KINDS
@@ -237,10 +256,10 @@ TYPES: dict[str, Type] = {
     "hrm_text": Type(
         "refused",
         COMMON | {"head_dim": 16, "num_layers_per_stack": 1, "num_hidden_layers": 8},
-        "it runs some layers several times for each token",
+        LOOPS,
     ),
-    "inkling_text": Type("refused", INKLING, KINDS),
-    "inkling2_text": Type("refused", INKLING, KINDS),
+    **dict.fromkeys(("inkling2_text", "inkling2_loop_text"), Type("refused", INKLING, KINDS)),
+    "lara_mini": Type("refused", COMMON, KINDS),
     "mllama": Type("refused", {"text_config": COMMON | {"cross_attention_layers": [1]}}, "1 of its 2 layers have attention"),
     "moss_transcribe_diarize": Type("refused", {}, "models that read images, audio or video need a spec"),
     "musicgen": Type("refused", {}, SEQUENCES),

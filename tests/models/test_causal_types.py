@@ -4,7 +4,8 @@ through the modules of Transformers, or is refused in words."""
 import json
 
 import pytest
-from tests.models.causal_types import TYPES, make_config, make_model
+from packaging.version import Version
+from tests.models.causal_types import CHECKED, TYPES, make_config, make_model
 from tests.models.test_drawn_configs import assert_equal
 
 from quire import LLM
@@ -15,21 +16,24 @@ transformers = pytest.importorskip("transformers")
 
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as ARCHITECTURES  # noqa: E402
 
-RUN = [name for name, each in TYPES.items() if each.how != "refused"]
-REFUSED = [name for name, each in TYPES.items() if each.how == "refused"]
+RUN = [name for name, each in TYPES.items() if each.how != "refused" and name in ARCHITECTURES]
+REFUSED = [name for name, each in TYPES.items() if each.how == "refused" and name in ARCHITECTURES]
+IS_KNOWN = Version(transformers.__version__) <= Version(CHECKED)
 EVERY = 3
 """Of the types that run, one in so many is checked by default."""
 CODE = ("Error", "meta tensor", "NoneType", "Traceback", "object has no attribute")
 """What a refusal must not say."""
 
 
+@pytest.mark.skipif(not IS_KNOWN, reason="the installed Transformers is newer than the table")
 def test_the_table_has_each_type_that_transformers_lists():
-    assert set(TYPES) == set(ARCHITECTURES)
+    assert set(TYPES) >= set(ARCHITECTURES)
 
 
+@pytest.mark.skipif(not IS_KNOWN, reason="the installed Transformers is newer than the table")
 def test_types_are_specs_exactly_where_their_architecture_has_one():
     known = set(ModelRegistry.get_supported_archs())
-    assert {name for name, each in TYPES.items() if each.how == "spec"} == {
+    assert {name for name in RUN if TYPES[name].how == "spec"} == {
         name for name, architecture in ARCHITECTURES.items() if architecture in known
     }
 
@@ -64,8 +68,8 @@ def test_a_type_that_cannot_run_is_refused_in_words(model_type, tmp_path):
             max_num_seqs=2,
             max_model_len=64,
         )
-    message = str(raised.value)
-    assert TYPES[model_type].reason in message
+    message, reason = str(raised.value), TYPES[model_type].reason
+    assert any(each in message for each in ((reason,) if isinstance(reason, str) else reason))
     assert f"model_type={model_type!r}" in message
     assert message.rstrip().endswith("Choose another model, or run this one with Transformers itself")
     assert not [word for word in CODE if word in message]

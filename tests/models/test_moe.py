@@ -95,7 +95,7 @@ def test_the_shares_of_two_ranks_add_up_to_the_whole(architecture, reference_ker
 def test_random_weights_serve_every_expert_another_matrix(reference_kernels, tiny):
     model = build(spec_of(tiny(QWEN3)))
     model.load_weights(dummy_weights(model.sources.values(), model.spec, 0, torch.float32))
-    experts = model._layers[0].mlp.mixture._weights()
+    experts = model._layers[0].mlp.mixture._experts.weights
     assert experts.gate_up_E2ID.shape == (8, 80, 64)
     assert experts.down_EDI.shape == (8, 64, 40)
     assert len({tuple(row.tolist()) for row in experts.gate_up_E2ID[:, 0, :4]}) == 8
@@ -148,7 +148,7 @@ def load_stacked(path, **settings):
     model, reader = build(spec_of(path), **settings), SafetensorsReader(path)
     check_checkpoint(model, reader.infos)
     model.load_weights(reader.stream())
-    return model._layers[0].mlp.mixture._weights()
+    return model._layers[0].mlp.mixture._experts.weights
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -174,7 +174,7 @@ def test_experts_in_one_tensor_come_to_a_device_once(reference_kernels, tiny, tm
     model.load_weights(
         (name, UploadedTensor([(rows, tensor[rows]) for rows in wanted[name]])) for name, tensor in reader.stream()
     )
-    experts = model._layers[0].mlp.mixture._weights()
+    experts = model._layers[0].mlp.mixture._experts.weights
     assert torch.equal(experts.gate_up_E2ID, expected.gate_up_E2ID)
     assert torch.equal(experts.down_EDI, expected.down_EDI)
 

@@ -151,8 +151,7 @@ IN_WORDS = {
     "GitForCausalLM": ("git", {}, "its attention does not go through Transformers' attention interface"),
     "XGLMForCausalLM": ("xglm", {"num_layers": 2}, "0 of its 2 layers have attention"),
     "xLSTMForCausalLM": ("xlstm", {"hidden_size": 64}, "0 of its 32 layers have attention"),
-    "Step3p7ForConditionalGeneration": ("step3p7", {}, "models that read images need a spec"),
-    "InklingForConditionalGeneration": ("inkling_mm_model", {}, "models that read images need a spec"),
+    "Inkling2ForConditionalGeneration": ("inkling2", {}, "models that read images need a spec"),
     "MiniMaxM3VLForCausalLM": (
         "minimax_m3_vl_text",
         {

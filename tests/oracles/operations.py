@@ -25,6 +25,7 @@ PLAIN = (
     "keep_rows",
     "read_streams",
     "rotate_last",
+    "relative_attention",
     "route_plainly",
     "scale_choices",
     "window_attention",

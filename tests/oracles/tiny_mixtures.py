@@ -69,6 +69,16 @@ MIXTURES: dict[str, dict[str, Any]] = {
         "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         "mlp_layer_types": ["sparse", "dense", "sparse"],
     },
+    "Step3p5ForCausalLM": {
+        "num_hidden_layers": 4, "head_dim": 16, "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+        "share_expert_dim": 32, "sliding_window": 9, "num_sliding_attention_heads": 6, "moe_router_scaling_factor": 1.7,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    },
     "MiniMaxM2ForCausalLM": {
         "num_local_experts": 7, "num_experts_per_tok": 3, "head_dim": 16,
     },
@@ -173,6 +183,13 @@ RECURRENT: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 4, "block_types": ["recurrent", "attention", "recurrent"], "attention_window_size": 9,
         "lru_width": 72, "logits_soft_cap": 8.0, "tie_word_embeddings": True,
     },
+    "InklingForCausalLM": {
+        "num_hidden_layers": 4, "layer_types": ["hybrid_sliding", "hybrid", "hybrid_sliding", "hybrid"], "head_dim": 24,
+        "swa_num_attention_heads": 12, "swa_num_key_value_heads": 6, "swa_head_dim": 16, "d_rel": 5, "sliding_window_size": 9,
+        "rel_extent": 21, "log_scaling_n_floor": 11, "log_scaling_alpha": 0.4, "moe_intermediate_size": 24,
+        "n_routed_experts": 6, "num_experts_per_tok": 2, "route_scale": 1.7, "logits_mup_width_multiplier": 1.5,
+        "mlp_layer_types": ["dense", "sparse", "sparse", "dense"],
+    },
     "RwkvForCausalLM": {"num_hidden_layers": 4, "rescale_every": 3},
     "OlmoHybridForCausalLM": {
         "num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
@@ -180,3 +197,5 @@ RECURRENT: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 RECURRENT["Qwen3_5MoeForCausalLM"] = RECURRENT["Qwen3NextForCausalLM"]
+RECURRENT["InklingForConditionalGeneration"] = RECURRENT["InklingForCausalLM"]
+MIXTURES["Step3p7ForConditionalGeneration"] = MIXTURES["Step3p5ForCausalLM"]

@@ -77,6 +77,8 @@ class ModelConfig:
         for config in (self.hf_config, text):
             if isinstance(config, HFConfig):
                 size = config.get("padded_vocab_size") or config.get("vocab_size")
+                # Of Inkling: the rows of the head behind these are of no token.
+                size = min(config.get("unpadded_vocab_size") or size, size) if size else size
                 if size is not None:
                     return int(size)
         if self.hf_config.get("model_type") == "gemma3":

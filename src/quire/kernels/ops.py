@@ -71,6 +71,7 @@ from quire.kernels.recurrent import (
     wkv,
 )
 from quire.kernels.registry import choices, explain, is_native, select
+from quire.kernels.relative import relative_attention
 from quire.kernels.sampling import (
     allowed_gumbel_argmax,
     argmax,
@@ -150,6 +151,7 @@ __all__ = [
     "paged_attention",
     "penalize",
     "read_streams",
+    "relative_attention",
     "rg_lru",
     "rms_norm",
     "rope_and_cache",

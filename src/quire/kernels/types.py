@@ -212,11 +212,12 @@ class Routing:
 @dataclasses.dataclass(frozen=True)
 class ClampedSwiglu:
     """GptOss' way from gate and up to the activation: with g = min(gate, limit), g * sigmoid(alpha * g) * (offset + up between
-    -limit and limit); the offset is 1 or 0."""
+    -limit and limit); the offset is 1 or 0. `gate_limit`: of the gate, where it is not the limit; kernels do not know it."""
 
     alpha: float
     limit: float
     offset: int = 1
+    gate_limit: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)

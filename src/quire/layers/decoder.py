@@ -56,7 +56,8 @@ class Decoder(CausalLM):
         for mixer in self._mixers():
             mixer.see_layers([layer.mixers for layer in self._layers])
         self._give_weightless_norms()
-        self.can_replay = all(mixer.can_replay for mixer in self._mixers())
+        mlps = [layer.mlp for layer in self._layers if layer.mlp is not None]
+        self.can_replay = all(half.can_replay for half in (*self._mixers(), *mlps))
         self.workspace = self._build_workspace()
         for layer in self._layers:
             if layer.mlp is not None:

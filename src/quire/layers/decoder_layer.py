@@ -113,7 +113,8 @@ def modules_of(spec: DecoderSpec) -> list[Module]:
     if not spec.tied_embeddings:
         head = (RowBlock(spec.vocab, spec.vocab),)
         lm_head = model.linear("lm_head", head, width, bias=spec.lm_head_bias, shard="vocabulary")
-        modules.append(dataclasses.replace(lm_head, normalized=spec.normalized_head))
+        is_padded = "lm_head" in spec.weights.padded
+        modules.append(dataclasses.replace(lm_head, normalized=spec.normalized_head, is_padded=is_padded))
     elif spec.lm_head_bias:
         modules.append(model.vector("lm_head_bias", RowBlock(spec.vocab, 1)))
     return modules

@@ -36,6 +36,7 @@ class FeedForwardLayer:
         self.mlp, self.context, self._is_first = mlp, context, context.plan.rank == 0
         self.linears: dict[str, LinearWeight] = {}
         self.mixture: Mixture | None = None
+        self._scale_1: torch.Tensor | None = None
         self.is_late = isinstance(mlp, MoE) and mlp.late
         self.is_whole = isinstance(mlp, MoE) and mlp.own_norms is not None
         dense = mlp.shared if isinstance(mlp, MoE) else mlp
@@ -50,9 +51,19 @@ class FeedForwardLayer:
         """Whether its input may be a `NormedInput` and its output a `ResidualOutput`."""
         mlp = self.mlp
         if isinstance(mlp, MoE):
-            is_plain = not (mlp.latent or mlp.late or mlp.out_bias or mlp.routing.cap)
+            is_plain = not (mlp.latent or mlp.late or mlp.out_bias or mlp.routing.cap or mlp.learned_scale)
             return is_plain and ops.is_native("norm_moe")
-        return not isinstance(mlp, GatedMLP) or (mlp.scale, mlp.out_scale, mlp.limit) == (1.0, 1.0, 0.0)
+        if not isinstance(mlp, GatedMLP):
+            return True
+        return (mlp.scale, mlp.out_scale, mlp.limit) == (1.0, 1.0, 0.0) and not mlp.learned_scale
+
+    @property
+    def can_replay(self) -> bool:
+        """Whether a step with it can be recorded, or captured as a graph: limits of their own are plain PyTorch."""
+        mlp = self.mlp.shared if isinstance(self.mlp, MoE) else self.mlp
+        is_listed = isinstance(self.mlp, MoE) and self.mlp.clamp is not None and self.mlp.clamp.gate_limit is not None
+        is_limited = isinstance(mlp, GatedMLP) and mlp.gate_limit is not None
+        return not (is_listed or is_limited)
 
     @staticmethod
     def modules(builder: ModuleBuilder, mlp: FeedForward) -> Iterator[Module]:
@@ -69,6 +80,8 @@ class FeedForwardLayer:
         if mlp.act == XIELU:
             yield builder.vector("act_positive", RowBlock(1, 1))
             yield builder.vector("act_negative", RowBlock(1, 1))
+        if isinstance(mlp, GatedMLP) and mlp.learned_scale:
+            yield builder.vector("mlp_scale", RowBlock(1, 1))
         down_bias = mlp.bias or (isinstance(mlp, GatedMLP) and mlp.down_bias)
         yield builder.linear(
             "down", (builder.hidden,), mlp.intermediate, bias=down_bias, shard="columns", groups=mlp.intermediate
@@ -88,6 +101,8 @@ class FeedForwardLayer:
             self.mixture.set_weight(name, weight)
         elif isinstance(weight, LinearWeight):
             self.linears[name] = weight
+        elif name == "mlp_scale":
+            self._scale_1 = cast(torch.Tensor, weight)
         else:
             alphas = cast(DenseFeedForward, self.dense).alphas
             set_alpha(cast(torch.Tensor, alphas), name == "act_positive", cast(torch.Tensor, weight))
@@ -123,6 +138,8 @@ class FeedForwardLayer:
             out.multiply(dense.activate(x, linears["gate_up"], views), linears["down"], views)
             if self.mlp.out_scale != 1.0:
                 ops.scale_and_cap(out.tensor(views), self.mlp.out_scale, 0.0)
+            if self._scale_1 is not None:
+                out.tensor(views).mul_(self._scale_1)
 
 
 def _mixture_modules(builder: ModuleBuilder, mlp: MoE) -> Iterator[Module]:
@@ -130,7 +147,9 @@ def _mixture_modules(builder: ModuleBuilder, mlp: MoE) -> Iterator[Module]:
     chosen_from = RowBlock(mlp.routing.num_experts, 1)
     yield builder.linear("router", (chosen_from,), bias=mlp.router_bias, plain=True)
     if mlp.bias_correction:
-        yield builder.vector("router_bias", chosen_from)
+        yield builder.vector("router_bias", RowBlock(mlp.routing.num_experts - mlp.always, 1))
+    if mlp.learned_scale:
+        yield builder.vector("experts_scale", RowBlock(1, 1))
     if mlp.by_token:
         yield builder.table("token_experts", (RowBlock(builder.spec.vocab, 1),), mlp.routing.top_k, is_whole=True)
     if mlp.own_norms is not None:
@@ -146,8 +165,11 @@ def _mixture_modules(builder: ModuleBuilder, mlp: MoE) -> Iterator[Module]:
         outside = RowBlock(mlp.latent, 1)
         yield builder.linear("experts_in", (outside,), bias=mlp.latent_bias)
         yield builder.linear("experts_out", (builder.hidden,), mlp.latent, bias=mlp.latent_bias)
-    yield builder.experts("experts_gate_up", count, halves, outside.rows, shard="rows")
-    yield builder.experts("experts_down", count, (outside,), mlp.intermediate, shard="columns", groups=mlp.intermediate)
+    inside = mlp.intermediate
+    for name, many in (("experts", count), ("always", mlp.always)):
+        if many:
+            yield builder.experts(f"{name}_gate_up", many, halves, outside.rows, shard="rows")
+            yield builder.experts(f"{name}_down", many, (outside,), inside, shard="columns", groups=inside)
     if mlp.experts_bias:
         yield builder.experts("experts_gate_up_bias", count, halves, 0, shard="rows")
         yield builder.experts("experts_down_bias", count, (outside,), 0, shard="none")

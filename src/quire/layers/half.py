@@ -44,7 +44,7 @@ class HalfInput:
             ops.scale_and_cap(gate_up_T2I, mlp.scale, 0.0)
         if mlp.limit > 0:
             gate_TI, up_TI = gate_up_T2I.chunk(2, dim=-1)
-            gate_TI.clamp_(max=mlp.limit)
+            gate_TI.clamp_(max=mlp.limit if mlp.gate_limit is None else mlp.gate_limit)
             up_TI.clamp_(-mlp.limit, mlp.limit)
         ops.gated_activation(gate_up_T2I, kind, out_TI)
 

@@ -56,7 +56,9 @@ class Module:
         is_whole: a table that is stored as whole numbers.
         is_conv: a table that is stored as [rows, 1, columns], a convolution of each channel by itself.
         is_flattened: a table that the checkpoint has with more dimensions.
-        stacked: the name of the one tensor [experts, rows, columns] that a checkpoint may have in place of the sources.
+        stacked: the names of the tensors [experts, rows, columns], one of all parts or one for each, that a checkpoint may have
+            in place of the sources.
+        is_padded: the checkpoint's tensor may have further rows.
     """
 
     name: str
@@ -72,7 +74,7 @@ class Module:
     weight_offset: float = 0.0
     plain: bool = False
     experts: int = 1
-    stacked: str = ""
+    stacked: tuple[str, ...] = ()
     interleaved: bool = False
     is_row: bool = False
     layouts: tuple[SourceLayout, ...] = ()
@@ -82,6 +84,7 @@ class Module:
     is_conv: bool = False
     is_flattened: bool = False
     is_whole: bool = False
+    is_padded: bool = False
 
     @property
     def is_quantizable(self) -> bool:
@@ -89,6 +92,17 @@ class Module:
         head."""
         is_inside = self.name.startswith("layers.") or self.name == "input_projection"
         return self.kind == "linear" and is_inside and not self.plain
+
+    @property
+    def is_stacked(self) -> bool:
+        """Whether its sources are tensors of all experts."""
+        return bool(self.stacked) and self.sources == self.stacked
+
+    def from_stacks(self) -> "Module":
+        """The module filled from tensors of all experts."""
+        each = range(len(self.parts) // self.experts)
+        layouts = [SourceLayout(tuple(range(part, len(self.parts), len(each)))) for part in each]
+        return dataclasses.replace(self, sources=self.stacked, layouts=tuple(layouts) if len(self.stacked) > 1 else ())
 
     @property
     def rows(self) -> int:
@@ -163,6 +177,7 @@ class ModuleBuilder:
             bias,
             shard,
             transposed=name in self.spec.weights.transposed,
+            interleaved=name in self.spec.weights.interleaved,
             plain=plain,
             layouts=layouts,
             unbiased=self.spec.weights.unbiased,
@@ -212,7 +227,9 @@ class ModuleBuilder:
     def embedding(self, name: str, rows: int, width: int, skip_rows: int = 0) -> Module:
         """A table of rows."""
         parts = (RowBlock(rows, rows),)
-        return Module(self._name(name), "embedding", self._sources(name), parts, width, skip_rows=skip_rows)
+        is_padded = name in self.spec.weights.padded
+        sources = self._sources(name)
+        return Module(self._name(name), "embedding", sources, parts, width, skip_rows=skip_rows, is_padded=is_padded)
 
     def layouts(self, name: str, parts: int, fused: tuple[int, ...], groups: int) -> tuple[SourceLayout, ...]:
         """How a module's sources hold its parts: each one, or one source all of them; or one fewer source than parts, of
@@ -239,18 +256,16 @@ class ModuleBuilder:
     ) -> Module:
         """The matrices of all experts under one another; without columns, their biases."""
         weights = self.spec.weights
-        columns, stacked = self.spec.hidden if columns is None else columns, weights.stacked.get(name, "")
-        stacked = self._prefix + stacked if stacked else ""
+        columns, named = self.spec.hidden if columns is None else columns, weights.stacked.get(name, ())
+        stacked = tuple(self._prefix + source for source in ((named,) if isinstance(named, str) else named))
+        is_always_stacked = not columns or (stacked and name not in weights.modules)
         if not columns:
-            (stacked,) = sources = self._sources(name)
-        elif stacked and name not in weights.modules:
-            sources = (stacked,)
-        else:
-            sources = tuple(source.format(expert=e) for e in range(count) for source in self._sources(name))
-        return Module(
+            stacked = self._sources(name)
+        sources = () if is_always_stacked else self._sources(name)
+        module = Module(
             self._name(name),
             "experts",
-            sources,
+            tuple(source.format(expert=e) for e in range(count) for source in sources),
             parts * count,
             columns,
             groups,
@@ -260,6 +275,7 @@ class ModuleBuilder:
             transposed=name in weights.transposed,
             interleaved=name in weights.interleaved,
         )
+        return module.from_stacks() if is_always_stacked else module
 
     @property
     def _prefix(self) -> str:

@@ -18,6 +18,7 @@ from quire.layers.decoder_layer import DecoderLayer
 from quire.layers.feed_forward import FeedForwardLayer
 from quire.layers.half import Buffer, HalfInput, HalfOutput, NormedInput, ResidualOutput, SampledOutput, SampledViews
 from quire.layers.interface import LayerContext, StepInputs
+from quire.layers.mixers import MixerLayer
 from quire.layers.residual_extras import HyperConnection, LayerEnd
 from quire.layers.workspace import TokenViews, Workspace
 from quire.models.residual import PRE, LayerNorm, Norm, RMSNorm
@@ -113,6 +114,9 @@ class OperationList:
     def _add_mlp(self, layer: DecoderLayer, mlp: FeedForwardLayer) -> None:
         read = self._add_input(layer, "before_mlp")
         self.listed.append(self._mlp(mlp, read, DELTA))
+        for mixer in layer.mixers:
+            if mixer.changes_mlp:
+                self.listed.append(self._change_mlp(mixer))
         self._add_norm_behind(layer, "after_mlp")
 
     def _add_input(self, layer: DecoderLayer, place: str) -> HalfInput:
@@ -247,6 +251,9 @@ class OperationList:
                     ops.gather_rows(views.residual_TD, sampled.index_S, sampled.views.residual_TD)
 
         return run
+
+    def _change_mlp(self, mixer: MixerLayer) -> Operation:
+        return lambda step, views: mixer.change_mlp(step, views.delta_TD)
 
     def _mlp(self, mlp: FeedForwardLayer, x: HalfInput, buffer: Buffer) -> Operation:
         communicator, out, takes_late = self._context.communicator, self._output(buffer), self._late_waits

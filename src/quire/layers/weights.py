@@ -140,11 +140,10 @@ def names_within(names: Collection[str], spec: DecoderSpec) -> set[str]:
 
 def with_layout_of(modules: list[Module], spec: DecoderSpec, names: Collection[str]) -> list[Module]:
     """The modules, filled from one tensor of all experts where a checkpoint with these names has one."""
-    stacked = {module.stacked for module in modules if module.stacked}
+    stacked = {name for module in modules for name in module.stacked}
     there = {name for name in stacked for prefix in spec.weights.prefixes if prefix + name in names}
     return [
-        dataclasses.replace(module, sources=(module.stacked,)) if module.stacked in there else module
-        for module in modules
+        module.from_stacks() if module.stacked and there.issuperset(module.stacked) else module for module in modules
     ]
 
 
@@ -201,7 +200,12 @@ def check_shapes(
         source = sources.get(canonical_name(name, sources, spec))
         if source is None or source.stored.axes is None:
             continue
-        if tuple(shape) != source.shape and (not source.is_decoded or not _is_padded(shape, source.shape)):
+        is_padded = source.module.is_padded and shape[1:] == source.shape[1:] and shape[0] > source.shape[0]
+        if (
+            tuple(shape) != source.shape
+            and not is_padded
+            and not (source.is_decoded and _is_padded(shape, source.shape))
+        ):
             wrong.append(f"{name} is {list(shape)}, config.json asks for {list(source.shape)}")
     if wrong:
         raise ConfigError(f"wrong weight shapes ({len(wrong)}): {_listing(wrong, '; ')}", setting="model")
@@ -257,7 +261,7 @@ def _is_elsewhere(name: str, spec: DecoderSpec) -> bool:
 def _module_sources(
     module: Module, prefix: str, plan: ParallelPlan, method: LinearMethod
 ) -> Iterator[CheckpointTensor]:
-    is_stack = module.is_row or (bool(module.stacked) and module.sources == (module.stacked,))
+    is_stack = module.is_row or module.is_stacked
     is_bare = module.kind in ("vector", "table") or is_stack
     columns = module.local_columns(plan) if module.columns else None
     is_formatted = columns and not module.plain and (module.kind != "embedding" or method.stores_embeddings)

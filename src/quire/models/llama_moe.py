@@ -123,6 +123,15 @@ def bailing_moe(hf: HFConfig) -> DecoderSpec:
     return with_deepseek_mixtures(hf, dense, mixture, BAILING_NAMES)
 
 
+@register("SarvamMoEForCausalLM")
+def sarvam_moe(hf: HFConfig) -> DecoderSpec:
+    """Sarvam 30B: GLM-4.5's layers with Ling's names of weights."""
+    hf = renamed(hf, n_routed_experts="num_experts", n_shared_experts="num_shared_experts")
+    norm = RMSNorm(hf.get("rms_norm_eps", 1e-6)) if hf.get("use_qk_norm", True) else None
+    dense = llama(hf).with_attention(qk_norm=norm, out_bias=False)
+    return with_deepseek_mixtures(hf, dense, deepseek_mixture(hf), BAILING_NAMES)
+
+
 MIXTRAL_NAMES = LLAMA_NAMES.but(
     lm_head_bias="lm_head.bias",
     router="block_sparse_moe.gate",

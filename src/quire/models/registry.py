@@ -37,13 +37,19 @@ BUILT_IN_FAMILIES = (
     "text_part",
     "deepseek",
     "deepseek_v4",
+    "inkling",
     "window_moe",
+    "step",
     "llama_variants",
     "mamba",
     "lfm2",
     "linear_attention",
     "pooling.bert",
 )
+
+
+CLASSES_OF_OTHERS = {"exaone": "ExaoneForCausalLM", "sarvam_moe": "SarvamMoEForCausalLM"}
+"""Model types that Transformers runs with another family's class, while their weights have names of their own."""
 
 
 def packaged_features() -> dict[str, dict[str, Any]]:
@@ -80,6 +86,9 @@ class Entry:
         from quire.models.defaults import completed
         from quire.models.nested_text import beside_other_parts, nested_text
 
+        own = CLASSES_OF_OTHERS.get(hf.get("model_type", ""), self.architecture)
+        if own != self.architecture:
+            return ModelRegistry.resolve(own).make_spec(hf)
         function, text = cast(SpecFunction, self.load()), nested_text(hf)
         is_nested = text is not None and not function.__module__.endswith("text_part")  # which reads it by itself
         spec = function(completed(self.architecture, text if text is not None and is_nested else hf))

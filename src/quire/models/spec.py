@@ -118,18 +118,22 @@ class MLA:
 
 @dataclasses.dataclass(frozen=True)
 class Temperature:
-    """A query at position p is multiplied by 1 + growth * log(1 + floor((p + offset) / length))."""
+    """A query at position p is multiplied by 1 + growth * log(1 + floor((p + offset) / length)); without `steps` by
+    1 + growth * log(max((p + offset) / length, 1))."""
 
     growth: float
     length: int
     offset: int = 0
+    steps: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
 class GatedMLP:
     """down(act(gate(x)) * up(x)); `act` is a name as checkpoints use it (`silu`, `gelu_pytorch_tanh` …). `scale` multiplies
-    gate and up, `out_scale` the output; with a `limit` above 0 gate is at most that, and up between minus and plus that.
-    `up_first`: a checkpoint's one matrix for both holds up before gate."""
+    gate and up, `out_scale` the output; with a `limit` above 0 gate is at most that (or `gate_limit`), and up
+    between minus and plus that.
+    `up_first`: a checkpoint's one matrix for both holds up before gate. `learned_scale`: the output is multiplied by a number of
+    the checkpoint."""
 
     intermediate: int
     act: str
@@ -139,6 +143,8 @@ class GatedMLP:
     down_bias: bool = False
     limit: float = 0.0
     up_first: bool = False
+    learned_scale: bool = False
+    gate_limit: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,6 +177,9 @@ class MoE:
         by_token: experts are looked up in a table of token ids; scores only weigh them.
         zero_experts: of `routing`'s experts the last so many have no matrices and give what they read (LongCat).
         out_bias: a vector that is added to the output.
+        learned_scale: all weights of a token's experts are multiplied by a number of the checkpoint.
+        always: the last so many of `routing`'s experts, which every token chooses (they count in `top_k`); the checkpoint has
+            their matrices apart, and no bias on their choice.
         late: what experts give joins the residual with the next layer's feed-forward; the shared one joins at once.
     """
 
@@ -192,12 +201,14 @@ class MoE:
     by_token: bool = False
     zero_experts: int = 0
     out_bias: bool = False
+    learned_scale: bool = False
+    always: int = 0
     late: bool = False
 
     @property
     def num_experts(self) -> int:
-        """Experts with matrices."""
-        return self.routing.num_experts - self.zero_experts
+        """Experts with matrices, but for those of every token."""
+        return self.routing.num_experts - self.zero_experts - self.always
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,15 +268,17 @@ class WeightNames:
             layers: `embedding`, `positions`, `token_types`, `final_norm`, `lm_head`. In a layer: `qkv` (one source for q, k
             and v; or one each; or q's and one for k and v), `out`, `q_norm`, `k_norm` (with `{head}` where each head has
             its own), `sinks`; of latent attention `q` or `q_a`, `q_a_norm`, `q_b`, then `kv_a`, `kv_a_norm`, `kv_b`,
-            `out`; `gate_up`, `up`, `act_positive` and `act_negative` (of xIELU), `down`, `before_mixer`, `after_mixer`,
-            `before_mlp`, `after_mlp`. In a mixture: `router`, `router_bias` (of the choice), `experts_gate_up` and
+            `out`; `gate_up`, `mlp_scale`, `up`, `act_positive` and `act_negative` (of xIELU), `down`, `before_mixer`,
+            `after_mixer`, `before_mlp`, `after_mlp`. In a mixture: `router`, `router_bias` (of the choice), `experts_gate_up` and
             `experts_down` (with `{expert}` for its number), `experts_gate_up_bias` and `experts_down_bias` ([experts,
-            rows]), `experts_in` and `experts_out` (of latents), `shared_gate_up`, `shared_down`, `shared_gate`; with norms of
-            its own `shared_after`, `experts_before`, `experts_after`, `router_scale`; `expert_scales`. Of layer inputs, outside
-            layers `input_embedding`, `input_projection`, `input_norm`, in a layer `input_gate`, `input_out`, `after_input`.
+            rows]), `always_gate_up` and `always_down` (of the experts of every token), `experts_scale`, `experts_in` and
+            `experts_out` (of latents), `shared_gate_up`, `shared_down`, `shared_gate`; with norms of its own
+            `shared_after`, `experts_before`, `experts_after`, `router_scale`; `expert_scales`. Of layer inputs, outside layers
+            `input_embedding`, `input_projection`, `input_norm`, in a layer `input_gate`, `input_out`, `after_input`.
             `layer_scale`. Of streams `mixer_hyper`, `mlp_hyper` (with `_base` and `_scale` behind each), outside layers
             `hyper_head` and these. Of an indexer `index_q`, `index_k`, `index_k_norm`, `index_weights`. Attention that makes only
-            queries has `q`, one whose values are its keys `qk`.
+            queries has `q`, one whose values are its keys `qk`. Of relative attention also `relative`, and of convolutions
+            `kv_conv`, `out_conv`, `mlp_conv`.
         prefixes: possible prefixes of every name but `lm_head`'s; the one that the checkpoint uses is found by its embedding.
         layer: the prefix of a layer's names.
         transposed: modules whose matrices are stored [in, out] (GPT-2's Conv1D).
@@ -274,7 +287,8 @@ class WeightNames:
         by_group: modules of which one source has its parts in so many groups, in another order: module -> (order, groups).
         ignored: patterns (as in shells) of names that carry nothing to load.
         stacked: for experts' matrices: the tensor [experts, rows, columns] (or `transposed`) that checkpoints have in the
-            place of one an expert, some of them or, where `modules` has no such name, all of them.
+            place of one an expert, some of them or, where `modules` has no such name, all of them; or two, of gate and of up.
+        padded: of embeddings and the head, those whose tensor may have further rows, which no token uses.
         interleaved: modules of which a source with two parts (gate and up) has them row by row in turn.
         row_vectors: vectors that are stored as a matrix of one row.
         unbiased: sources that have no bias where their module has one.
@@ -293,7 +307,8 @@ class WeightNames:
     by_head: tuple[str, ...] = ()
     by_group: Mapping[str, tuple[tuple[int, ...], int]] = dataclasses.field(default_factory=dict)
     ignored: tuple[str, ...] = ("*.inv_freq",)
-    stacked: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    stacked: Mapping[str, str | tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    padded: tuple[str, ...] = ()
     interleaved: tuple[str, ...] = ()
     row_vectors: tuple[str, ...] = ()
     unbiased: tuple[str, ...] = ()

@@ -50,6 +50,20 @@ class DiffAttention(Attention):
 
 
 @dataclasses.dataclass(frozen=True)
+class RelativeAttention(Attention):
+    """Attention whose scores grow by a number for each distance (Inkling): a bank of `profiles` has one number for each of them
+    and each distance below `extent`, and each head of a token has weights of its own for the profiles. Keys and values, and
+    the outputs of attention and of the feed-forward behind it, go each through a convolution over `conv` tokens, which is
+    added to what it reads.
+
+    A `temperature` is of the biases too."""
+
+    profiles: int = 0
+    extent: int = 0
+    conv: int = 4
+
+
+@dataclasses.dataclass(frozen=True)
 class Indexer:
     """Which tokens a query attends to (DeepSeek-V3.2): the `top_k` with the largest sum over heads of weight * relu(q . k), where
     heads' queries come from the queries' latent, weights and one key a token from the layer's input.

@@ -13,6 +13,7 @@ from quire.layers.mixers.interface import MixerLayer
 from quire.layers.mixers.mamba import Mamba2Layer, MambaLayer
 from quire.layers.mixers.mla import MLALayer, SparseMLALayer
 from quire.layers.mixers.recurrent import ChannelMixLayer, LightningLayer, RgLruLayer, ShortConvLayer, TimeMixLayer
+from quire.layers.mixers.relative import RelativeAttentionLayer
 from quire.layers.mixers.zamba import ZambaLayer
 from quire.models.spec import (
     MLA,
@@ -29,7 +30,15 @@ from quire.models.spec import (
     TimeMix,
     Zamba,
 )
-from quire.models.variants import CompressedAttention, DiffAttention, ExpertAttention, NarrowValues, SharedKV, SparseMLA
+from quire.models.variants import (
+    CompressedAttention,
+    DiffAttention,
+    ExpertAttention,
+    NarrowValues,
+    RelativeAttention,
+    SharedKV,
+    SparseMLA,
+)
 
 MIXERS: dict[type, type[MixerLayer]] = {
     Attention: AttentionLayer,
@@ -37,6 +46,7 @@ MIXERS: dict[type, type[MixerLayer]] = {
     NarrowValues: NarrowValuesLayer,
     ExpertAttention: ExpertAttentionLayer,
     DiffAttention: DiffAttentionLayer,
+    RelativeAttention: RelativeAttentionLayer,
     MLA: MLALayer,
     SparseMLA: SparseMLALayer,
     CompressedAttention: CompressedAttentionLayer,

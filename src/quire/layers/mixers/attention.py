@@ -296,4 +296,6 @@ def growth_table(temperature: Temperature, context: LayerContext) -> torch.Tenso
     if context.max_positions + temperature.offset <= temperature.length:
         return None
     positions_L = torch.arange(context.max_positions, dtype=torch.float32, device=context.device) + temperature.offset
-    return 1.0 + temperature.growth * torch.log1p(torch.floor(positions_L / temperature.length))
+    lengths_L = positions_L / temperature.length
+    logs_L = torch.log1p(torch.floor(lengths_L)) if temperature.steps else torch.log(lengths_L.clamp(min=1.0))
+    return 1.0 + temperature.growth * logs_L

@@ -17,12 +17,12 @@ from quire.kernels import ops
 from quire.kernels.norm import head_norm
 from quire.kernels.types import LinearWeight
 from quire.layers.assembly import NormWeight, Weight
+from quire.layers.expert_set import by_expert
 from quire.layers.half import HalfInput, HalfOutput
 from quire.layers.interface import LayerContext, StepInputs
 from quire.layers.mixers.attention import AttentionLayer, rotary_table
 from quire.layers.mixers.interface import MixerLayer
 from quire.layers.modules import Module, ModuleBuilder, RowBlock, SourceLayout
-from quire.layers.moe import by_expert
 from quire.layers.parallel import ParallelPlan
 from quire.layers.workspace import TokenViews
 from quire.models.spec import Attention

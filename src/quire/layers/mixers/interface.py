@@ -35,6 +35,7 @@ class MixerLayer(abc.ABC):
         can_fuse: whether its input may be a `NormedInput` and its output a `ResidualOutput`.
         can_replay: whether a step with it can be recorded, or captured as a graph, and run again for other requests.
         can_narrow: whether it can give an output for the tokens that need logits alone.
+        changes_mlp: whether it changes what the layer's feed-forward gives.
     """
 
     can_shard: ClassVar[bool] = True
@@ -45,6 +46,7 @@ class MixerLayer(abc.ABC):
     can_fuse: bool = False
     can_narrow: bool = False
     can_replay: bool = True
+    changes_mlp: bool = False
 
     def __init__(self, mixer: Any, context: LayerContext) -> None:
         self.context = context
@@ -93,6 +95,9 @@ class MixerLayer(abc.ABC):
         """out = this rank's part of the mixer of x; the parts of all ranks are summed by the caller. `views` lends its wide
         and narrow buffers; `out` is neither x nor one of these. With `out.sampled` only the tokens of `step.sampled` have an
         output; all are kept in pages."""
+
+    def change_mlp(self, step: StepInputs, delta_TD: torch.Tensor) -> None:
+        """Change the feed-forward's output, summed over ranks, in place; called only where it `changes_mlp`."""
 
 
 def rms_norm_over_ranks(
