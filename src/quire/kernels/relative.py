@@ -49,19 +49,22 @@ def relative_attention(
             q_position = torch.arange(before + first - start, last_position, device=keys.device)
             distance_QL = q_position[:, None] - torch.arange(oldest, last_position, device=keys.device)
             scores_QNL += _biases(mix_TNR[some].float(), profiles_ER.float(), distance_QL)
-            hidden_QL = distance_QL < 0
+            scores_QNL.masked_fill_((distance_QL < 0)[:, None], float("-inf"))
             if params.window:
-                hidden_QL |= distance_QL >= params.window
-            weights_QNL = scores_QNL.masked_fill_(hidden_QL[:, None], float("-inf")).softmax(dim=-1)
-            values_LKH = values.unflatten(1, (params.num_kv_heads, -1))
-            grouped_QKGL = weights_QNL.unflatten(1, (params.num_kv_heads, -1))
-            out_TNH[some].copy_(torch.einsum("qkgl,lkh->qkgh", grouped_QKGL, values_LKH).flatten(1, 2))
+                scores_QNL.masked_fill_((distance_QL >= params.window)[:, None], float("-inf"))
+            out_TNH[some].copy_(_weighted(scores_QNL.softmax(dim=-1), values, params))
 
 
 def _scores(q_QNH: Tensor, keys: Tensor, params: AttentionParams) -> Tensor:
     keys_LKH = keys.unflatten(1, (params.num_kv_heads, -1))
     q_QKGH = q_QNH.unflatten(1, (params.num_kv_heads, -1))
     return torch.einsum("qkgh,lkh->qkgl", q_QKGH, keys_LKH).flatten(1, 2) * params.scale
+
+
+def _weighted(weights_QNL: Tensor, values: Tensor, params: AttentionParams) -> Tensor:
+    values_LKH = values.unflatten(1, (params.num_kv_heads, -1))
+    grouped_QKGL = weights_QNL.unflatten(1, (params.num_kv_heads, -1))
+    return torch.einsum("qkgl,lkh->qkgh", grouped_QKGL, values_LKH).flatten(1, 2)
 
 
 def _biases(mix_QNR: Tensor, profiles_ER: Tensor, distance_QL: Tensor) -> Tensor:
