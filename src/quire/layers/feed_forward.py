@@ -18,7 +18,7 @@ from quire.layers.interface import LayerContext, StepInputs
 from quire.layers.modules import Module, ModuleBuilder, RowBlock, SourceLayout
 from quire.layers.moe import Mixture, NormedMixture
 from quire.layers.workspace import TokenViews, Workspace
-from quire.models.spec import FeedForward, GatedMLP, MoE
+from quire.models.spec import MLP, FeedForward, GatedMLP, MoE
 
 
 class FeedForwardLayer:
@@ -174,12 +174,13 @@ def _mixture_modules(builder: ModuleBuilder, mlp: MoE) -> Iterator[Module]:
         yield builder.experts("experts_gate_up_bias", count, halves, 0, shard="rows")
         yield builder.experts("experts_down_bias", count, (outside,), 0, shard="none")
     if mlp.shared is not None:
-        shared = RowBlock(mlp.shared.intermediate, mlp.shared.intermediate)
-        bias = mlp.shared.bias
-        halves = (shared, shared) if isinstance(mlp.shared, GatedMLP) else (shared,)
-        yield builder.linear("shared_gate_up", halves, bias=bias, shard="rows")
-        yield builder.linear(
-            "shared_down", (builder.hidden,), shared.rows, bias=bias, shard="columns", groups=shared.rows
-        )
+        yield from _shared_modules(builder, mlp.shared)
         if mlp.shared_gate:
             yield builder.linear("shared_gate", (RowBlock(1, 1),), plain=True)
+
+
+def _shared_modules(builder: ModuleBuilder, mlp: GatedMLP | MLP) -> Iterator[Module]:
+    wide = RowBlock(mlp.intermediate, mlp.intermediate)
+    halves = (wide, wide) if isinstance(mlp, GatedMLP) else (wide,)
+    yield builder.linear("shared_gate_up", halves, bias=mlp.bias, shard="rows")
+    yield builder.linear("shared_down", (builder.hidden,), wide.rows, bias=mlp.bias, shard="columns", groups=wide.rows)
