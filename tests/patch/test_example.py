@@ -33,11 +33,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(installed: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(installed), str(ROOT / "src"), str(ROOT)])
     env = os.environ | {"PYTHONPATH": path, "QUIRE_PATCH_DATE": "2026-12-01"} | environment
-    return subprocess.run([sys.executable, *words], env=env, capture_output=True, text=True, timeout=200, cwd=ROOT)
-
-
-def cli(installed: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return run(installed, "-m", "quire.entrypoints.cli.main", *words, **environment)
+    return subprocess.run([sys.executable, *words], env=env, capture_output=True, text=True, timeout=280, cwd=ROOT)
 
 
 def engine(installed: Path, llama: Path, ranks: int, **environment: str) -> tuple[dict[str, Any], str]:
@@ -72,26 +68,59 @@ def test_a_worker_in_its_engines_process_makes_the_union_and_says_so(installed: 
     assert {each["state"] for each in found["here"]["patches"]} == {"applied"}
 
 
-def test_the_allow_list_and_the_version_keep_patches_out(installed: Path) -> None:
-    assert cli(installed, "patches", "list", QUIRE_PLUGINS="other").stdout.strip() == "No package declares a patch."
-    text = cli(installed, "patches", "list", QUIRE_VERSION="0.3.1.dev2").stdout
-    assert text.count("off: it is for the versions >=0.1,<0.3, and this is 0.3.1.dev2") == 2
+COMMANDS = """
+import contextlib, io, json, os, sys
+from quire.entrypoints.cli.main import main
+told = []
+for environment, *words in json.loads(sys.argv[1]):
+    os.environ.update(environment)
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        code = main(words)
+    told.append([code, out.getvalue(), err.getvalue()])
+    for name in environment:
+        del os.environ[name]
+print(json.dumps(told))
+"""
 
 
-def test_the_commands_tell_what_there_is_and_check_finds_what_has_expired(installed: Path) -> None:
-    rows = json.loads(cli(installed, "patches", "list", "--json").stdout)
+@pytest.fixture(scope="module")
+def commands(installed: Path) -> Any:
+    """Runs `quire` several times in one process: each line is variables and words; gives exit code, output and errors of each."""
+
+    def run_commands(*lines: list[Any]) -> list[list[Any]]:
+        done = run(installed, "-c", COMMANDS, json.dumps(lines))
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return run_commands
+
+
+def test_the_allow_list_and_the_version_keep_patches_out(commands: Any) -> None:
+    none, other = commands(
+        [{"QUIRE_PLUGINS": "other"}, "patches", "list"], [{"QUIRE_VERSION": "0.3.1.dev2"}, "patches", "list"]
+    )
+    assert none[1].strip() == "No package declares a patch."
+    assert other[1].count("off: it is for the versions >=0.1,<0.3, and this is 0.3.1.dev2") == 2
+
+
+def test_the_commands_tell_what_there_is_and_check_finds_what_has_expired(commands: Any) -> None:
+    of_list, of_check, late, explained, wrong = commands(
+        [{}, "patches", "list", "--json"],
+        [{}, "patches", "check"],
+        [{"QUIRE_PATCH_DATE": "2028-01-01"}, "patches", "check", "example-step-count"],
+        [{}, "patches", "explain", "example-step-count"],
+        [{}, "patches", "explain", "example-step-counts"],
+    )
+    rows = json.loads(of_list[1])
     assert [row["id"] for row in rows] == ["example-small-steps", "example-step-count"]
     assert {row["here"] for row in rows} == {"to be applied"}
-    assert cli(installed, "patches", "check").returncode == 0
-    late = cli(installed, "patches", "check", "example-step-count", QUIRE_PATCH_DATE="2028-01-01")
-    assert late.returncode == 1 and "it expired on 2027-12-31" in late.stdout
-    text = cli(installed, "patches", "explain", "example-step-count").stdout
+    assert of_check[0] == 0
+    assert late[0] == 1 and "it expired on 2027-12-31" in late[1]
     for part in ("A worker does not tell", "wrap quire.worker.worker:Worker.execute", "worker_counts_itself", "none"):
-        assert part in text
-    wrong = cli(installed, "patches", "explain", "example-step-counts")
-    assert wrong.returncode == 2 and "did you mean 'example-step-count'" in wrong.stderr
+        assert part in explained[1]
+    assert wrong[0] == 2 and "did you mean 'example-step-count'" in wrong[2]
 
 
-def test_a_bug_report_names_the_patches(installed: Path) -> None:
-    report = json.loads(cli(installed, "collect-env", "--json").stdout)
-    assert set(report["patches"]) == {"digest", "example-small-steps", "example-step-count"}
+def test_a_bug_report_names_the_patches(commands: Any) -> None:
+    ((_, report, _),) = commands([{}, "collect-env", "--json"])
+    assert set(json.loads(report)["patches"]) == {"digest", "example-small-steps", "example-step-count"}
