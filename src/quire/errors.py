@@ -93,6 +93,12 @@ class EngineDeadError(EngineError):
     status = 503
 
 
+class ShutdownError(EngineError):
+    """The request was cut off because its server ends; another one may answer it."""
+
+    status = 503
+
+
 def describe(error: BaseException) -> str:
     """An error's message; an error that Quire did not raise on purpose is named with its class."""
     return str(error) if isinstance(error, QuireError) else f"{type(error).__name__}: {error}"

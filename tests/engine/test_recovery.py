@@ -118,7 +118,7 @@ def test_the_request_that_kills_cores_fails_alone() -> None:
                     assert isinstance(results[i], EngineError) and "request 2 was running alone" in str(results[i])
                 else:
                     assert results[i][-1].outputs[0].token_ids == oracle(prompt, 200, i)
-            totals = engine.events.totals
+            totals = engine.metrics.events.totals  # which the console and `/metrics` show
             assert totals[EventKind.RESTART] == 3 and totals[EventKind.GIVEN_UP] == 1 and totals[EventKind.REPLAY] >= 4
 
     run(main())

@@ -19,7 +19,7 @@ from quire.engine.recovery import RecoveringClient
 from quire.engine.request_record import RequestRecord
 from quire.metrics.events import EventKind
 from quire.request import EngineCoreOutput, EngineRequest, token_array
-from quire.sampling_params import BeamSearchParams, StructuredOutputsParams
+from quire.sampling_params import BeamSearchParams, RequestOutputKind, StructuredOutputsParams
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string", "maxLength": 8}}}
 KINDS: dict[str, dict[str, Any]] = {
@@ -125,6 +125,62 @@ def test_prompt_logprobs_of_which_a_part_came_do_not_come_twice() -> None:
     record.read_prompt_logprobs()
     assert record.prompt_logprobs is not None
     assert [None if one is None else list(one) for one in record.prompt_logprobs] == [None, [1], [2], [3], [4], [5]]
+
+
+BROKEN = "\N{BALLOON}\u5b57\u00e4"
+"""Characters of several tokens each."""
+
+
+def test_a_death_within_a_thought_and_within_characters_is_not_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = tmp_path / "now"
+    monkeypatch.setenv("QUIRE_FAULTS", f"after-collect@core:kill:4:{now}")
+    args = AsyncEngineArgs(deterministic=True, max_model_len=512, kv_cache_memory_bytes=32 << 20)
+    known_at_death: list[int] = []
+
+    async def streamed(engine: AsyncLLM, prompt: str, params: SamplingParams, name: str) -> tuple[list[str], list[int]]:
+        params.output_kind = RequestOutputKind.DELTA
+        texts, token_ids = list[str](), list[int]()
+        async for output in engine.generate(prompt, params, name):
+            texts.append(output.outputs[0].text)
+            token_ids += output.outputs[0].token_ids
+        return texts, token_ids
+
+    async def both(engine: AsyncLLM, name: str) -> list[tuple[str, list[int]]]:
+        tokenizer = engine.get_tokenizer()
+        assert tokenizer is not None
+        chat = [{"role": "user", "content": "What is 17 + 25?"}]
+        prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, enable_thinking=True, tokenize=False)
+        pieces = tokenizer.encode(BROKEN, add_special_tokens=False)
+        assert len(pieces) > 2 * len(BROKEN)
+        thought = SamplingParams(max_tokens=80, thinking_token_budget=5, temperature=0, skip_special_tokens=False)
+        runs = [streamed(engine, prompt, thought, f"{name} thought")]
+        for seed in range(3):
+            broken = SamplingParams(max_tokens=80, allowed_token_ids=pieces, seed=seed, ignore_eos=True)
+            runs.append(streamed(engine, "a", broken, f"{name} broken {seed}"))
+        results = await asyncio.gather(*runs)
+        assert results[0][1].index(tokenizer.convert_tokens_to_ids("</think>")) == 6
+        return [("".join(texts), token_ids) for texts, token_ids in results]
+
+    async def main() -> None:
+        engine = AsyncLLM.from_engine_args(args, core="process")
+        lose_core = engine._lose_core
+
+        def note(message: str) -> None:
+            known_at_death.extend(len(one.sequences[0].token_ids) for one in engine._outputs.records)
+            lose_core(message)
+
+        monkeypatch.setattr(engine, "_lose_core", note)
+        try:
+            now.touch()
+            disturbed = await both(engine, "disturbed")
+            assert disturbed == await both(engine, "calm")
+        finally:
+            engine.shutdown()
+
+    asyncio.run(main())
+    assert len(known_at_death) == 4 and all(0 < known < 6 for known in known_at_death) and not now.exists()
 
 
 async def greedy(engine: AsyncLLM, number: int, name: str, each: Callable[[], None] = lambda: None) -> list[int]:

@@ -147,6 +147,13 @@ def test_packing_takes_slices_and_drops_the_original():
     assert torch.equal(out_TD, weight_NK)
 
 
+@pytest.mark.parametrize(("x", "out"), [((3, 8), (3, 4)), ((3, 8), (2, 5)), ((3, 7), (3, 5)), ((3, 9), (3, 5))])
+def test_a_product_that_does_not_fit_is_refused_with_the_shapes(x, out):
+    weight = native("pack_linear")(torch.randn(5, 8))
+    with pytest.raises(ValueError, match=r"must be \[3, 8\] and \[3, 5\]"):
+        native("linear")(torch.zeros(x), weight, torch.zeros(out))
+
+
 def test_wrong_types_are_refused_with_the_name_of_the_tensor():
     weight = native("pack_linear")(torch.randn(16, 16))
     with pytest.raises(ValueError, match=r"x must be a contiguous CPU tensor of torch\.float32"):

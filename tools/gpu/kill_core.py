@@ -28,7 +28,7 @@ from quire.descriptors import raise_limit
 from quire.entrypoints.http_client import Target
 from quire.processes import family
 
-_CORE = "quire.engine.core_process:main"
+_CORE, _WARMING, _SPARE = "quire core", "quire warming", "quire spare"
 _PATIENCE_S = 120.0
 _MARKS = {
     "noticed": "the engine core died and is started again",
@@ -69,11 +69,27 @@ class Server:
 
     def core_pid(self) -> int:
         """The process of the core that runs now."""
-        for state in family(self.process.pid):
-            with contextlib.suppress(OSError):
-                if _CORE.encode() in Path(f"/proc/{state.pid}/cmdline").read_bytes().split(b"\0"):
-                    return state.pid
-        raise SystemExit("the server has no core process")
+        pid = self._find(_CORE)
+        if pid is None:
+            raise SystemExit("the server has no core process")
+        return pid
+
+    def spare(self) -> dict[str, Any] | None:
+        """The process that waits to become the next core, once it has imported everything: what it costs. None: there is none."""
+        while (pid := self._find(_SPARE)) is None:
+            if self._find(_WARMING) is None:
+                return None
+            time.sleep(0.1)
+        fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
+        mib = {name: int(fields[name].split()[0]) // 1024 for name in ("Rss", "Pss", "Private_Dirty")}
+        query = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader"]
+        apps = subprocess.run(query, capture_output=True, text=True, check=False).stdout
+        devices = [link for file in Path(f"/proc/{pid}/fd").iterdir() if "/dev/nvidia" in (link := os.readlink(file))]
+        holds = any(line.split(",")[0].strip() == str(pid) for line in apps.splitlines())
+        return {"host_mib": mib, "has_gpu_memory": holds, "open_gpu_devices": devices}
+
+    def _find(self, name: str) -> int | None:
+        return next((state.pid for state in family(self.process.pid) if state.name == name), None)
 
     def since(self, begin: float) -> list[tuple[float, str]]:
         return [(at, line) for at, line in self.lines if at >= begin]
@@ -277,8 +293,9 @@ def one_server(args: argparse.Namespace, words: list[str], num_kills: int) -> It
         }
         for number in range(num_kills):
             at = args.output_len * (number + 1) // (num_kills + 2)
+            spare = server.spare()
             answers, killed = asyncio.run(run_streams(server, requests, at))
-            yield judge(server, answers, oracle, killed) | {"killed_after_tokens": at}
+            yield judge(server, answers, oracle, killed) | {"killed_after_tokens": at, "spare": spare}
     finally:
         server.end()
 

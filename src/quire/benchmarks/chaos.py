@@ -24,7 +24,7 @@ from quire.processes import family
 COLUMNS = ("fault", "answers", "lost", "repeated", "different", "longest pause", "time to ready")
 READY_TIMEOUT_S = 120.0
 """After this a server that is not ready again has failed."""
-SILENCE_S = 2 * READY_TIMEOUT_S
+SILENCE_S = 600.0
 """After this a client gives up an answer of which nothing comes."""
 _BETWEEN_LOOKS_S = 0.005
 _SUBJECTS = ("the sea", "a clock", "bread", "winter", "a bridge", "music", "the moon", "a garden")

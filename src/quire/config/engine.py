@@ -57,6 +57,7 @@ class ParallelConfig:
         distributed_executor_backend: None (in-process for one worker, else `mp`), `uni`, `mp` (a process a device), or a class.
         recovery: an engine core in a process of its own that dies is started again, and its requests go on; True asks for such
             a process, None takes what there is.
+        spare_core: a process that has imported what a core needs waits for a death; None: for one device that is no CPU.
         rank: which of the workers this is; the executor sets it when it starts them.
         rendezvous: the address where the workers meet; set with the rank.
     """
@@ -69,6 +70,7 @@ class ParallelConfig:
     worker_cls: str = "auto"
     disable_custom_all_reduce: bool = False
     recovery: bool | None = None
+    spare_core: bool | None = None
     rank: int = 0
     rendezvous: str = ""
 

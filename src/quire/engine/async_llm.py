@@ -86,7 +86,6 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
         self._num_calls = 0
         self._idle_waiters: list[asyncio.Future[None]] = []
         self.metrics = EngineMetrics(config.model.model, config.model.max_model_len)
-        self.events = self.metrics.events
 
         def start_core() -> CoreClient:
             if isinstance(core, FrontendSlot):
@@ -458,6 +457,13 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
         self._fail_calls(EngineDeadError(message))
         if self.on_death is not None:
             self.on_death()
+
+    def end_requests(self, error: QuireError) -> None:
+        """End all requests: their readers get what has come, and then the error."""
+        records = self._outputs.records
+        for record in records:
+            record.fail(error)
+        self._notify(records)
 
     def _fail_calls(self, error: QuireError) -> None:
         for future in self._calls.values():

@@ -5,6 +5,8 @@ The first message is the configuration. The parent says `Shutdown`, or dies.
 
 import gc
 import os
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 from quire import faults
@@ -20,7 +22,7 @@ from quire.executor.selector import import_class
 from quire.logger import set_process_label, trace_this_thread_if_asked
 from quire.patch import check_same, settle
 from quire.plugins import load_general_plugins
-from quire.processes import begin_child, name_process
+from quire.processes import Child, begin_child, name_process
 
 EXIT_FAILED = 1
 _LINGER_MS = 2000
@@ -91,21 +93,30 @@ def start_core(inbox: SocketInbox) -> EngineCore | None:
     return core
 
 
+def start(addresses: Sequence[str], memory_fd: int) -> Child:
+    """A process that runs a core: see `serve`. Raises OSError: it cannot be started."""
+    return Child(f"{__name__}:main", [*addresses, str(memory_fd)], (memory_fd,), kind="core")
+
+
 def main(arguments: list[str]) -> int:
-    """Connect to the parent's two sockets, start the core, run it; the exit code. The third argument is a descriptor of the
-    heartbeat's memory."""
+    """The child's side of `start`."""
+    arguments, _ = begin_child(arguments)
+    return serve(arguments[:2], int(arguments[2]))
+
+
+def serve(addresses: Sequence[str], memory_fd: int) -> int:
+    """Connect to the parent's two sockets, start the core, run it; the exit code. The descriptor is that of the heartbeat's
+    memory."""
     import zmq
 
-    arguments, _ = begin_child(arguments)
     set_process_label("core")
     name_process("quire core")
-    memory_fd = int(arguments[2])
     words = map_words(memory_fd)
     os.close(memory_fd)
     faults.begin_process("core")
     context = zmq.Context()
-    inbox = SocketInbox(messages.zmq_socket(context, zmq.PULL, arguments[0], bind=False, linger_ms=_LINGER_MS))
-    output = messages.zmq_socket(context, zmq.PUSH, arguments[1], bind=False, linger_ms=_LINGER_MS)
+    inbox = SocketInbox(messages.zmq_socket(context, zmq.PULL, addresses[0], bind=False, linger_ms=_LINGER_MS))
+    output = messages.zmq_socket(context, zmq.PUSH, addresses[1], bind=False, linger_ms=_LINGER_MS)
     core: EngineCore | None = None
 
     def send(message: messages.CoreMessage) -> None:
@@ -115,7 +126,10 @@ def main(arguments: list[str]) -> int:
         core = start_core(inbox)
         if core is not None:
             core.heartbeat = Heartbeat(words)
-            send(core.ready())
+            ready = core.ready()
+            if core.config.parallel.spare_core is not False:
+                ready.modules = list(sys.modules)
+            send(ready)
             CoreLoop(core, inbox, send).run()
     except BaseException as error:
         send(last_words(error))

@@ -55,7 +55,7 @@ class Frontend(Generic[ClientT]):
         *,
         for_server: bool,
     ) -> None:
-        self.events = EventLog()
+        self.events = EventLog() if metrics is None else metrics.events
         self.tokenizer_source = source = TokenizerSource(config.model, for_server=for_server)
         self._outputs = OutputProcessor([*([] if metrics is None else [metrics]), *stat_hooks])
         self._stats_logger: StatsLogger | None = None

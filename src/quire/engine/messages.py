@@ -70,12 +70,14 @@ class Ready(msgspec.Struct, tag="ready", array_like=True):
         num_blocks, block_size: the KV cache's pages, and the tokens of one.
         max_model_len: tokens that a request may have, which the core chooses where the user left it open.
         max_concurrency: how many requests of that length fit into the cache at once.
+        modules: what its process has imported, in that order; for a spare that shall take its place.
     """
 
     num_blocks: int = 0
     block_size: int = 0
     max_model_len: int = 0
     max_concurrency: float = 0.0
+    modules: list[str] = []
 
 
 class Outputs(msgspec.Struct, tag="outputs", array_like=True):

@@ -20,11 +20,12 @@ from quire.codec import encode
 from quire.config import EngineConfig
 from quire.config.wire import config_to_plain
 from quire.descriptors import memory_file
-from quire.engine import messages
+from quire.engine import core_process, messages
 from quire.engine.core_client import CoreClient, OnMessage, ThreadClient
 from quire.engine.heartbeat import NUM_BYTES, map_words
 from quire.engine.messages import CoreMessage, Dead, FrontendMessage, Stalled
 from quire.engine.recovery import RecoveringClient
+from quire.engine.spare_core import SpareCores, wants_spare
 from quire.engine.watchdog import Watchdog, show_stacks
 from quire.engine.weights import fetch_missing_weights
 from quire.errors import ConfigError, EngineDeadError, RequestError
@@ -39,7 +40,7 @@ _PATIENCE_S = 5.0
 """How long an orderly end may take before the child is killed."""
 
 _LAST_WORDS_MS = 200
-"""What a process said before it died has left it by then; this is for the way through our own socket thread."""
+"""What a process said before it died comes before the news that it is disconnected; so long at most that news is waited for."""
 
 
 class SocketClient(CoreClient):
@@ -77,13 +78,16 @@ class SocketClient(CoreClient):
         context = zmq.Context()
         self._out = messages.zmq_socket(context, zmq.PUSH, out_address, bind=bind)
         self._in = messages.zmq_socket(context, zmq.PULL, in_address, bind=bind)
+        self._disconnected = self._in.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         # Also for a client that is dropped without `shutdown`: a child ends when its pipe closes, and a context left to
         # the collector would wait for its open sockets for ever.
-        self._release = weakref.finalize(self, _release, context, (self._out, self._in), release)
+        self._release = weakref.finalize(self, _release, context, (self._disconnected, self._out, self._in), release)
         self._life_fds = life_fds
-        self._writable, self._readable = zmq.Poller(), zmq.Poller()
+        self._writable, self._readable, self._last = zmq.Poller(), zmq.Poller(), zmq.Poller()
         self._writable.register(self._out, zmq.POLLOUT)
         self._readable.register(self._in, zmq.POLLIN)
+        for socket in (self._in, self._disconnected):
+            self._last.register(socket, zmq.POLLIN)
         for descriptor in life_fds:
             self._writable.register(descriptor, zmq.POLLIN)
             self._readable.register(descriptor, zmq.POLLIN)
@@ -154,7 +158,7 @@ class SocketClient(CoreClient):
             return Dead("the engine was shut down")
         if not ready:
             return None
-        if self._in in ready or self._in.poll(_LAST_WORDS_MS):
+        if self._in in ready or (self._last.poll(_LAST_WORDS_MS) and self._in.poll(0)):
             return self._decode(self._in.recv())
         return Dead(self._describe_death())
 
@@ -194,6 +198,7 @@ class ProcessClient(SocketClient):
         on_message: called with the core's messages, in another thread.
         executor: class path of the executor, if not the one that the configuration names.
         standing: of the core in whose place this one is started.
+        spares: starts the process, and keeps a spare for the next one.
 
     Raises:
         ConfigError: the configuration cannot be sent, or the core refuses it.
@@ -209,6 +214,7 @@ class ProcessClient(SocketClient):
         standing: messages.Standing | None = None,
         *,
         executor: str | None = None,
+        spares: SpareCores | None = None,
     ) -> None:
         if executor is None:
             fetch_missing_weights(config)
@@ -219,8 +225,8 @@ class ProcessClient(SocketClient):
             memory_fd = memory_file(NUM_BYTES, "quire-heartbeat")
             try:
                 self._watchdog = Watchdog(map_words(memory_fd), self._on_hang)
-                words = [out_address, in_address, str(memory_fd)]
-                self._child = child = Child("quire.engine.core_process:main", words, (memory_fd,), kind="core")
+                start_core = core_process.start if spares is None else spares.start
+                self._child = child = start_core([out_address, in_address], memory_fd)
             finally:
                 os.close(memory_fd)
             super().__init__(
@@ -237,6 +243,8 @@ class ProcessClient(SocketClient):
                 child.end(0.0)
                 self.shutdown()
                 raise
+            if spares is not None:
+                spares.refill(self.ready.modules)
         finally:
             shutil.rmtree(folder, ignore_errors=True)  # the child is connected, or will never be
 
@@ -312,7 +320,8 @@ def open_client(config: EngineConfig, core: str | None, on_message: OnMessage) -
         raise ConfigError(f"core is {core!r}; it may be 'inproc' or 'process'", setting="core")
     if recovery is False:
         return ProcessClient(config, on_message)
-    return RecoveringClient(functools.partial(ProcessClient, config), on_message)
+    spares = SpareCores() if wants_spare(config) else None
+    return RecoveringClient(functools.partial(ProcessClient, config, spares=spares), on_message, spares)
 
 
 def chosen_core(usual: str = "process") -> str:

@@ -23,6 +23,7 @@ from quire.engine.messages import (
     Restarting,
     Standing,
 )
+from quire.engine.spare_core import SpareCores
 from quire.engine.suspects import Suspects
 from quire.errors import QuireError
 from quire.logger import init_logger
@@ -48,6 +49,7 @@ class RecoveringClient(CoreClient):
         start: starts a core.
         on_message: gets the messages of all cores; between two of them `Restarting`, `GivenUp` for a request that is at fault,
             and then `Restarted`: all unfinished requests are to be sent again. `Dead` is the end.
+        spares: what keeps a process for the next core; it ends with this client.
 
     Raises:
         ConfigError, EngineDeadError: the first core does not start.
@@ -55,8 +57,8 @@ class RecoveringClient(CoreClient):
 
     shares_memory = False
 
-    def __init__(self, start: StartCore, on_message: OnMessage) -> None:
-        self._start = start
+    def __init__(self, start: StartCore, on_message: OnMessage, spares: SpareCores | None = None) -> None:
+        self._start, self.spares = start, spares
         self._on_message = on_message
         self._limits = _Limit(MAX_FRUITLESS_RESTARTS, FRUITLESS_WITHIN_S), _Limit(MAX_RESTARTS, WITHIN_S)
         self._is_ending = self._gave_something = self._is_down = False
@@ -151,6 +153,8 @@ class RecoveringClient(CoreClient):
 
     def shutdown(self) -> None:
         self._is_ending = True
+        if self.spares is not None:
+            self.spares.close()
         with self._changing:
             self._client.shutdown()
 

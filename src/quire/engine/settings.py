@@ -191,6 +191,11 @@ class EngineSettings:
         FLAG,
         "start an engine core that died again; its requests continue (on for cores in a process of their own)",
     )
+    spare_core: bool | None = setting(
+        None,
+        FLAG,
+        "keep a process that has imported what the next engine core needs (on for one GPU; costs its host memory)",
+    )
     disable_custom_all_reduce: bool = setting(False, FLAG, "use the collectives of the communication library alone")
 
     max_num_batched_tokens: int | None = setting(None, whole(1, 2**31 - 1), "tokens a step, for example 8k")

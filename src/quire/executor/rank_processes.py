@@ -148,8 +148,8 @@ class RankProcesses:
                     poll.unregister(descriptor)
                     ended.append(number)
                     until = until or time.monotonic() + _GRACE_S
-            if len(ended) == len(self.ranks):
-                break
+            if len(ended) == len(self.ranks) or any(not self.ranks[number].last_words for number in ended):
+                break  # one that says nothing was killed: it is the cause
         return ended
 
     def _find_cause(self, ended: list[int]) -> int:

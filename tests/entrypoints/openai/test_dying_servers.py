@@ -69,6 +69,51 @@ def test_streams_go_on_behind_the_death_of_the_core(flags: tuple[str, ...]) -> N
     assert code == 0 and "Traceback" not in output and num_deaths >= 2
 
 
+LONG = {"max_tokens": 900, "ignore_eos": True, "stream": True, "temperature": 0}
+QUESTION = [{"role": "user", "content": "What is 17 + 25?"}]
+PROTOCOLS = {
+    "/v1/completions": {"prompt": "a", **LONG},
+    "/v1/chat/completions": {"messages": QUESTION, **LONG},
+    "/v1/messages": {"messages": QUESTION, **LONG},
+    "/v1/responses": {"input": "a", "max_output_tokens": 900, "ignore_eos": True, "stream": True},
+    "/inference/v1/generate": {"token_ids": [5, 6], "stream": True, "sampling_params": {"max_tokens": 900}},
+}
+
+
+def test_what_does_not_end_while_the_server_drains_is_told_so_in_its_protocol() -> None:
+    server = serve("--shutdown-timeout", "0")
+    reason = "The server ends before the answer is complete."
+
+    async def read(client: httpx.AsyncClient, path: str, begun: list[str]) -> str:
+        async with client.stream("POST", path, json=PROTOCOLS[path]) as response:
+            assert response.status_code == 200
+            text = ""
+            async for piece in response.aiter_text():
+                text += piece
+                if path not in begun:
+                    begun.append(path)
+                    if len(begun) == len(PROTOCOLS):
+                        server.popen.send_signal(signal.SIGTERM)
+            return text
+
+    async def main() -> None:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+            whole = asyncio.ensure_future(
+                client.post("/v1/completions", json=PROTOCOLS["/v1/completions"] | {"stream": False})
+            )
+            begun: list[str] = []
+            texts = await asyncio.gather(*(read(client, path, begun) for path in PROTOCOLS))
+            for path, text in zip(PROTOCOLS, texts, strict=True):
+                assert text.count(reason) == 1, (path, text[-500:])
+            answer = await whole
+            assert answer.status_code == 503 and answer.headers["retry-after"]
+            assert answer.json()["error"]["message"] == reason and answer.json()["error"]["code"] == "unavailable"
+
+    asyncio.run(main())
+    code, output = server.end()
+    assert code == 1 and "Traceback" not in output and "6 request(s) did not end in 0 s and are cut off" in output
+
+
 @pytest.mark.parametrize("flags", [(), pytest.param(("--api-server-count", "2"), marks=pytest.mark.exhaustive)])
 def test_nothing_is_left_of_a_server_that_is_killed(
     flags: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -60,6 +60,9 @@ def test_background_responses_go_on_in_the_next_server_with_the_tokens_that_they
         numbers = [json.loads(line[6:])["sequence_number"] for line in again.splitlines() if line.startswith("data: ")]
         assert numbers == list(range(last + 1, len(events)))
         assert not list(folder.iterdir())
+        told = second.client.get("/console/state").json()
+        assert told["event_totals"]["handover"] == NUM_RESPONSES
+        assert any("goes on here behind its" in event["text"] for event in told["events"])
     finally:
         assert second.end(signal.SIGTERM)[0] == 0
 

@@ -17,6 +17,7 @@ from quire.errors import (
     NotSupportedError,
     QuireError,
     RequestError,
+    ShutdownError,
     TooLongError,
 )
 
@@ -136,6 +137,8 @@ def from_exception(error: BaseException, request_id: str) -> HTTPError:
             return HTTPError(status, str(error), code=OVER_CAPACITY, headers=_retry_after(error.retry_after))
         case DeadlineError():  # OpenAI's and Anthropic's clients would try again, for nobody
             return HTTPError(504, str(error), code="deadline_exceeded", headers={"x-should-retry": "false"})
+        case ShutdownError():
+            return not_ready(str(error))
         case EngineDeadError():
             return HTTPError(503, "The engine is not running.", code="engine_dead", headers=_retry_after(None))
         case QuireError() if error.status < 500:

@@ -24,7 +24,7 @@ from quire.entrypoints.http.errors import OVER_CAPACITY, HTTPError, from_excepti
 from quire.entrypoints.http.http_protocol import BODY_EXTENSION
 from quire.entrypoints.http.state import ServerSettings, ServerState
 from quire.entrypoints.http.streaming import ClientGone
-from quire.errors import ConfigError, EngineDeadError
+from quire.errors import ConfigError, EngineDeadError, ShutdownError
 from quire.logger import init_logger
 from quire.metrics.spans import TRACE_HEADERS
 
@@ -77,7 +77,7 @@ def logged_error(error: Exception, request_id: str, settings: ServerSettings) ->
     answer = from_exception(error, request_id)
     if isinstance(error, EngineDeadError):  # its cause is in the log already, once
         logger.error("Request %s was not answered: the engine has died.", request_id)
-    elif answer.status >= 500 and not isinstance(error, HTTPError):
+    elif answer.status >= 500 and not isinstance(error, HTTPError | ShutdownError):
         logger.error("Request %s failed.", request_id, exc_info=error)
     elif settings.log_error_stack:
         logger.info("Request %s was answered with %d.", request_id, answer.status, exc_info=error)

@@ -16,6 +16,7 @@ from quire.entrypoints.responses.run import BackgroundRun, LeftResponse
 from quire.entrypoints.responses.store import Missing
 from quire.errors import ConfigError
 from quire.logger import init_logger
+from quire.metrics.events import EventKind
 
 logger = init_logger(__name__)
 
@@ -44,9 +45,10 @@ class Handover:
     async def leave(self) -> None:
         """Stop all background responses and write them down."""
         runs = [run for run in self._state.background.values() if isinstance(run, BackgroundRun)]
-        left = [one for run in runs if (one := run.leave()) is not None]
+        left = [one for run in runs if (one := await run.leave()) is not None]
         for one in left:
             await asyncio.to_thread(self._write, one)
+            self._note(f"response {one.response.id} is left to the next server behind its {len(one.token_ids)} tokens")
         if left:
             logger.info("%d background response(s) are left to the next server in %s.", len(left), self._folder)
 
@@ -72,6 +74,11 @@ class Handover:
         run.on_kept = file.unlink
         await run.start()
         logger.info("Response %s goes on behind its %d tokens.", response_id, len(left.token_ids))
+        self._note(f"response {response_id} goes on here behind its {len(left.token_ids)} tokens")
+
+    def _note(self, text: str) -> None:
+        """Have the console and the metrics tell of it."""
+        self._state.engine.events.add(EventKind.HANDOVER, text)
 
     def _file(self, response_id: str) -> Path:
         return self._folder / f"{response_id}{_SUFFIX}"

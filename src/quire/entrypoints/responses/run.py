@@ -322,11 +322,12 @@ class BackgroundRun:
             self._task.cancel()
         await asyncio.wait((self._task,))
 
-    def leave(self) -> LeftResponse | None:
+    async def leave(self) -> LeftResponse | None:
         """Stop for good, and give what another server needs to go on; None if it is over, or has to end here."""
         left = self.job.left(self._events)
         if left is not None and self._task is not None:
             self._task.cancel()
+            await asyncio.wait((self._task,))
         return left
 
     async def follow(self, after: int = -1) -> AsyncGenerator[bytes, None]:

@@ -26,7 +26,7 @@ from quire.entrypoints.batches.beside import serve_batches
 from quire.entrypoints.http.http_protocol import bounded_to
 from quire.entrypoints.http.listen import BACKLOG, ListenOptions
 from quire.entrypoints.http.state import ServerState
-from quire.errors import QuireError
+from quire.errors import QuireError, ShutdownError
 from quire.logger import init_logger
 
 logger = init_logger(__name__)
@@ -40,7 +40,7 @@ CLOSE_TIMEOUT_S = 5.0
 OPEN_FILES = 65_536
 """Open files that the server asks the system for."""
 TELL_TIMEOUT_S = 5.0
-"""How long a server whose engine has died waits until its streams have been told."""
+"""How long a server waits until its streams have been told that they are cut off."""
 SPARE_FILES = 64
 """Of those it may have, so many are for files, pipes and sockets other than clients'."""
 
@@ -210,8 +210,7 @@ class ServerProcess:
 
     async def _end_after_death(self) -> None:
         self._state.draining = True
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._state.idle.wait(), TELL_TIMEOUT_S)
+        await self._await_idle()
         logger.error("The engine has died: the server ends with exit code %d.", self._exit_code)
         self._force_stop()
 
@@ -245,24 +244,27 @@ class ServerProcess:
         try:
             await asyncio.wait_for(self._state.idle.wait(), timeout)
         except TimeoutError:
-            if await self._hand_over():
-                self._server.stop()
+            if self._handover is not None:
+                await self._handover.leave()
+                await self._await_idle()
+            if self._state.in_flight:
+                logger.error("%d request(s) did not end in %.0f s and are cut off.", self._state.in_flight, timeout)
+                await self._cut_off()
                 return
-            logger.error("%d request(s) did not end in %.0f s and are cut off.", self._state.in_flight, timeout)
-            self._exit_code = exit_codes.FAILED
-            self._force_stop()
-            return
         logger.info("Drained.")
         self._server.stop()
 
-    async def _hand_over(self) -> bool:
-        """Leave what can go on elsewhere to the next server; whether that was all that ran."""
-        if self._handover is None:
-            return False
-        await self._handover.leave()
+    async def _cut_off(self) -> None:
+        """Tell those whose requests run that there will be no more, and stop."""
+        self._exit_code = exit_codes.FAILED
+        self._engine.end_requests(ShutdownError("The server ends before the answer is complete."))
+        await self._await_idle()
+        self._force_stop()
+
+    async def _await_idle(self) -> None:
+        """Until all that runs has ended; for a while."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._state.idle.wait(), TELL_TIMEOUT_S)
-        return not self._state.in_flight
 
     def _force_stop(self) -> None:
         self._state.draining = True

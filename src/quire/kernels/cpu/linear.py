@@ -29,6 +29,10 @@ def pack_linear(weight_NK: torch.Tensor, bias_N: torch.Tensor | None = None) -> 
 @cpu_kernel("linear")
 def linear(x_TK: torch.Tensor, weight: LinearWeight, out_TN: torch.Tensor) -> None:
     packed = _packed(weight)
+    rows, width = x_TK.shape
+    if width != weight.in_features or out_TN.shape[1] != weight.out_features or out_TN.shape[0] < rows:
+        wanted = f"[{rows}, {weight.in_features}] and [{rows}, {weight.out_features}]"
+        raise ValueError(f"x and out must be {wanted}; they are {list(x_TK.shape)} and {list(out_TN.shape)}")
     call = native.LinearArguments(
         float_address(x_TK, "x"),
         packed.data_ptr(),
