@@ -162,6 +162,8 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True):
         num_jumped_tokens: output tokens that no step had to sample.
         num_deferred: waiting requests that could not start even if there were room.
         num_iteration_tokens: prompt tokens that the step computed, and output tokens that it gave.
+        num_drafts, num_draft_tokens: rows that verified guessed tokens, and those tokens.
+        accepted_per_position: how many of them were right, by their place in the guess.
     """
 
     num_running: int = 0
@@ -176,6 +178,9 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True):
     num_jumped_tokens: int = 0
     num_iteration_tokens: int = 0
     num_deferred: int = 0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    accepted_per_position: list[int] = []
 
 
 class WeightState(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):

@@ -4,6 +4,7 @@ A failure prints the shortest story that hypothesis found, and a blob (`@reprodu
 """
 
 import os
+from random import Random
 from typing import Any
 
 import hypothesis.strategies as st
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from tests.oracles.hash_model import RECURRENT, Faults, HashModel
-from tests.oracles.scheduler_harness import SchedulerHarness
+from tests.oracles.scheduler_harness import Guessing, SchedulerHarness
 from tests.oracles.slow_preparer import SlowPreparer
 
 from quire.errors import RequestError
@@ -32,7 +33,18 @@ def harnesses(draw: st.DrawFn) -> SchedulerHarness:
     if draw(st.booleans()):
         ends, forgets = draw(st.sampled_from([0.02, 0.3, 1.0])), draw(st.sampled_from([0.0, 0.2]))
         preparer = SlowPreparer(draw(st.integers(0, 99)), ends, forgets)
+    guessing = None
+    if RECURRENT not in windows and draw(st.booleans()):
+        guessing = Guessing(
+            num_tokens=draw(st.sampled_from([1, 3, 9])),
+            max_drafts=draw(st.sampled_from([2, 30])),
+            accuracy=draw(st.sampled_from([0.3, 0.8, 1.0])),
+            silence=draw(st.sampled_from([0.0, 0.5])),
+            is_adaptive=draw(st.booleans()),
+            random=Random(draw(st.integers(0, 99))),
+        )
     return SchedulerHarness(
+        guessing=guessing,
         model=HashModel(
             windows=windows,
             vocab_size=50,

@@ -133,7 +133,7 @@ def test_a_plus_appends_to_a_list_of_a_json_option() -> None:
 
 
 VLLM_DEFAULTS = [
-    ["--speculative-config", "{}"], ["--no-enable-dbo"], ["--max-loras", "1"], ["--no-enable-mm-embeds"],
+    ["--kv-transfer-config", "{}"], ["--no-enable-dbo"], ["--max-loras", "1"], ["--no-enable-mm-embeds"],
     ["--compilation-config.level", "3"], ["-cc.mode=3"], ["-dcp", "1"], ["--all2all-backend=allgather_reducescatter"],
     ["-O1"], ["-O", "2"], ["-O3"], ["--optimization-level", "2"],
 ]  # fmt: skip
@@ -216,7 +216,7 @@ def test_help_lists_the_groups_and_everything_only_when_asked(capsys: pytest.Cap
     assert "max-num-seqs" in short and "--help=all" in short
     everything = help_on("all", capsys)
     assert all(f"--{f.name.replace('_', '-')}" in everything for f in FIELDS)
-    assert "--speculative-config" not in everything
+    assert "--kv-transfer-config" not in everything
     assert (help_on("listgroup", capsys), help_on("page", capsys)) == (short, everything)
 
 
@@ -269,8 +269,9 @@ def test_lists_take_several_words() -> None:
         (["--hf-overrides.a", "1", "--hf-overrides.a.b", "2"], "both as a value and as an object"),
         (["--hf-overrides", "{", "--hf-overrides.a", "1"], "not valid JSON"),
         (["--swap-space", "x"], "--swap-space"),
-        (["--speculative-config.method", "ngram"], "speculative_config={'method': 'ngram'} is not available yet"),
-        (["-sc", '{"method": "ngram"}'], "speculative_config={'method': 'ngram'} is not available yet"),
+        (["--kv-transfer-config.kv_role", "x"], "kv_transfer_config={'kv_role': 'x'} is not available yet"),
+        (["-dc", '{"x": 1}'], "diffusion_config={'x': 1} is not available yet"),
+        (["--speculative-config", "always"], "'always' is not valid JSON"),
         (["--enable-dbo"], "enable_dbo=True is not available yet"),
         (["--mm-encoder-only"], "mm_encoder_only=True is not available yet"),
         (["--compilation-config.mode", "0"], "compilation_config={'mode': 0} records no steps: use enforce_eager"),

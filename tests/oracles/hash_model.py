@@ -347,22 +347,28 @@ class HashExecutor(Executor):
             raise EngineError(f"step {step.step_id}: rows repeat, or its tokens do not add up")
         result = ModelRunnerOutput(step_id=step.step_id, rows=step.rows[:0], token_ids=step.rows[:0])
         result.logprobs, result.prompt_logprobs, result.row_errors, result.pooled = {}, {}, {}, {}
-        result.forced = {}
+        result.forced, result.accepted = {}, {}
         written: dict[int, int] = {}
         attended: dict[int, list[int]] = {}
+        behind: dict[int, list[list[int]]] = {}
         for number, count in scheduled.items():
-            attended[number] = self._run_row(step, number, count, written)
+            drafts = step.drafts.get(number, [])
+            attended[number] = self._run_row(step, number, count - len(drafts), written)
+            behind[number] = self._run_drafts(step, number, count - len(drafts), drafts, written)
         rows: list[int] = []
         tokens: list[int] = []
+        before = {
+            number: (self._rows[number].num_computed_tokens, len(self._rows[number].token_ids)) for number in scheduled
+        }
         for number, needs_sample in zip(scheduled, step.needs_sample.tolist(), strict=True):
             row = self._rows[number]
             start = row.num_computed_tokens
-            row.num_computed_tokens = end = start + scheduled[number]
+            row.num_computed_tokens = end = start + scheduled[number] - len(behind[number])
             if needs_sample is not (end == len(row.token_ids)):
                 raise EngineError(f"step {step.step_id}: row {number} has {len(row.token_ids)} tokens, {end} computed")
             self._report_prompt_logprobs(number, row, start, end, result)
             if self._random.random() < self._faults.row_error_rate:
-                self._poison(row, start, end)
+                self._poison(row, start, start + scheduled[number])
                 result.row_errors[number] = "injected fault"
                 row.token_ids.extend([0] if needs_sample else [])
             elif needs_sample and row.pooling:
@@ -372,20 +378,24 @@ class HashExecutor(Executor):
             elif needs_sample:
                 rows.append(number)
                 tokens.append(self._sample(number, row, attended[number], result))
+                self._accept(number, row, step.drafts.get(number, []), behind[number], tokens[-1], result)
         if self._faults.lost_step_rate and self._random.random() < self._faults.lost_step_rate:
-            return self._lose(step, rows)
+            return self._lose(step, rows, before)
         result.rows = np.array(rows, dtype=np.int32)
         result.token_ids = np.array(tokens, dtype=np.int32)
         result.step_ms = self._step_ms(step)
         return result
 
-    def _lose(self, step: SchedulerOutput, sampled: list[int]) -> ModelRunnerOutput:
-        """A device without memory may have written anything of the step's tokens, and tells none."""
+    def _lose(self, step: SchedulerOutput, sampled: list[int], before: dict[int, tuple[int, int]]) -> ModelRunnerOutput:
+        """A device without memory may have written anything of the step's tokens, and tells none. `before`: where its rows
+        stood."""
         for number, count in zip(step.rows.tolist(), step.num_scheduled_tokens.tolist(), strict=True):
             row = self._rows[number]
-            self._poison(row, row.num_computed_tokens - count, row.num_computed_tokens)
+            start, length = before[number]
+            self._poison(row, start, start + count)
+            row.num_computed_tokens = start + count - len(step.drafts.get(number, ()))
             if number in sampled:
-                row.token_ids[-1] = 0
+                row.token_ids[length:] = [0]
         return ModelRunnerOutput(step.step_id, step.rows[:0], step.rows[:0], lost="out of memory, injected")
 
     def _run_row(self, step: SchedulerOutput, number: int, count: int, written: dict[int, int]) -> list[int]:
@@ -404,6 +414,44 @@ class HashExecutor(Executor):
             if attended.setdefault(window, value) != value:
                 attended[window] = mix(attended[window] ^ value)
         return [attended[window] for window in sorted(attended)]
+
+    def _run_drafts(
+        self, step: SchedulerOutput, number: int, count: int, drafts: list[int], written: dict[int, int]
+    ) -> list[list[int]]:
+        """Compute a row's drafts behind its last token, `count` of which precede them: what each of them saw. What they leave in
+        the cache stays there, and is computed again where a draft was wrong."""
+        row = self._rows[number]
+        if drafts and RECURRENT in self._windows:
+            raise EngineError(f"step {step.step_id}: row {number} has drafts, which a state cannot be set back from")
+        length, start = len(row.token_ids), row.num_computed_tokens
+        if drafts and start + count != length:
+            raise EngineError(f"step {step.step_id}: row {number} has drafts, and not all of its tokens are computed")
+        row.token_ids += drafts
+        seen: list[list[int]] = []
+        for offset in range(len(drafts)):
+            row.num_computed_tokens = length + offset
+            seen.append(self._run_row(step, number, 1, written))
+        row.num_computed_tokens = start
+        del row.token_ids[length:]
+        return seen
+
+    def _accept(
+        self, number: int, row: _Row, drafts: list[int], behind: list[list[int]], token: int, result: ModelRunnerOutput
+    ) -> None:
+        """Draw behind each draft that was right."""
+        accepted: list[int] = []
+        for draft, attended in zip(drafts, behind, strict=True):
+            if draft != token:
+                break
+            logprobs = result.logprobs.pop(number, None)
+            result.forced.pop(number, None)
+            row.num_computed_tokens += 1
+            token = self._sample(number, row, attended, result)
+            accepted.append(token)
+            if logprobs is not None:
+                result.logprobs[number] = joined(logprobs, result.logprobs[number])
+        if accepted:
+            result.accepted[number] = accepted
 
     def _attend(
         self, step: SchedulerOutput, number: int, group: int, start: int, end: int, written: dict[int, int]
@@ -508,6 +556,13 @@ class HashExecutor(Executor):
         """A plausible device: a fixed cost, and one for each token and sequence."""
         step_ms = 1.0 + 0.01 * step.total_num_tokens + 0.02 * len(step.rows)
         return step_ms * 50 if self._random.random() < self._faults.slow_step_rate else step_ms
+
+
+def joined(first: TokenLogprobs, second: TokenLogprobs) -> TokenLogprobs:
+    """Those of both, one after the other."""
+    return TokenLogprobs(
+        first.token_ids + second.token_ids, first.logprobs + second.logprobs, first.ranks + second.ranks
+    )
 
 
 def visible_sums(values: U64Array, low: int, start: int, window: int) -> U64Array:

@@ -5,6 +5,7 @@ Every emitted token is compared with the oracle's stream at once; every page wit
 
 import dataclasses
 from collections import Counter
+from random import Random
 from typing import Literal
 
 from tests.oracles.hash_model import MAX_IN_FLIGHT, Faults, HashExecutor, HashModel, stop_ids
@@ -12,7 +13,9 @@ from tests.oracles.slow_preparer import SlowPreparer
 
 from quire.config import CacheConfig, SchedulerConfig
 from quire.config.kv_spec import KVCacheConfig, group_layers
+from quire.config.speculative import SpeculativeConfig
 from quire.core.block_pool import NULL_BLOCK
+from quire.core.drafting import Drafting
 from quire.core.output import SchedulerOutput
 from quire.core.preparations import Preparations
 from quire.core.queue_bounds import Load
@@ -34,6 +37,38 @@ class Expected:
     stop_reason: int | str | None = None
     num_cached_tokens: int = -1
     outputs: list[EngineCoreOutput] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass
+class Guessing:
+    """How drafts are made: tokens of the oracle (or of `stream`), each with some chance of being wrong."""
+
+    num_tokens: int = 4
+    max_drafts: int = 16
+    accuracy: float = 0.7
+    silence: float = 0.2
+    is_adaptive: bool = False
+    stream: list[int] | None = None
+    random: Random = dataclasses.field(default_factory=lambda: Random(3))
+
+
+class KnowingProposer:
+    """Guesses one request's tokens from its stream."""
+
+    def __init__(self, guessing: Guessing, stream: list[int], request: Request) -> None:
+        self._guessing, self._stream, self._start = guessing, stream, request.num_prompt_tokens
+        self._count = 0
+
+    def extend(self, token_ids: list[int]) -> None:
+        self._count += len(token_ids)
+
+    def propose(self, most: int) -> list[int]:
+        guessing, random = self._guessing, self._guessing.random
+        if random.random() < guessing.silence:
+            return []
+        position = self._count - self._start
+        guess = (self._stream[position : position + most] + [1] * most)[: random.randint(1, most)]
+        return [token if random.random() < guessing.accuracy else token + 1 for token in guess]
 
 
 class SchedulerHarness:
@@ -60,6 +95,7 @@ class SchedulerHarness:
         max_model_len: int = 64,
         min_common_tokens: int = 16,
         preparer: SlowPreparer | None = None,
+        guessing: Guessing | None = None,
         **settings: int | float | bool,
     ) -> None:
         self.model = model or HashModel()
@@ -82,6 +118,22 @@ class SchedulerHarness:
             self.scheduler.waiting.preparations = Preparations(preparer)
         self.config = config
         self.depth = depth
+        if guessing is not None:
+            scheduler = self.scheduler
+            scheduler.drafting = Drafting(
+                SpeculativeConfig(
+                    num_speculative_tokens=guessing.num_tokens, enable_adaptive_verification=guessing.is_adaptive
+                ),
+                scheduler._batch,
+                scheduler.kv,
+                scheduler.cost_model,
+                scheduler._stats.drafts,
+                guessing.max_drafts,
+                overlaps=depth > 1,
+                make_proposer=lambda request: KnowingProposer(
+                    guessing, guessing.stream or self.expected[request.request_id].stream, request
+                ),
+            )
         self.expected: dict[str, Expected] = {}
         self.in_flight: list[SchedulerOutput] = []
         self.steps: list[SchedulerOutput] = []
@@ -243,6 +295,7 @@ class SchedulerHarness:
     def _check_row(self, request: Request, references: Counter[int]) -> None:
         batch, row, size = self.scheduler._batch, request.row, self.kv_config.block_size
         assert batch.collected[row] <= batch.computed[row] <= batch.length[row]
+        assert batch.collected[row] <= batch.known[row] <= batch.length[row]
         assert batch.computed[row] <= batch.capacity[row] == len(request.block_ids[0]) * size
         flights = sum(row in step.rows for step in self.in_flight)
         assert flights == batch.in_flight[row]

@@ -65,6 +65,7 @@ class TinyEngine:
                 if len(in_flight) < self.depth:
                     continue
             assert in_flight, "the scheduler has work but plans nothing"
+            self.scheduler.catch_up()
             output = self.executor.collect()
             self.raw.append(output)
             self._take(self.scheduler.update(in_flight.popleft(), output), tokens)

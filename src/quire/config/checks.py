@@ -168,13 +168,17 @@ def registered(table: Registry[Any], *others: str, paths: bool = False) -> Check
     )
 
 
-def mapping(*, function: bool = False) -> Check:
-    """A dict with string keys; with `function`, also a function."""
+def mapping(*words: str, function: bool = False) -> Check:
+    """A dict with string keys, or one of some words; with `function`, also a function."""
+    others = "".join(f" or {word}" for word in (*words, *(["a function"] if function else [])))
     return Check(
-        f"a dict with string keys{' or a function' if function else ''}",
+        f"a dict with string keys{others}",
         lambda value: (
-            (function and callable(value)) or (is_mapping(value) and all(isinstance(key, str) for key in value))
+            (function and callable(value))
+            or (isinstance(value, str) and value in words)
+            or (is_mapping(value) and all(isinstance(key, str) for key in value))
         ),
+        words,
         is_object=True,
     )
 

@@ -6,6 +6,7 @@ from typing import Any, Literal, Self
 from quire.config.model import ModelConfig
 from quire.config.observability import ObservabilityConfig, StructuredOutputsConfig
 from quire.config.reasoning import ReasoningConfig
+from quire.config.speculative import SpeculativeConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,6 +205,7 @@ class EngineConfig:
     structured_outputs: StructuredOutputsConfig = dataclasses.field(default_factory=StructuredOutputsConfig)
     reasoning: ReasoningConfig = dataclasses.field(default_factory=ReasoningConfig)
     lora: LoRAConfig | None = None
+    speculative: SpeculativeConfig | None = None
     instance_id: str = ""
     provenance: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
     set_by: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
@@ -280,6 +282,17 @@ class EngineConfig:
     def observability_config(self) -> ObservabilityConfig:
         """`observability`."""
         return self.observability
+
+    @property
+    def max_logits(self) -> int:
+        """Tokens of a step that need logits, at most: one a row, and the drafts."""
+        rows = self.scheduler.max_num_seqs
+        return rows if self.speculative is None else rows + self.speculative.drafts_of_step(rows)
+
+    @property
+    def speculative_config(self) -> SpeculativeConfig | None:
+        """`speculative`."""
+        return self.speculative
 
     @property
     def structured_outputs_config(self) -> StructuredOutputsConfig:

@@ -5,7 +5,7 @@ Knows requests' tables and the block pool. Knows nothing of rows, budgets or ste
 
 import dataclasses
 
-from quire.config.kv_spec import KVCacheConfig
+from quire.config.kv_spec import KVCacheConfig, KVKind
 from quire.core.block_pool import NULL_BLOCK, BlockPool, HostPool
 from quire.core.kv_groups import GroupRules, group_rules
 from quire.core.prefix_hash import PrefixHasher
@@ -37,6 +37,7 @@ class KVCacheManager:
         self.host_pool = HostPool(config.num_host_blocks)
         self._hasher = hasher
         self._plain_root = b"" if hasher is None else hasher.root("")
+        self.has_states = any(group.spec.kind is KVKind.RECURRENT for group in config.groups)
         self._rules: list[GroupRules] = [group_rules(group) for group in config.groups]
         self._local_groups = [index for index, rules in enumerate(self._rules) if rules.is_local]
         self.num_queries = 0

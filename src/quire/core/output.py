@@ -64,6 +64,9 @@ class SchedulerOutput(msgspec.Struct):
         swap_outs, swap_ins: (device page, host page) and (host page, device page).
         known_tokens: (row, position, token ids): tokens of the row that nobody has to draw; they stand from this position on.
             Draws of them in steps in flight are not wanted.
+        drafts: by row, guesses of the tokens behind its last one, which are scheduled with it. The row draws behind each of its
+            last tokens; a draft that is not what was drawn before it ends the row's draws, and the worker computes the row's
+            next tokens from there on.
         extras: a plugin's typed additions, by name.
     """
 
@@ -78,7 +81,15 @@ class SchedulerOutput(msgspec.Struct):
     swap_outs: list[tuple[int, int]] = []
     swap_ins: list[tuple[int, int]] = []
     known_tokens: list[tuple[int, int, list[int]]] = []
+    drafts: dict[int, list[int]] = {}
     extras: dict[str, Any] = {}
+
+    def num_draws(self) -> IntArray:
+        """Aligned with `rows`: the tokens that each row draws, one and another for each of its drafts."""
+        draws = self.needs_sample.astype(np.int32)
+        if self.drafts:
+            draws += np.array([len(self.drafts.get(row, ())) for row in self.rows.tolist()], dtype=np.int32)
+        return draws
 
 
 class ModelRunnerOutput(msgspec.Struct):
@@ -89,7 +100,9 @@ class ModelRunnerOutput(msgspec.Struct):
         token_ids: aligned with `rows`.
         logprobs: by row, for rows that asked for them.
         prompt_logprobs: by row, for the prompt positions computed in this step (first prompt token has none).
-        forced: by row, tokens that can only follow the sampled one, as draws would give them one after the other. Whether
+        accepted: by row with drafts, the tokens that were drawn behind drafts that were right, in order; `token_ids` has the one
+            before them. Logprobs are of all of them.
+        forced: by row, tokens that can only follow the last one sampled, as draws would give them one after the other. Whether
             they become `known_tokens` is the scheduler's to say.
         row_errors: rows whose computation failed, with a message; those requests alone are ended.
         pooled: by row, for pooling requests that are complete.
@@ -102,6 +115,7 @@ class ModelRunnerOutput(msgspec.Struct):
     token_ids: IntArray
     logprobs: dict[int, TokenLogprobs] = {}
     prompt_logprobs: dict[int, TokenLogprobs] = {}
+    accepted: dict[int, list[int]] = {}
     forced: dict[int, list[int]] = {}
     row_errors: dict[int, str] = {}
     pooled: dict[int, Pooled] = {}

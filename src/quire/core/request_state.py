@@ -149,6 +149,11 @@ class Request:
         return any(found) and length >= self.min_total
 
     @property
+    def may_draft(self) -> bool:
+        """Whether its tokens may be guessed. One that looks for repetitions ends at a token that only it knows."""
+        return self.source.sampling_params is not None and self.repetition is None
+
+    @property
     def is_pooling(self) -> bool:
         """Whether it asks for a vector instead of tokens."""
         return self.source.pooling_params is not None

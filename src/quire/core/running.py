@@ -6,7 +6,7 @@ Lengths of a row, always collected <= computed <= length and known <= length:
     computed     tokens whose keys and values exist once every scheduled step has run
     collected    the same, once every *collected* step has run
     known        tokens whose value the host has seen
-    length       known tokens plus placeholders: tokens that steps in flight will sample
+    length       known tokens plus placeholders: tokens that steps in flight will sample, or may sample behind drafts
 """
 
 from bisect import bisect_left, insort
@@ -153,6 +153,18 @@ class RunningBatch:
             if known > len(token_ids):
                 token_ids.extend(tail[len(token_ids) % self._block_size :])
 
+    def known_since(self, row: int, start: int, most: int) -> list[int]:
+        """The row's known tokens from `start` on, at most so many."""
+        token_ids = self.request(row).token_ids
+        flushed = len(token_ids)
+        if start < flushed - most:
+            return list(token_ids[start : start + most])
+        column = flushed % self._block_size
+        tail: list[int] = self.tail[row, column : column + int(self.known[row]) - flushed].tolist()
+        if start >= flushed:
+            return tail[start - flushed :][:most]
+        return [*token_ids[start:], *tail][:most]
+
     def num_drawing(self, row: int) -> int:
         """Tokens of the row that steps in flight will sample."""
         return int(self.length[row] - self.known[row])
@@ -184,6 +196,18 @@ class RunningBatch:
         self.length[rows] += needs_sample
         self.in_flight[rows] += 1
         return prefill_rows, num_prompt_tokens
+
+    def set_back(self, row: int, num_tokens: int) -> None:
+        """The row's last tokens that were scheduled are not what it draws there: they are not computed, and there are no draws
+        behind them. No other step in flight names the row."""
+        for lengths in (self.computed, self.collected, self.length):
+            lengths[row] -= num_tokens
+
+    def extend(self, request: Request, token_ids: list[int]) -> None:
+        """Append further tokens that a step drew at once."""
+        self.flush(request)
+        request.token_ids.extend(token_ids)
+        self.known[request.row] += len(token_ids)
 
     def take_wanted(self, rows: IntArray) -> BoolArray:
         """Which rows' tokens have just been learned of; the others' draws have been awaited."""

@@ -17,10 +17,13 @@ import numpy as np
 
 from quire.config import CacheConfig, SchedulerConfig
 from quire.config.kv_spec import KVCacheConfig
+from quire.config.speculative import SpeculativeConfig
 from quire.core.admission import AdmissionDelay, check_fits, check_settings
 from quire.core.common_prefix import MIN_COMMON_TOKENS
 from quire.core.cost_model import CostModel
 from quire.core.deadlines import Deadlines
+from quire.core.drafting import NO_DRAFTING, NoDrafting, make_drafting
+from quire.core.further_tokens import jump, take_accepted
 from quire.core.inspection import Inspection
 from quire.core.kv_cache_manager import NO_HIT, KVCacheManager, PrefixHit
 from quire.core.output import IntArray, ModelRunnerOutput, SchedulerOutput
@@ -32,6 +35,7 @@ from quire.core.queue_bounds import QueueBounds
 from quire.core.request_state import Request, RequestStatus
 from quire.core.running import RunningBatch
 from quire.core.step import (
+    NO_ROWS,
     PendingDiff,
     StepInFlight,
     build_error,
@@ -43,7 +47,7 @@ from quire.core.step import (
 )
 from quire.core.step_budget import StepBudget
 from quire.core.step_stats import StepStats
-from quire.core.stop import compute_finish, until_end
+from quire.core.stop import compute_finish
 from quire.core.timelines import Timelines
 from quire.core.waiting import WaitingRoom
 from quire.errors import EngineError, RequestError
@@ -100,6 +104,7 @@ class Scheduler:
         self._delay = AdmissionDelay(config.delay_factor, clock)
         self._hindrance = ""
         self._budget = StepBudget(config, self._batch, self.cost_model, self._timelines, self.kv.block_size)
+        self.drafting: NoDrafting = NO_DRAFTING
         self._requests: dict[str, Request] = {}
         self._leaving: dict[int, Request] = {}
         self.flights: deque[StepInFlight] = deque()
@@ -112,6 +117,11 @@ class Scheduler:
         self._refused: list[EngineCoreOutput] = []
         self._stats = StepStats(self.kv, lambda: self.waiting.num_held)
         self.inspection = Inspection(self.stats, self._requests, self._batch, self.kv, self._timelines)
+
+    def speculate(self, config: SpeculativeConfig) -> None:
+        """Guess tokens from now on, and verify several a step. Raises ConfigError: this model's tokens cannot be taken back."""
+        parts = (self._batch, self.kv, self.cost_model, self._stats.drafts)
+        self.drafting = make_drafting(config, self._config, *parts, self._timelines.clock)
 
     # What the engine core asks.
 
@@ -189,6 +199,8 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput:
         """Plan the next step. One without rows needs neither execution nor `update`; nothing in it is lost."""
         self._has_shortage = False
+        if self.drafting.waits(self.flights):
+            return self._launch(NO_ROWS, NO_ROWS)
         self.waiting.take_ready()
         for request, why in self.waiting.preparations.take_refused():
             self._end(request, FinishReason.ERROR)
@@ -196,6 +208,7 @@ class Scheduler:
         self._make_way()
         self._dropped.clear()
         rows, counts, budget = self._budget.divide(self.waiting)
+        counts, budget = self.drafting.join(rows, counts, budget, self._budget.limit.tokens, bool(self.flights))
         rows, counts = self._ensure_pages(rows, counts)
         if budget > 0 and self._may_admit():
             rows, counts = self._admit_waiting(rows, counts, budget)
@@ -211,6 +224,7 @@ class Scheduler:
         """Do what need not delay a step: publish pages that collected steps have completed, and name those of prompts that
         steps in flight compute. Meant for while the device works; what is left undone is done when it is needed."""
         self._pages.publish()
+        self.drafting.look_ahead()
         for flight in self.flights:
             for row in flight.prefill_rows:
                 self.kv.name_pages(self._batch.request(row))
@@ -388,7 +402,7 @@ class Scheduler:
         """Book a step as in flight, and pack it together with all output for the workers."""
         batch = self._batch
         ends = batch.computed[rows] + counts
-        needs_sample = ends == batch.length[rows]
+        needs_sample = self.drafting.known_ends(rows, ends) == batch.length[rows]
         total = int(counts.sum())
         step = SchedulerOutput(
             step_id=self._next_step_id,
@@ -403,6 +417,7 @@ class Scheduler:
         step.new_requests, step.new_blocks, step.finished_rows = diff.new_requests, diff.new_blocks, diff.finished_rows
         step.swap_outs, step.swap_ins, step.known_tokens = diff.swap_outs, diff.swap_ins, diff.known_tokens
         prefill_rows, num_prompt_tokens = batch.launch(rows, counts, needs_sample)
+        self.drafting.launch(step)
         self._next_step_id += 1
         attended = float(np.dot(counts.astype(np.float64), ends))
         counted = (prefill_rows, num_prompt_tokens, int(np.count_nonzero(needs_sample)), attended)
@@ -422,6 +437,8 @@ class Scheduler:
         batch = self._batch
         batch.in_flight[step.rows] -= 1
         batch.collected[step.rows] += step.num_scheduled_tokens
+        if step.drafts:
+            self._timelines.num_sampled += self.drafting.settle(flight, output)
         predicted = self.cost_model.observe(step.total_num_tokens, len(step.rows), flight.attended, output.step_ms)
         self._timelines.stepped(flight, output.step_ms, predicted)
         outputs = EngineCoreOutputs([], [], [])
@@ -497,11 +514,11 @@ class Scheduler:
         batch = self._batch
         lengths, full_rows = batch.append(rows, token_ids)
         if len(full_rows):
-            self._pages.add_rows(full_rows, batch.collected[full_rows])
+            self._pages.add_rows(full_rows, np.minimum(batch.collected[full_rows], batch.known[full_rows] - 1))
         ends = batch.stops.check(rows, token_ids, lengths)
         is_more = ends | batch.is_special[rows]
-        if output.forced:
-            is_more |= np.isin(rows, list(output.forced))
+        if output.forced or output.accepted:
+            is_more |= np.isin(rows, [*output.forced, *output.accepted])
         more = is_more.nonzero()[0]
         if not len(more):
             outputs.plain_ids = batch.request_ids[rows].tolist()
@@ -517,28 +534,16 @@ class Scheduler:
                 self._timelines.sampled_first(request)
             result = build_output(request, [token_id], output.logprobs.get(row))
             batch.is_special[row] = request.tells_more
+            if row in output.accepted:
+                is_end = take_accepted(batch, self._pages, request, output.accepted[row], result, is_end)
             if row in output.forced and not is_end:
-                is_end = self._jump(request, output.forced[row], result)
+                is_end = jump(batch, self._pages, self._diff, self._stats, request, output.forced[row], result)
             length = int(batch.known[row])
             if is_end or request.repeats(result.new_token_ids, length):
                 result.finish_reason, result.stop_reason = compute_finish(request, result.new_token_ids[-1], length)
                 self.cost_model.observe_output_length(length - request.num_prompt_tokens)
                 self._end(request, result.finish_reason)
             outputs.outputs.append(result)
-
-    def _jump(self, request: Request, forced: list[int], result: EngineCoreOutput) -> bool:
-        """Take tokens that nobody has to draw, if that saves a draw; whether the request ends with them."""
-        batch, row = self._batch, request.row
-        position, num_drawing = int(batch.known[row]), batch.num_drawing(row)
-        token_ids, is_end = until_end(request, forced, position)
-        if len(token_ids) <= num_drawing:
-            return False
-        batch.jump(request, token_ids)
-        result.new_token_ids += token_ids
-        self._diff.known_tokens.append((row, position, token_ids))
-        self._pages.add(row, int(batch.collected[row]))
-        self._stats.num_jumped_tokens += len(token_ids) - num_drawing
-        return is_end
 
     # Ends and releases.
 
@@ -575,6 +580,7 @@ class Scheduler:
         self._diff.finished_rows.append(row)
         self._diff.forget(row)
         self.waiting.preparations.leave(request)
+        self.drafting.forget(row)
         if request.status is RequestStatus.ENDING:
             self.kv.free(request)
             request.status = RequestStatus.ENDED

@@ -100,6 +100,14 @@ def build_output(request: Request, token_ids: list[int], logprobs: TokenLogprobs
     return output
 
 
+def trim_logprobs(output: EngineCoreOutput) -> None:
+    """Drop those of tokens that came behind the last one."""
+    count = len(output.new_token_ids)
+    for values in (output.logprob_token_ids, output.logprob_values, output.logprob_ranks):
+        if values is not None:
+            del values[count:]
+
+
 def build_error(request: Request, message: str) -> EngineCoreOutput:
     """The last output of a request whose computation failed."""
     return EngineCoreOutput(request_id=request.request_id, finish_reason=FinishReason.ERROR, error=message)

@@ -23,6 +23,7 @@ GROUPS = {
     "block_size": "KV cache",
     "pipeline_parallel_size": "Parallel",
     "max_num_batched_tokens": "Scheduler",
+    "speculative_config": "Speculation",
     "device": "Device",
     "disable_log_stats": "Observability",
 }
@@ -53,6 +54,11 @@ def int_or(words: Sequence[str]) -> Callable[[str], int | str]:
 def float_or(words: Sequence[str]) -> Callable[[str], float | str]:
     """A number, and one of some words stays as it is."""
     return lambda text: text.lower() if text.lower() in words else float(text)
+
+
+def json_or(words: Sequence[str]) -> Callable[[str], dict[str, Any] | str]:
+    """A JSON object, and one of some words stays as it is."""
+    return lambda text: text.lower() if text.lower() in words else json_object(text)
 
 
 def json_object(text: str) -> dict[str, Any]:
@@ -268,7 +274,7 @@ def _flag_options(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
 
 def _converter(kinds: set[Any], words: Sequence[str]) -> Callable[[str], Any]:
     if any(typing.get_origin(kind) is dict for kind in kinds):
-        return json_object
+        return json_or(words) if words else json_object
     takes_words = str in kinds
     if int in kinds:
         return int_or(words) if takes_words else human_int

@@ -28,6 +28,7 @@ from quire.config.hub.listing import HubSettings
 from quire.config.observability import LoggingConfig
 from quire.config.pooling import PoolingConfig, limit_length, resolve_pooling
 from quire.config.resolve import load_hf_config, resolve_architecture, resolve_dtype, resolve_max_model_len
+from quire.config.speculative import SpeculativeConfig, read_speculative_config
 from quire.core.step_budget import PATIENCE_S
 from quire.engine.platform_settings import check_ranks, settle_settings
 from quire.engine.settings import OTHER_FORMATS, SAME_FORMATS, SAME_HASHES, EngineSettings
@@ -373,6 +374,19 @@ class Resolver:
             self.provenance["scheduler.async_scheduling"] = able.why
             return able.value
         return asked
+
+    def speculative(self, model: ModelConfig) -> SpeculativeConfig | None:
+        args = self.args
+        config = read_speculative_config(args.speculative_config, args.spec_method, args.spec_model, args.spec_tokens)
+        if config is None or model.pooling is None:
+            return config
+        if config.method == "auto":
+            self.provenance["speculative"] = "a pooling model gives no tokens that could be guessed"
+            return None
+        message = (
+            f"speculative_config.method={config.method!r} cannot be used: a pooling model gives no tokens; leave it out"
+        )
+        raise ConfigError(message, setting="speculative_config")
 
     def device(self) -> DeviceConfig:
         if self.args.device == "auto":

@@ -91,6 +91,7 @@ class EngineArgs(EngineSettings):
             ),
             reasoning=read_reasoning_config(settled.reasoning_config, settled.structured_outputs_config),
             lora=section(LoRAConfig, settled) if settled.enable_lora else None,
+            speculative=resolver.speculative(model),
             instance_id=instance_id,
             provenance=provenance,
             set_by=set_by,

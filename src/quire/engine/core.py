@@ -181,6 +181,8 @@ class EngineCore(WeightVerbs):
             self.config.scheduler, self.config.cache, self.kv_cache, max_model_len=self.config.model.max_model_len
         )
         scheduler.waiting.preparations = self._preparations
+        if self.config.speculative is not None:
+            scheduler.speculate(self.config.speculative)
         return scheduler
 
     def on_failure(self, callback: Callable[[], None]) -> None:

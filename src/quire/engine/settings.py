@@ -30,6 +30,7 @@ from quire.config.checks import (
 )
 from quire.config.load_formats import LOAD_FORMATS, SPECIAL_FORMATS
 from quire.config.resolve import DTYPE_NAMES
+from quire.config.speculative import MOST_TOKENS
 from quire.core.policies import POLICIES
 from quire.guards import is_mapping, is_sequence
 
@@ -256,6 +257,14 @@ class EngineSettings:
     fully_sharded_loras: bool = setting(
         False, FLAG, "accepted as in vLLM; ranks always share updates as they share the matrices"
     )
+    speculative_config: dict[str, Any] | str | None = setting(
+        None,
+        mapping("auto"),
+        'auto, or a JSON object: {"method": "ngram", "num_speculative_tokens": 8} guesses tokens and verifies several a step',
+    )
+    spec_method: str | None = setting(None, TEXT, "speculative_config.method: ngram")
+    spec_model: str | None = setting(None, TEXT, "speculative_config.model")
+    spec_tokens: int | None = setting(None, whole(1, MOST_TOKENS), "speculative_config.num_speculative_tokens")
 
     device: str = setting("auto", TEXT, "auto, cpu, or a platform plugin's name")
     cpu_threads: int = setting(0, whole(0, 4096), "threads on a CPU; 0 means all cores this process may use")

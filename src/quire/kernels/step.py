@@ -99,26 +99,29 @@ def allocate(
     updates: int,
     device: torch.device,
     slot_dtype: torch.dtype = torch.int64,
+    max_draws: int = 0,
 ) -> StepBuffers:
-    """Buffers for the largest step."""
+    """Buffers for the largest step. `max_draws`: as many rows sample at most, or draws of rows that draw several times; as many
+    requests may a graph have. By default as many as there are rows."""
+    max_draws = max(max_draws, max_rows)
 
     def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)
 
-    words = HEADER + (REQUEST_FIELDS + SAMPLE_FIELDS) * max_rows + (TOKEN_FIELDS + groups) * max_tokens + 2 * updates
+    words = HEADER + (REQUEST_FIELDS + SAMPLE_FIELDS) * max_draws + (TOKEN_FIELDS + groups) * max_tokens + 2 * updates
     return StepBuffers(
         packet=empty(words),
         input_ids_T=empty(max_tokens),
         positions_T=empty(max_tokens),
         slots_GT=empty(groups, max_tokens, dtype=slot_dtype),
-        query_start_B=empty(max_rows + 1),
-        seq_lens_B=empty(max_rows),
-        rows_B=empty(max_rows),
+        query_start_B=empty(max_draws + 1),
+        seq_lens_B=empty(max_draws),
+        rows_B=empty(max_draws),
         shape=empty(4, dtype=torch.int64),
-        logits_index_S=empty(max_rows),
-        sample_start_S=empty(max_rows + 1),
+        logits_index_S=empty(max_draws),
+        sample_start_S=empty(max_draws + 1),
         sample_shape=empty(4, dtype=torch.int64),
-        columns=allocate_columns(max_rows, device),
+        columns=allocate_columns(max_draws, device),
         tables_GRP=empty(groups, max_rows, row_pages),
         last_token_R=empty(max_rows + 1),
     )

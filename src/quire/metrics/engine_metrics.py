@@ -134,6 +134,8 @@ class EngineMetrics:
         self.kv_cache_usage = 0.0
         self.num_preemptions = 0
         self.jumped_tokens = 0
+        self.num_drafts = self.num_draft_tokens = self.num_accepted_tokens = 0
+        self.accepted_per_position: list[int] = []
         self.prefix_cache_queries = 0
         self.prefix_cache_hits = 0
         self.prompt_tokens = 0
@@ -170,6 +172,8 @@ class EngineMetrics:
             self.kv_cache_usage = 1.0 - stats.num_free_blocks / stats.num_total_blocks
         self.num_preemptions += stats.num_preemptions
         self.jumped_tokens += stats.num_jumped_tokens
+        if stats.num_drafts:
+            self._record_drafts(stats)
         self.prefix_cache_queries += stats.prefix_cache_queries
         self.prefix_cache_hits += stats.prefix_cache_hits
         if stats.num_batched_tokens:
@@ -177,6 +181,15 @@ class EngineMetrics:
             self.iteration_tokens.observe(stats.num_iteration_tokens)
             if stats.step_ms > 0.0:
                 self.step_time.observe(stats.step_ms / 1e3)
+
+    def _record_drafts(self, stats: SchedulerStats) -> None:
+        self.num_drafts += stats.num_drafts
+        self.num_draft_tokens += stats.num_draft_tokens
+        self.num_accepted_tokens += sum(stats.accepted_per_position)
+        counts = self.accepted_per_position
+        counts += [0] * (len(stats.accepted_per_position) - len(counts))
+        for position, count in enumerate(stats.accepted_per_position):
+            counts[position] += count
 
     def record_first_token(self, seconds_since_arrival: float, num_prompt_tokens: int) -> None:
         self.time_to_first_token.observe(seconds_since_arrival)

@@ -39,6 +39,9 @@ _COUNTERS = (
     ("num_preemptions", "num_preemptions", "Times that a running sequence gave up its pages."),
     ("prefix_cache_queries", "prefix_cache_queries", "Tokens looked up in the prefix cache."),
     ("prefix_cache_hits", "prefix_cache_hits", "Tokens found in the prefix cache."),
+    ("spec_decode_num_drafts", "num_drafts", "Times that a sequence had guessed tokens verified."),
+    ("spec_decode_num_draft_tokens", "num_draft_tokens", "Guessed tokens that were verified."),
+    ("spec_decode_num_accepted_tokens", "num_accepted_tokens", "Guessed tokens that were right."),
     ("engine_steps", "num_steps", "Steps that computed at least one token."),
 )
 _EVENTS = {
@@ -161,6 +164,14 @@ class EngineCollector(Collector):
         for status, count in self._metrics.batch_lines.items():
             lines.add_metric([*labels, status], count)
         yield lines
+        accepted = CounterMetricFamily(
+            prefix + "spec_decode_num_accepted_tokens_per_pos",
+            "Guessed tokens that were right, by place in the guess.",
+            labels=[*_LABELS, "position"],
+        )
+        for position, count in enumerate(self._metrics.accepted_per_position):
+            accepted.add_metric([*labels, str(position)], count)
+        yield accepted
         for name, field, text in _TENANTS:
             counter = CounterMetricFamily(prefix + name, text, labels=[*_LABELS, "tenant"])
             for tenant, row in list(self._metrics.tenants.rows.items()):

@@ -182,6 +182,11 @@ class Sampler:
         """Whether `ops.gumbel_argmax` is all that a batch with these features needs."""
         return wanted <= features.RANDOM
 
+    def needs_rounds(self, rows_S: IntArray) -> bool:
+        """Whether a row may draw only once its token before is known here, or with something to tell of each token: several
+        draws of it cannot be made at once."""
+        return bool((self.table.features_R[rows_S] & ~np.uint8(features.RANDOM | features.FILTER)).any())
+
     def needs_tokens(self, wanted: int) -> bool:
         """Whether all earlier tokens must have been given to `append_tokens` before `sample`."""
         return bool(wanted & NEEDS_TOKENS)

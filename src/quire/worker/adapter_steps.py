@@ -96,7 +96,7 @@ class AdapterSteps:
             raise ConfigError("enable_lora: adapters need a model with a spec", setting="enable_lora")
         self._adapters, self._is_grouped, self._device = method.adapters, is_grouped, runtime.device()
         num_slots = 1 + config.lora.num_slots(max_rows)
-        max_logits = max_rows if config.model.pooling is None else 1
+        max_logits = config.max_logits if config.model.pooling is None else 1
         self._slot_R: IntArray = np.zeros(max_rows, dtype=np.int32)
         self._tokens = _Part(0, max_tokens, num_slots)
         self._samples = _Part(self._tokens.groups.stop, max_logits, num_slots)
@@ -136,7 +136,7 @@ class AdapterSteps:
         self._next = (self._next + 1) % len(self._hosts)
         array: IntArray = host.numpy()
         self._tokens.fill(array, np.repeat(slots_B, plan.num_scheduled_tokens), is_grouped=self._is_grouped)
-        self._samples.fill(array, slots_B[plan.needs_sample], is_grouped=self._is_grouped)
+        self._samples.fill(array, np.repeat(slots_B, plan.num_draws()), is_grouped=self._is_grouped)
         if self._is_grouped:
             self._buffer.copy_(host, non_blocking=True)
 

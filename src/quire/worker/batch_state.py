@@ -73,6 +73,16 @@ class BatchState:
         self.token_ids_RL[row, position:end] = token_ids
         self.num_tokens_R[row] = end
 
+    def put_drafts(self, row: int, token_ids: list[int]) -> None:
+        """These are computed behind the row's last token, though nobody knows yet whether they stand there."""
+        start = int(self.num_tokens_R[row])
+        self.token_ids_RL[row, start : start + len(token_ids)] = token_ids
+
+    def settle_drafts(self, row: int, position: int, token_ids: list[int]) -> None:
+        """What was drawn instead of the drafts from this position on; all of it but the last token is computed."""
+        self.put_tokens(row, position, token_ids)
+        self.num_computed_R[row] = position + len(token_ids) - 1
+
     def append_tokens(self, rows: IntArray, positions: IntArray, token_ids: IntArray) -> None:
         """Write the sampled tokens behind each row's last one; `positions` is where they stand."""
         self.token_ids_RL[rows, positions] = token_ids

@@ -43,7 +43,7 @@ class DeviceInputs:
         self._runtime = runtime
         sizes = (len(self.arrays.input_ids_T), state.max_rows, self.groups, state.row_pages, MAX_UPDATES)
         slots = torch.int32 if self.arrays.slots_GT[0].dtype == np.int32 else torch.int64
-        self.buffers = allocate(*sizes, runtime.device(), slots)
+        self.buffers = allocate(*sizes, runtime.device(), slots, len(self.arrays.logits_index_S))
         words = self.buffers.packet.shape[0]
         self._packets = [runtime.pinned(torch.zeros(words, dtype=torch.int32)) for _ in range(NUM_PACKETS)]
         self._views = [packet.numpy() for packet in self._packets]

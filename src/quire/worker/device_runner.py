@@ -20,13 +20,14 @@ from quire.core.output import IntArray, ModelRunnerOutput, SchedulerOutput, Toke
 from quire.distributed.communicator import Communicator, SingleRank
 from quire.errors import EngineError
 from quire.kernels import ops
-from quire.kernels.step import HEADER
+from quire.kernels.step import HEADER, allocate_columns
 from quire.logger import init_logger
 from quire.platforms.interface import DeviceEvent, DeviceRuntime, Platform
 from quire.sample.feature_batches import FeatureBatches
 from quire.sample.grammar_masks import GrammarMasks
 from quire.sample.sampler import Sampled, Sampler
 from quire.sampling_params import SamplingParams
+from quire.spec_decode.verification import Draws, Verified
 from quire.worker.feature_uses import FeatureUses
 from quire.worker.input_prep import PreparedBatch
 from quire.worker.pooling import PooledRows, Pooler
@@ -64,6 +65,9 @@ class PendingStep:
         self.prompt_logprobs: dict[int, TokenLogprobs] = {}
         self._pooled: list[tuple[PooledRows, torch.Tensor]] = []
         self._output: ModelRunnerOutput | None = None
+        self.drafted: SchedulerOutput | None = None
+        """The plan, if it has drafts."""
+        self.verified: Verified | None = None
 
     @property
     def is_taken_in(self) -> bool:
@@ -103,6 +107,8 @@ class PendingStep:
 
     def _fetch(self) -> ModelRunnerOutput:
         slot, rows_S = self.slot, self.batch.rows_S
+        if self.drafted is not None:
+            return self._fetch_verified(self.drafted)
         tokens_S = slot.tokens_array[: len(rows_S)].copy()
         output = ModelRunnerOutput(step_id=self._step_id, rows=rows_S, token_ids=tokens_S, pooled={})
         output.step_ms = slot.end.milliseconds_since(slot.begin)
@@ -111,6 +117,20 @@ class PendingStep:
         if self._sampled is not None:
             output.logprobs, output.row_errors = self._sampler.finish(self._sampled, self._host), self._sampled.errors
             output.forced = self._sampler.append_tokens(rows_S, tokens_S, self.batch.positions_S)
+        output.prompt_logprobs = self.prompt_logprobs
+        return output
+
+    def _fetch_verified(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        """Of a step with drafts."""
+        slot, verified = self.slot, self.verified
+        if verified is None:
+            rows_S, first_B = self.batch.rows_S, self.batch.first_B
+            assert first_B is not None
+            tokens_S = slot.tokens_array[: len(rows_S)]
+            acceptance = self._runner.acceptance
+            verified = acceptance.count(rows_S, self.batch.positions_S, first_B, tokens_S, plan.drafts)
+        output = self._runner.take_verified(plan, verified)
+        output.step_ms = slot.end.milliseconds_since(slot.begin)
         output.prompt_logprobs = self.prompt_logprobs
         return output
 
@@ -177,13 +197,13 @@ class DeviceRunner(Runner):
     def _warm_up(self, block_size: int) -> None:
         """Run an empty step, so that the kernels are ready."""
         slots = np.dtype(self._capabilities.slot_dtype.value)
-        host = self._parts.input_preparation(self._state, self._max_tokens, block_size, slots)
+        host = self._parts.input_preparation(self._state, self._max_tokens, block_size, slots, self._max_draws)
         self._inputs = self._parts.device_inputs(host, self._sampler.table, block_size, self._runtime)
         if self._pooler is not None:
             self._inputs.token_types = self._pooler.token_types
         self._graphs = self._make_graphs()
         for _ in range(NUM_SLOTS):
-            tokens_S = self._runtime.pinned(torch.zeros(self._max_rows, dtype=torch.int32))
+            tokens_S = self._runtime.pinned(torch.zeros(self._max_draws, dtype=torch.int32))
             self._slots.append(_Slot(tokens_S, tokens_S.numpy(), self._runtime.event(), self._runtime.event()))
         self._prepare_empty()
         self._runtime.rehearse(self._compute_all)
@@ -204,6 +224,7 @@ class DeviceRunner(Runner):
             self._prepare_empty,
             not self._config.model.enforce_eager and self._model.can_replay,
             has_logits=self._pooler is None,
+            max_draws=self._max_draws,
         )
 
     def _run_first_steps(self) -> None:
@@ -279,6 +300,8 @@ class DeviceRunner(Runner):
         shape = self._shape_of(plan, batch, self._sampler.is_plain(wanted))
         self._graphs.run(shape)
         pending = PendingStep(self, plan.step_id, batch, slot, self._sampler)
+        if batch.first_B is not None:
+            pending.drafted = plan
         self._late = _LateDraw(pending, shape, wanted)
         if self._sampler.needs_tokens(wanted) and starts_B is None:
             self.begin_late_masks()
@@ -292,7 +315,10 @@ class DeviceRunner(Runner):
             slot.end.record()
         self._in_flight.append(pending)
         # The device alone knows the new tokens: the next step's packet names their rows in their place.
-        self._state.append_tokens(batch.rows_S, batch.positions_S, -1 - batch.rows_S)
+        rows, positions = batch.rows_S, batch.positions_S
+        if batch.first_B is not None:
+            rows, positions = rows[batch.first_B], positions[batch.first_B]
+        self._state.append_tokens(rows, positions, -1 - rows)
         return pending
 
     def begin_late_masks(self) -> None:
@@ -315,6 +341,10 @@ class DeviceRunner(Runner):
             self.begin_late_masks()
         self._late = None
         slot, count = late.step.slot, len(late.step.batch.rows_S)
+        if late.step.drafted is not None and self._sampler.needs_rounds(late.step.batch.rows_S):
+            late.step.verified = self._verify_in_rounds(late, late.step.drafted)
+            slot.end.record()
+            return
         try:
             if count and not late.shape.samples:
                 self._draw(late, count)
@@ -343,6 +373,28 @@ class DeviceRunner(Runner):
         ops.keep_tokens(out_S, columns.rows_S[:count], self._inputs.buffers.last_token_R)
         late.step.set_sampled(sampled)
 
+    def _verify_in_rounds(self, late: _LateDraw, plan: SchedulerOutput) -> Verified:
+        """Draw one token a row at a time, and wait for each: no other step is in flight."""
+        batch = late.step.batch
+        assert batch.first_B is not None
+        logits_SV = self._logits[late.shape.num_logits]
+        rows_S, positions_S = batch.rows_S, batch.positions_S
+        return self.acceptance.in_rounds(logits_SV, rows_S, positions_S, batch.first_B, plan.drafts, self._draw_now)
+
+    def _draw_now(self, logits_NV: torch.Tensor, rows_N: IntArray, positions_N: IntArray) -> Draws:
+        """The tokens of rows at these positions, each row once."""
+        sampler, out_N = self._sampler, self._out_S[: len(rows_N)]
+        host = allocate_columns(len(rows_N), torch.device("cpu"))
+        sampler.table.pack(rows_N, positions_N, host)
+        columns = dataclasses.replace(
+            host, **{field.name: getattr(host, field.name).to(self._device) for field in dataclasses.fields(host)}
+        )
+        wanted, masks = sampler.wanted(rows_N, positions_N), sampler.begin_masks(rows_N, positions_N)
+        sampled = sampler.sample(logits_NV, columns, rows_N, positions_N, wanted, out_N, masks)
+        tokens_N: IntArray = out_N.cpu().numpy().copy()
+        logprobs = sampler.finish(sampled, {name: tensor.cpu() for name, tensor in sampled.tensors.items()})
+        return Draws(tokens_N, logprobs, sampled.errors, sampler.append_tokens(rows_N, tokens_N, positions_N))
+
     def _begin_slot(self) -> _Slot:
         slot = self._slots[self._next_slot]
         self._next_slot = (self._next_slot + 1) % NUM_SLOTS
@@ -367,12 +419,12 @@ class DeviceRunner(Runner):
         return pending
 
     def _shape_of(self, plan: SchedulerOutput, batch: PreparedBatch, is_plain: bool) -> StepShape:
-        requests = len(plan.rows)
+        requests = max(len(plan.rows), len(batch.rows_S))
         if batch.is_decode:
             return self._graphs.decode_shape(requests, is_plain)
         max_query_len = int(self._inputs.arrays.shape[2])
         counts_B = plan.num_scheduled_tokens
-        contexts_B = self._inputs.arrays.seq_lens_B[:requests] - counts_B
+        contexts_B = self._inputs.arrays.seq_lens_B[: len(counts_B)] - counts_B
         is_short_B = (counts_B > 1) & (counts_B <= SHORT_TOKENS) & (contexts_B >= LONG_CONTEXT)
         return self._graphs.mixed_shape(
             plan.total_num_tokens,

@@ -27,11 +27,13 @@ class PreparedBatch:
         rows_S: rows that sample, in batch order.
         positions_S: where each of their new tokens will stand.
         is_decode: every request computes one token.
+        first_B: where each row's draws begin in these, if some row draws several times, behind drafts; else None.
     """
 
     rows_S: IntArray
     positions_S: IntArray
     is_decode: bool = False
+    first_B: IntArray | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,19 +58,23 @@ class InputPreparation:
         max_tokens: tokens a step may have.
         block_size: tokens a page.
         slot_dtype: of slots: int64, or int32 for devices whose kernels read that (`Capabilities.slot_dtype`).
+        max_logits: tokens of a step that need logits; as many as there are rows, if nobody says.
 
     Attributes:
         state: the rows.
         step: what a model reads; `arrays`: the buffers behind it.
     """
 
-    def __init__(self, state: BatchState, max_tokens: int, block_size: int, slot_dtype: Any = np.int64) -> None:
+    def __init__(
+        self, state: BatchState, max_tokens: int, block_size: int, slot_dtype: Any = np.int64, max_logits: int = 0
+    ) -> None:
         self.state = state
         self._block_size = block_size
         max_requests = state.max_rows
+        max_logits = max(max_logits, max_requests)
         self._input_ids_T = np.zeros(max_tokens, dtype=np.int32)
         self._positions_T = np.zeros(max_tokens, dtype=np.int32)
-        self._logits_index_S = np.zeros(max_requests, dtype=np.int32)
+        self._logits_index_S = np.zeros(max_logits, dtype=np.int32)
         self._query_start_B = np.zeros(max_requests + 1, dtype=np.int32)
         self._seq_lens_B = np.zeros(max_requests, dtype=np.int32)
         self._rows_B = np.zeros(max_requests, dtype=np.int32)
@@ -91,9 +97,9 @@ class InputPreparation:
             self._shape,
         )
         # The tokens that need logits, each as a request of one.
-        self._sample_start_S = np.arange(max_requests + 1, dtype=np.int32)
-        self._sample_lens_S = np.zeros(max_requests, dtype=np.int32)
-        self._sample_rows_S = np.zeros(max_requests, dtype=np.int32)
+        self._sample_start_S = np.arange(max_logits + 1, dtype=np.int32)
+        self._sample_lens_S = np.zeros(max_logits, dtype=np.int32)
+        self._sample_rows_S = np.zeros(max_logits, dtype=np.int32)
         self._sample_shape = np.zeros(4, dtype=np.int64)
         # How many leading entries of query_start and logits_index count up by one, as decode-only steps want them.
         self._counts_up = 0
@@ -131,6 +137,8 @@ class InputPreparation:
     def prepare(self, plan: SchedulerOutput) -> PreparedBatch:
         """Expand a step into `self.step` and count its tokens as computed."""
         requests = len(plan.rows)
+        for row, drafts in plan.drafts.items():
+            self.state.put_drafts(row, drafts)
         if plan.total_num_tokens == requests:
             batch = self._prepare_decode(plan, requests)
             batch.is_decode = True
@@ -193,11 +201,27 @@ class InputPreparation:
         return self._select_sampling(plan, requests)
 
     def _select_sampling(self, plan: SchedulerOutput, requests: int) -> PreparedBatch:
-        """Logits are wanted at the last token of the rows that sample."""
+        """Logits are wanted at the last token of the rows that sample, and at their drafts."""
         needs_B = plan.needs_sample
+        if plan.drafts:
+            return self._select_drafts(plan, requests)
         last_S = self._query_start_B[1 : requests + 1][needs_B] - 1
         self._logits_index_S[: len(last_S)] = last_S
         return PreparedBatch(plan.rows[needs_B], self._seq_lens_B[:requests][needs_B])
+
+    def _select_drafts(self, plan: SchedulerOutput, requests: int) -> PreparedBatch:
+        """Logits are wanted at the last token that is known, and at each draft behind it."""
+        needs_B = plan.needs_sample
+        rows_B = plan.rows[needs_B]
+        draws_B = plan.num_draws()[needs_B]
+        ends_B = np.cumsum(draws_B, dtype=np.int32)
+        # The last draw of a row is at its last token, the one before it a token earlier, and so on.
+        back_S = np.repeat(ends_B, draws_B) - 1 - self._count_up[: ends_B[-1]]
+        self._logits_index_S[: len(back_S)] = (
+            np.repeat(self._query_start_B[1 : requests + 1][needs_B] - 1, draws_B) - back_S
+        )
+        positions_S = np.repeat(self._seq_lens_B[:requests][needs_B], draws_B) - back_S
+        return PreparedBatch(np.repeat(rows_B, draws_B), positions_S, first_B=ends_B - draws_B)
 
     def _set_counts(self, tokens: int, requests: int, max_query_len: int, max_seq_len: int, logits: int) -> None:
         self._shape[:] = (tokens, requests, max_query_len, max_seq_len)

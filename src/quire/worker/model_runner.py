@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from quire.config import EngineConfig
-from quire.core.output import ModelRunnerOutput, SchedulerOutput
+from quire.core.output import IntArray, ModelRunnerOutput, SchedulerOutput
 from quire.distributed.communicator import Communicator
 from quire.kernels.step import allocate_columns
 from quire.layers.interface import StepInputs
@@ -20,6 +20,7 @@ from quire.logger import init_logger
 from quire.platforms.interface import DeviceRuntime, Platform, RecordedStep
 from quire.sample.grammar_masks import GrammarMasks
 from quire.sample.sampling_rows import RANDOM
+from quire.spec_decode.verification import Draws
 from quire.worker.input_prep import PreparedBatch
 from quire.worker.pooling import Pooler
 from quire.worker.runner import Runner
@@ -51,9 +52,9 @@ class ModelRunner(Runner):
         communicator: Communicator | None = None,
     ) -> None:
         # Recording tells token rows from logits rows by their number, so the two must differ.
-        max_tokens = max(config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs + 1)
+        max_tokens = max(config.scheduler.max_num_batched_tokens, config.max_logits + 1)
         super().__init__(config, platform, runtime, communicator, max_tokens=max_tokens, jumps=True)
-        self._columns = allocate_columns(self._max_rows, self._device)
+        self._columns = allocate_columns(self._max_draws, self._device)
         self._recorded, self._with_adapters = _Recorded(), _Recorded()
 
     def _workspace_bytes(self) -> int:
@@ -63,7 +64,7 @@ class ModelRunner(Runner):
     def _warm_up(self, block_size: int) -> None:
         """Run the step once, one token into the null page, and record it."""
         slots = np.dtype(self._capabilities.slot_dtype.value)
-        self._inputs = self._parts.input_preparation(self._state, self._max_tokens, block_size, slots)
+        self._inputs = self._parts.input_preparation(self._state, self._max_tokens, block_size, slots, self._max_draws)
         if self._pooler is not None:
             self._inputs.step.token_types = self._pooler.token_types
             self._inputs.step.sampled = None
@@ -95,12 +96,12 @@ class ModelRunner(Runner):
         recorded = _Recorded(version)
         if self._config.model.enforce_eager or not self._model.can_replay:
             return recorded
-        self._inputs.set_largest(self._max_tokens, self._max_rows)
+        self._inputs.set_largest(self._max_tokens, self._max_draws)
 
         def run() -> None:
             recorded.out = self._compute()
 
-        recorded.step = self._runtime.record(run, self._max_tokens, self._max_rows)
+        recorded.step = self._runtime.record(run, self._max_tokens, self._max_draws)
         return recorded
 
     def _prepare(self, plan: SchedulerOutput) -> PreparedBatch:
@@ -123,8 +124,11 @@ class ModelRunner(Runner):
             return self._pool(plan, self._pooler, begin)
         starts_B = self._state.num_computed_R[plan.rows] if self._prompt_logprobs.is_wanted else None
         batch = self._prepare(plan)
-        masks = self._sampler.begin_masks(batch.rows_S, batch.positions_S)
-        output = self._sample(plan.step_id, self._run_model(), batch, masks)
+        if batch.first_B is not None:
+            output = self._verify(plan, self._run_model(), batch, batch.first_B)
+        else:
+            masks = self._sampler.begin_masks(batch.rows_S, batch.positions_S)
+            output = self._sample(plan.step_id, self._run_model(), batch, masks)
         if starts_B is not None:
             output.prompt_logprobs = self._prompt_logprobs.compute(
                 plan, starts_B, self._inputs.arrays.query_start_B, self._state, self._whole_step()
@@ -140,6 +144,21 @@ class ModelRunner(Runner):
         rows_S, positions_S = batch.rows_S, batch.positions_S
         if not len(rows_S):
             return ModelRunnerOutput(step_id=step_id, rows=rows_S, token_ids=rows_S)
+        draws = self._draw(logits_SV, rows_S, positions_S, masks)
+        self._state.append_tokens(rows_S, positions_S, draws.token_ids)
+        return ModelRunnerOutput(
+            step_id,
+            rows_S,
+            draws.token_ids,
+            logprobs=draws.logprobs,
+            forced=draws.forced,
+            row_errors=draws.errors,
+        )
+
+    def _draw(
+        self, logits_SV: torch.Tensor, rows_S: IntArray, positions_S: IntArray, masks: GrammarMasks | None
+    ) -> Draws:
+        """The tokens of rows at these positions, each row once, or several times if it needs nothing but logits."""
         sampler, out_S = self._sampler, self._out_S[: len(rows_S)]
         wanted = sampler.wanted(rows_S, positions_S)
         if wanted:
@@ -150,12 +169,26 @@ class ModelRunner(Runner):
         else:
             sampled = sampler.sample(logits_SV, self._columns, rows_S, positions_S, wanted, out_S, masks)
         token_ids_S = out_S.numpy().copy()
-        self._state.append_tokens(rows_S, positions_S, token_ids_S)
-        output = ModelRunnerOutput(step_id=step_id, rows=rows_S, token_ids=token_ids_S)
-        if wanted > RANDOM:
-            output.logprobs, output.row_errors = sampler.finish(sampled, sampled.tensors), sampled.errors
-            output.forced = sampler.append_tokens(rows_S, token_ids_S, positions_S)
-        return output
+        if wanted <= RANDOM:
+            return Draws(token_ids_S)
+        logprobs = sampler.finish(sampled, sampled.tensors)
+        return Draws(token_ids_S, logprobs, sampled.errors, sampler.append_tokens(rows_S, token_ids_S, positions_S))
+
+    def _verify(
+        self, plan: SchedulerOutput, logits_SV: torch.Tensor, batch: PreparedBatch, first_B: IntArray
+    ) -> ModelRunnerOutput:
+        """The next tokens of a step in which rows have drafts."""
+        rows_S, positions_S = batch.rows_S, batch.positions_S
+
+        def draw(logits_NV: torch.Tensor, rows_N: IntArray, positions_N: IntArray) -> Draws:
+            return self._draw(logits_NV, rows_N, positions_N, self._sampler.begin_masks(rows_N, positions_N))
+
+        if self._sampler.needs_rounds(rows_S):
+            verified = self.acceptance.in_rounds(logits_SV, rows_S, positions_S, first_B, plan.drafts, draw)
+        else:
+            tokens_S = self._draw(logits_SV, rows_S, positions_S, None).token_ids
+            verified = self.acceptance.count(rows_S, positions_S, first_B, tokens_S, plan.drafts)
+        return self.take_verified(plan, verified)
 
     def _pool(self, plan: SchedulerOutput, pooler: Pooler, begin: float) -> ModelRunnerOutput:
         """A step of pooling requests, which get no tokens."""

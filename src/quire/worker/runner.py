@@ -22,6 +22,7 @@ from quire.model_loader import load_model
 from quire.platforms.interface import DeviceMemory, DeviceRuntime, Platform
 from quire.sample.logits_processor import load_logits_processors
 from quire.sampling_params import SamplingParams
+from quire.spec_decode.verification import Acceptance, Verified
 from quire.worker.adapter_steps import AdapterSteps
 from quire.worker.components import resolve_components
 from quire.worker.grammar_source import WorkerGrammars
@@ -48,6 +49,7 @@ class Runner(abc.ABC):
         round_up: how many rows of logits are computed where so many are wanted.
 
     Attributes:
+        acceptance: says which drafts are right.
         waited_seconds: how long the host has waited for results so far; 0 where steps run when they are executed.
     """
 
@@ -74,7 +76,8 @@ class Runner(abc.ABC):
         self._parts = resolve_components(platform.runner_components(config))
         self._max_tokens = max_tokens
         free, _ = runtime.memory_info()
-        max_logits = self._max_rows if model.pooling is None else 1
+        self._max_draws = config.max_logits
+        max_logits = self._max_draws if model.pooling is None else 1
         self._loaded = load_model(config, platform, self._device, max_tokens, max_logits, free, communicator)
         self._model = self._loaded.model
         self._pooler = make_pooler(config, self._model, self._device, max_tokens)
@@ -87,7 +90,8 @@ class Runner(abc.ABC):
             self._max_rows, model.vocab_size, runtime, model.logprobs_mode, processors, self._grammars
         )
         self._prompt_logprobs = PromptLogprobs(self._model, self._sampler, self._max_rows, round_up)
-        self._out_S = torch.zeros(self._max_rows, dtype=torch.int32, device=self._device)
+        self.acceptance = Acceptance(config.speculative)
+        self._out_S = torch.zeros(self._max_draws, dtype=torch.int32, device=self._device)
         self._pages: PageStore | None = None
         self._adapters: AdapterSteps | None = None
         if config.lora is not None:
@@ -111,7 +115,7 @@ class Runner(abc.ABC):
 
     def untouched_bytes(self) -> int:
         """Device memory that steps will take and that is not taken yet: workspaces, and logits once more for sampling."""
-        logits = 0 if self._pooler is not None else self._max_rows * self._config.model.vocab_size * 4
+        logits = 0 if self._pooler is not None else self._max_draws * self._config.model.vocab_size * 4
         return self._workspace_bytes() + logits
 
     @abc.abstractmethod
@@ -180,6 +184,23 @@ class Runner(abc.ABC):
             self._adapters.apply_diff(plan)
         nothing = plan.rows[:0]
         return None if plan.total_num_tokens else ModelRunnerOutput(plan.step_id, rows=nothing, token_ids=nothing)
+
+    def take_verified(self, plan: SchedulerOutput, verified: Verified) -> ModelRunnerOutput:
+        """Set rows to what was verified of a step with drafts."""
+        first, accepted = verified.first, verified.accepted
+        for row, position, token_id in zip(
+            verified.rows.tolist(), verified.positions.tolist(), first.token_ids.tolist(), strict=True
+        ):
+            self._state.settle_drafts(row, position, [token_id, *accepted.get(row, ())])
+        return ModelRunnerOutput(
+            plan.step_id,
+            verified.rows,
+            first.token_ids,
+            logprobs=first.logprobs,
+            accepted=accepted,
+            forced=first.forced,
+            row_errors=first.errors,
+        )
 
     def prepare_to_serve(self, wait: bool = False) -> None:
         """Begin, in another thread, to read the vocabulary for grammars; or wait until it is read."""

@@ -63,6 +63,7 @@ class StepGraphs:
         prepare_empty: makes the device's inputs a step without tokens.
         is_enabled: false runs everything eagerly.
         has_logits: false where steps end with hidden states (pooling).
+        max_draws: tokens of a step that need logits; more than there are rows where drafts are verified.
     """
 
     def __init__(
@@ -74,12 +75,15 @@ class StepGraphs:
         prepare_empty: Callable[[], None],
         is_enabled: bool,
         has_logits: bool = True,
+        max_draws: int = 0,
     ) -> None:
+        max_draws = max(max_draws, max_rows)
         self._runtime, self._run, self._prepare_empty = runtime, run, prepare_empty
         self._max_tokens = max_tokens
         self._is_enabled, self._has_logits = is_enabled, has_logits
         self._decode_sizes = [*(size for size in DECODE_SIZES if size < max_rows), max_rows]
-        self._requests = [*(size for size in MIXED_REQUESTS if size < max_rows), max_rows]
+        self._draw_sizes = [*(size for size in DECODE_SIZES if size < max_draws), max_draws]
+        self._requests = [*(size for size in MIXED_REQUESTS if size < max_draws), max_draws]
         self._tokens = [size for size in MIXED_TOKENS if size <= min(MAX_GRAPH_TOKENS, max_tokens)]
         self._graphs: dict[StepShape, RecordedStep] = {}
         self._ready: set[StepShape] = set()
@@ -111,7 +115,7 @@ class StepGraphs:
         decodes: bool = True,
         has_short: bool = False,
     ) -> StepShape:
-        """Of any other step."""
+        """Of any other step; `requests` is not less than `num_logits`."""
         is_narrow &= self._has_logits
         if self._is_enabled and self._tokens and tokens <= self._tokens[-1]:
             size = self._tokens[bisect.bisect_left(self._tokens, tokens)]
@@ -119,7 +123,7 @@ class StepGraphs:
             logits = bound if self._has_logits else 0
             return StepShape(size, bound, logits, size, samples and logits > 0, True, is_narrow, True, has_short)
         size = min(-(-tokens // EAGER_STEP) * EAGER_STEP, self._max_tokens)
-        rows = self._decode_sizes
+        rows = self._draw_sizes
         bound = rows[bisect.bisect_left(rows, requests)]
         logits = rows[bisect.bisect_left(rows, num_logits)] if num_logits and self._has_logits else 0
         samples &= num_logits > 0

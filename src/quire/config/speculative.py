@@ -1,0 +1,146 @@
+"""Speculation: who guesses tokens, how many, and how guesses are verified, as `speculative_config` says.
+
+The keys are vLLM's. Knows no model: whether one can be speculated on is decided where its layers are known.
+"""
+
+# ruff: noqa: RUF009  (`setting` makes the field)
+
+import dataclasses
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+from quire.config.checks import FLAG, TEXT, Check, number, one_of, read_object, setting, whole
+from quire.errors import ConfigError
+from quire.guards import is_mapping, is_sequence
+
+METHODS = ("auto", "ngram")
+"""Who can guess."""
+NOT_YET = (
+    "suffix",
+    "draft_model",
+    "eagle",
+    "eagle3",
+    "medusa",
+    "mlp_speculator",
+    "mtp",
+    "deepseek_mtp",
+    "dflash",
+    "custom_class",
+)
+"""Methods of vLLM that Quire does not have yet."""
+MOST_TOKENS = 64
+DEFAULT_TOKENS = 16
+"""Guesses for a row and step, where nobody says how many: the cost model uses as many of them as pay."""
+MOST_STEP_TOKENS = 512
+"""Guesses of a step: each needs a row of logits."""
+RATES = Check(
+    "a list of numbers from 0 to 1, none above the one before it",
+    lambda value: (
+        is_sequence(value)
+        and all(isinstance(rate, int | float) and 0 <= rate <= 1 for rate in value)
+        and all(one >= other for one, other in itertools.pairwise(value))
+    ),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class SpeculativeConfig:
+    """How an engine speculates.
+
+    Attributes:
+        method: `ngram` continues the latest earlier place of a request's own tokens; `auto` is the
+            same, and off where the model cannot be speculated on.
+        num_speculative_tokens: most guesses for a row and step; the cost model uses fewer where more do not pay.
+        prompt_lookup_max, prompt_lookup_min: tokens that must have occurred before: at least the second number, and no more than
+            the first are compared.
+        rejection_sample_method: `standard` accepts a guess that is what the model draws; `synthetic` accepts guesses at random,
+            to measure speed, and gives wrong text.
+        synthetic_acceptance_rate, synthetic_acceptance_rates: how often `synthetic` accepts: a guess whose predecessors were
+            accepted; or by position, a guess and all before it.
+        enable_adaptive_verification: the cost model decides how many guesses are verified; False verifies all.
+    """
+
+    method: str = setting("ngram", one_of(*METHODS, *NOT_YET))
+    num_speculative_tokens: int = setting(DEFAULT_TOKENS, whole(1, MOST_TOKENS))
+    model: str | None = setting(None, TEXT)
+    prompt_lookup_max: int = setting(16, whole(1, 256))
+    prompt_lookup_min: int = setting(2, whole(1, 256))
+    rejection_sample_method: str = setting("standard", one_of("standard", "synthetic"))
+    synthetic_acceptance_rate: float | None = setting(None, number(0.0, 1.0))
+    synthetic_acceptance_rates: list[float] | None = setting(None, RATES)
+    enable_adaptive_verification: bool = setting(True, FLAG)
+
+    def __post_init__(self) -> None:
+        if self.method in NOT_YET:
+            _refuse("method", self.method, f"it is not available yet in Quire; there are {', '.join(METHODS)}")
+        if self.model is not None and self.model not in METHODS:
+            _refuse("model", self.model, f"method {self.method!r} has no model")
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            _refuse(
+                "prompt_lookup_min", self.prompt_lookup_min, f"it is above prompt_lookup_max={self.prompt_lookup_max}"
+            )
+        rates, rate = self.synthetic_acceptance_rates, self.synthetic_acceptance_rate
+        if self.is_synthetic and (rates is None) == (rate is None):
+            _refuse(
+                "rejection_sample_method",
+                "synthetic",
+                "it needs synthetic_acceptance_rate or synthetic_acceptance_rates",
+            )
+        if not self.is_synthetic and (rates is not None or rate is not None):
+            _refuse(
+                "synthetic_acceptance_rate(s)", rate or rates, "only rejection_sample_method='synthetic' reads them"
+            )
+
+    @property
+    def is_synthetic(self) -> bool:
+        """Whether guesses are accepted at random."""
+        return self.rejection_sample_method == "synthetic"
+
+    def drafts_of_step(self, max_num_seqs: int) -> int:
+        """Guesses that one step verifies at most."""
+        return min(self.num_speculative_tokens * max_num_seqs, MOST_STEP_TOKENS)
+
+    def synthetic_rates(self) -> list[float]:
+        """How often `synthetic` accepts the guess at each position, if those before it were accepted."""
+        rates, count = self.synthetic_acceptance_rates, self.num_speculative_tokens
+        if rates is None:
+            return [self.synthetic_acceptance_rate or 0.0] * count
+        before = [1.0, *rates]
+        each = [rate / last if last else 0.0 for rate, last in zip(rates, before, strict=False)]
+        return [*each, *[0.0] * count][:count]
+
+
+def _refuse(key: str, value: Any, why: str) -> None:
+    raise ConfigError(f"speculative_config.{key}={value!r} cannot be used: {why}", setting="speculative_config")
+
+
+def read_speculative_config(
+    given: Mapping[str, Any] | str | None,
+    method: str | None = None,
+    model: str | None = None,
+    tokens: int | None = None,
+) -> SpeculativeConfig | None:
+    """What `speculative_config` says, or the shorter `spec_method`, `spec_model` and `spec_tokens`; None where none is given.
+
+    Raises:
+        ConfigError: a key or a value is not known, or two settings disagree.
+    """
+    values: dict[str, Any] = {}
+    if isinstance(given, str):
+        values["method"] = given
+    elif is_mapping(given):
+        values = {str(key): value for key, value in given.items() if value is not None}
+    for setting_name, key, value in (
+        ("spec_method", "method", method),
+        ("spec_model", "model", model),
+        ("spec_tokens", "num_speculative_tokens", tokens),
+    ):
+        if value is not None and values.setdefault(key, value) != value:
+            message = f"{setting_name}={value!r} and speculative_config.{key}={values[key]!r} are one setting: give one of them"
+            raise ConfigError(message, setting=setting_name)
+    if not values:
+        return None
+    if "method" not in values and values.get("model") in METHODS:  # vLLM's older spelling of the n-gram method
+        values["method"] = values["model"]
+    return read_object(SpeculativeConfig, "speculative_config", values)

@@ -1,0 +1,331 @@
+"""Speculation, as far as plans are concerned: which guesses (drafts) a step verifies, and what its result means for the rows.
+
+A draft is a token that is scheduled but not known. A step computes a row's last token and its drafts, and draws behind each
+of them; a draft that equals the draw before it was right, and the next draw counts too. What was wrong is computed again: the
+row's lengths are set back. A row has no other step in flight meanwhile: it is not known where that would begin. So a step with
+drafts is planned when nothing is in flight, and nothing is planned beside it.
+
+Knows rows, tokens and the cost of steps. Where guesses come from is a `Proposer`'s business.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.config import SchedulerConfig
+from quire.config.speculative import SpeculativeConfig
+from quire.core.cost_model import CostModel
+from quire.core.draft_length import choose_lengths
+from quire.core.kv_cache_manager import KVCacheManager
+from quire.core.output import IntArray, ModelRunnerOutput, SchedulerOutput
+from quire.core.proposers import FIRST_CHANCE, NgramProposer, Proposer, RepeatingProposer, RowGuesses
+from quire.core.request_state import Request
+from quire.core.running import RunningBatch
+from quire.core.step import StepInFlight
+from quire.core.step_stats import DraftCounts
+from quire.errors import ConfigError
+
+MAX_INDEXED = 4096
+"""Tokens of a prompt that are read at a time, so that a long prompt holds up no step."""
+PATIENCE = 4
+"""Plans without a draft after which steps overlap again."""
+_SLOW = 0.9
+_PAUSE = 64
+_LONGEST_PAUSE = 4096
+
+
+class DraftTimes:
+    """How long steps with drafts take, compared with what the cost model says, and whether they have paid.
+
+    Attributes:
+        num_paused: plans from now on that are to have no drafts.
+        gap_ms: how long the device has nothing to do around such a step, where it works beside the host.
+    """
+
+    def __init__(self) -> None:
+        self._ratios = np.ones(32, dtype=np.float64)
+        self._gain = 1.0
+        self._pause = _PAUSE
+        self.num_paused = 0
+        self.gap_ms = 0.0
+
+    def ratio(self, num_tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """What a prediction for steps of so many tokens is to be multiplied with."""
+        return self._ratios[np.frexp(num_tokens)[1]]
+
+    def observe(self, num_tokens: int, step_ms: float, predicted_ms: float) -> None:
+        """A step with drafts took so long."""
+        if step_ms > 0.0 and predicted_ms > 0.0:
+            size = int(np.frexp(num_tokens)[1])
+            ratio = min(max(step_ms / predicted_ms, 0.25), 4.0)
+            self._ratios[size] += 0.1 * (ratio - self._ratios[size])
+
+    def observe_gap(self, gap_ms: float) -> None:
+        """The device stood still for so long."""
+        self.gap_ms += 0.1 * (max(0.0, gap_ms) - self.gap_ms)
+
+    def judge(self, gain: float) -> None:
+        """A step with drafts was so many times faster for each token than one without; if that is not so on the whole, there
+        are none for a while, and for longer each time."""
+        self._gain += 0.05 * (min(gain, 2.0) - self._gain)
+        if self._gain < _SLOW:
+            self.num_paused, self._gain = self._pause, 1.0
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        elif self._gain > 1.0 / _SLOW:
+            self._pause = _PAUSE
+
+
+class NoDrafting:
+    """Steps have no drafts."""
+
+    def waits(self, flights: Sequence[StepInFlight]) -> bool:
+        """Whether the next plan has to wait for what is in flight."""
+        return False
+
+    def join(
+        self, rows: IntArray, counts: IntArray, budget: int, limit: int, has_flights: bool
+    ) -> tuple[IntArray, int]:
+        """The tokens of each row with its drafts, and what is left of the budget for prompts that wait. The step may have `limit`
+        tokens."""
+        return counts, budget
+
+    def look_ahead(self) -> None:
+        """The device works on a step."""
+
+    def known_ends(self, rows: IntArray, ends: IntArray) -> IntArray:
+        """Where rows' tokens end in the step that is being planned, without drafts."""
+        return ends
+
+    def launch(self, step: SchedulerOutput) -> None:
+        """The step is in flight."""
+
+    def settle(self, flight: StepInFlight, output: ModelRunnerOutput) -> int:
+        """A step with drafts was collected: set rows back to what was right of them. Returns how many were right."""
+        return 0
+
+    def forget(self, row: int) -> None:
+        """The row has no owner any more."""
+
+
+class Drafting(NoDrafting):
+    """Drafts of one scheduler's steps.
+
+    Args:
+        config: how many guesses, and of whom.
+        batch: who runs.
+        kv: pages.
+        cost_model: predicts steps.
+        counts: are told what came of drafts.
+        max_drafts: guesses that a step may have in all.
+        overlaps: steps without drafts overlap.
+        make_proposer: of a request; by default as `config` says.
+        clock: seconds, as the scheduler's.
+
+    Attributes:
+        lengths: by row, the drafts of the step that is being planned.
+    """
+
+    def __init__(
+        self,
+        config: SpeculativeConfig,
+        batch: RunningBatch,
+        kv: KVCacheManager,
+        cost_model: CostModel,
+        counts: DraftCounts,
+        max_drafts: int,
+        *,
+        overlaps: bool = False,
+        make_proposer: Callable[[Request], Proposer] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config, self._batch, self._kv, self._cost_model = config, batch, kv, cost_model
+        self._max_drafts, self._overlaps, self._clock = max_drafts, overlaps, clock
+        self._make_proposer = make_proposer or self._default_proposer
+        self._guesses: dict[int, RowGuesses] = {}
+        self._chance = FIRST_CHANCE
+        self._times = DraftTimes()
+        self._num_without = 0
+        self._without = (0.0, 0)
+        """Of the step with drafts that is planned or in flight: its milliseconds and its tokens if it had none."""
+        self.lengths: IntArray = np.zeros(len(batch.requests), dtype=np.int32)
+        self.counts = counts
+
+    def _default_proposer(self, request: Request) -> Proposer:
+        del request
+        if self._config.is_synthetic:
+            return RepeatingProposer()
+        return NgramProposer(self._config.prompt_lookup_min, self._config.prompt_lookup_max)
+
+    # Planning.
+
+    def waits(self, flights: Sequence[StepInFlight]) -> bool:
+        # What is in flight has drafts, or the next step is to have some.
+        return bool(flights) and (bool(flights[-1].step.drafts) or self._num_without < PATIENCE)
+
+    def join(
+        self, rows: IntArray, counts: IntArray, budget: int, limit: int, has_flights: bool
+    ) -> tuple[IntArray, int]:
+        self.lengths.fill(0)
+        if has_flights or not len(rows):
+            return counts, budget
+        if self._times.num_paused:
+            self._times.num_paused -= 1
+            return counts, budget
+        members = self._members(rows, counts)
+        self._look_at(members)
+        lengths = self._choose(rows, counts, members, limit - int(counts.sum()))
+        self._num_without = 0 if any(lengths) else min(self._num_without + 1, PATIENCE)
+        self.lengths[members] = lengths
+        return counts + self.lengths[rows], budget - sum(lengths)
+
+    def known_ends(self, rows: IntArray, ends: IntArray) -> IntArray:
+        return ends - self.lengths[rows]
+
+    def look_ahead(self) -> None:
+        # Whether the next step should have some, the one in flight having none.
+        if self._num_without < PATIENCE or self._times.num_paused:
+            return
+        rows = self._batch.order()
+        ones = np.ones(len(rows), dtype=np.int32)
+        members = self._members(rows, ones, in_flight=True)
+        self._look_at(members)
+        if any(self._choose(rows, ones, members, self._max_drafts)):
+            self._num_without = 0
+
+    def launch(self, step: SchedulerOutput) -> None:
+        lengths = self.lengths[step.rows]
+        for index in lengths.nonzero()[0].tolist():
+            row = int(step.rows[index])
+            step.drafts[row] = self._guesses[row].guess[: int(lengths[index])]
+        self._batch.length[step.rows] += lengths
+
+    def _members(self, rows: IntArray, counts: IntArray, *, in_flight: bool = False) -> list[int]:
+        """The rows that decode and can have drafts: all of their tokens are known, but for those in flight."""
+        batch = self._batch
+        decodes = (counts == 1) & (batch.computed[rows] >= batch.prefill_end[rows])
+        if not in_flight:
+            decodes &= batch.known[rows] == batch.length[rows]
+        return [row for row in rows[decodes].tolist() if batch.request(row).may_draft]
+
+    def _look_at(self, members: Iterable[int]) -> None:
+        """Give each row's new tokens to its proposer, and have it guess."""
+        batch = self._batch
+        for row in members:
+            guesses = self._guesses.get(row)
+            if guesses is None:
+                proposer = self._make_proposer(batch.request(row))
+                guesses = RowGuesses(proposer, self._config.num_speculative_tokens, self._chance)
+                self._guesses[row] = guesses
+            token_ids = batch.known_since(row, guesses.num_seen, MAX_INDEXED)
+            if token_ids or not guesses.num_seen:
+                guesses.take(token_ids)
+                if guesses.num_seen == batch.known[row]:
+                    guesses.propose()
+
+    def _choose(self, rows: IntArray, counts: IntArray, members: list[int], room: int) -> list[int]:
+        """How many guesses of each member are verified."""
+        batch = self._batch
+        room = min(room, self._max_drafts)
+        most = [self._most(row, len(self._guesses[row].guess)) for row in members]
+        if not any(most) or room <= 0:
+            return [0] * len(members)
+        if not self._config.enable_adaptive_verification:
+            return _first(most, room)
+        chances = [self._chance_of(self._guesses[row]) for row in members]
+        ends = batch.computed[rows] + counts
+        total, attended = int(counts.sum()), float(np.dot(counts.astype(np.float64), ends))
+        model = self._cost_model
+        if not model.is_ready:
+            return [0] * len(members)
+        step_ms = model.predict(total, len(rows), attended)
+        _, token_ms, _, pair_ms = model.coefficients
+        more = np.arange(1, min(room, sum(most)) + 1)
+        context = float(ends.max())
+        times = self._times
+        with_ms = times.ratio(total + more) * (step_ms + more * (token_ms + pair_ms * context)) + times.gap_ms
+        num_tokens = int(np.count_nonzero(ends == batch.length[rows]))
+        self._without = (step_ms, num_tokens)
+        return choose_lengths(chances, most, len(more), num_tokens, step_ms, with_ms)
+
+    def _chance_of(self, guesses: RowGuesses) -> float:
+        rates = self._config.synthetic_rates() if self._config.is_synthetic else ()
+        return sum(rates) / len(rates) if rates else guesses.chance
+
+    def _most(self, row: int, num_guessed: int) -> int:
+        """Guesses of a row that fit: within its limit, and into pages that are free beside a reserve for others."""
+        batch = self._batch
+        computed = int(batch.computed[row])
+        most = min(num_guessed, int(batch.limit[row]) - computed - 1)
+        if self._kv.pool.num_free < self._batch.num_active * self._kv.num_groups * 2 + most:
+            most = min(most, int(batch.capacity[row]) - computed - 1)
+        return max(most, 0)
+
+    # Results.
+
+    def settle(self, flight: StepInFlight, output: ModelRunnerOutput) -> int:
+        step, num_more = flight.step, 0
+        for row, drafts in step.drafts.items():
+            num_accepted = len(output.accepted.get(row, ()))
+            self._batch.set_back(row, len(drafts) - num_accepted)
+            self.counts.add(len(drafts), num_accepted)
+            num_more += num_accepted
+        self._observe(flight, output.step_ms, num_more)
+        return num_more
+
+    def _observe(self, flight: StepInFlight, step_ms: float, num_more: int) -> None:
+        times, (without_ms, num_tokens) = self._times, self._without
+        if not (step_ms > 0.0 and self._cost_model.is_ready and self._config.enable_adaptive_verification):
+            return
+        times.observe(flight.step.total_num_tokens, step_ms, flight.predicted_ms)
+        if self._overlaps:
+            times.observe_gap((self._clock() - flight.began) * 1e3 - step_ms)
+        if without_ms > 0.0 and num_tokens:
+            times.judge((num_tokens + num_more) / num_tokens * without_ms / (step_ms + times.gap_ms))
+        if times.num_paused:
+            self._num_without = PATIENCE
+
+    def forget(self, row: int) -> None:
+        guesses = self._guesses.pop(row, None)
+        if guesses is not None:
+            self._chance += 0.2 * (guesses.chance - self._chance)
+
+
+def _first(most: Sequence[int], room: int) -> list[int]:
+    """All guesses, one row after the other, as long as there is room."""
+    lengths: list[int] = []
+    for count in most:
+        lengths.append(min(count, room))
+        room -= lengths[-1]
+    return lengths
+
+
+NO_DRAFTING = NoDrafting()
+
+
+def make_drafting(
+    config: SpeculativeConfig,
+    scheduler: SchedulerConfig,
+    batch: RunningBatch,
+    kv: KVCacheManager,
+    cost_model: CostModel,
+    counts: DraftCounts,
+    clock: Callable[[], float],
+) -> NoDrafting:
+    """Drafts for a scheduler; none where method `auto` cannot have any.
+
+    Raises:
+        ConfigError: layers keep states, which cannot be set back to before a wrong guess.
+    """
+    if not kv.has_states:
+        drafts = config.drafts_of_step(scheduler.max_num_seqs)
+        parts = (config, batch, kv, cost_model, counts, drafts)
+        return Drafting(*parts, overlaps=scheduler.async_scheduling, clock=clock)
+    if config.method == "auto":
+        return NO_DRAFTING
+    raise ConfigError(
+        f"speculative_config.method={config.method!r} cannot be used: layers of this model keep a state, which cannot be set "
+        f"back to before a guess that was wrong; leave speculative_config out",
+        setting="speculative_config",
+    )
