@@ -68,7 +68,7 @@ class Runner(abc.ABC):
         jumps: bool,
         round_up: Callable[[int], int] = lambda count: count,
     ) -> None:
-        model, self._max_rows = config.model, config.scheduler.max_num_seqs
+        model, self._max_rows, self._max_draws = config.model, config.scheduler.max_num_seqs, config.max_logits
         self._config = config
         self._runtime = runtime
         self._device = runtime.device()
@@ -76,7 +76,6 @@ class Runner(abc.ABC):
         self._parts = resolve_components(platform.runner_components(config))
         self._max_tokens = max_tokens
         free, _ = runtime.memory_info()
-        self._max_draws = config.max_logits
         max_logits = self._max_draws if model.pooling is None else 1
         self._loaded = load_model(config, platform, self._device, max_tokens, max_logits, free, communicator)
         self._model = self._loaded.model
