@@ -19,9 +19,11 @@ def request(path: Path, number: int = 1) -> LoRARequest:
     return LoRARequest(path.name, number, str(path))
 
 
-def run(llm: LLM, prompts: Sequence[list[int]], adapters: Sequence[LoRARequest | None]) -> list[RequestOutput]:
+def run(
+    llm: LLM, prompts: Sequence[list[int]], adapters: Sequence[LoRARequest | None], max_tokens: int = 6
+) -> list[RequestOutput]:
     """Some tokens for each prompt, drawn at random but by seed, with every token's logprob."""
-    params = SamplingParams(temperature=1.0, seed=5, max_tokens=6, ignore_eos=True, logprobs=-1)
+    params = SamplingParams(temperature=1.0, seed=5, max_tokens=max_tokens, ignore_eos=True, logprobs=-1)
     given = [{"prompt_token_ids": prompt} for prompt in prompts]
     outputs = llm.generate(given, params, use_tqdm=False, lora_request=list(adapters))
     assert [output.error for output in outputs] == [None] * len(outputs)
@@ -41,12 +43,18 @@ def worst_difference(output: RequestOutput, oracle: PeftOracle) -> float:
     return worst
 
 
-def assert_parity(llm: LLM, base: Path, adapters: Sequence[Path | None]) -> None:
+def assert_parity(
+    llm: LLM,
+    base: Path,
+    adapters: Sequence[Path | None],
+    prompts: Sequence[list[int]] = PROMPTS,
+    max_tokens: int = 6,
+) -> None:
     """One batch, in which every prompt comes with every adapter, equals the oracle's logprobs, prompt by prompt."""
-    pairs = [(prompt, adapter) for prompt in PROMPTS for adapter in adapters]
+    pairs = [(prompt, adapter) for prompt in prompts for adapter in adapters]
     numbers = {adapter: number for number, adapter in enumerate(adapters, 1)}
     requests = [None if adapter is None else request(adapter, numbers[adapter]) for _, adapter in pairs]
-    outputs = run(llm, [prompt for prompt, _ in pairs], requests)
+    outputs = run(llm, [prompt for prompt, _ in pairs], requests, max_tokens)
     for adapter in adapters:
         oracle = PeftOracle(base, adapter)
         for output, (_, its) in zip(outputs, pairs, strict=True):

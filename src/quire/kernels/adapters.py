@@ -59,6 +59,7 @@ class AdapterTable:
         num_segments: S.
         dtype: of what the addresses point to.
         parts: by slot, the tensors that the addresses point to.
+        most_ranks, most_adapters: no slot has a larger rank, and no batch more adapters.
     """
 
     entries_FL: Tensor
@@ -66,6 +67,8 @@ class AdapterTable:
     num_segments: int
     dtype: torch.dtype
     parts: list[AdapterPart | None]
+    most_ranks: int = 512
+    most_adapters: int = 1 << 16
 
 
 TILE = 64

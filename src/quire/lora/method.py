@@ -16,6 +16,9 @@ from quire.kernels.adapters import AdapterRows, AdapterTable
 from quire.kernels.types import LinearWeight
 from quire.layers.linear import LinearMethod
 
+PART, MOST_PARTS, PROGRAMS = 256, 16, 256
+"""Inputs of a part of a sum; the most parts; and how many rows times parts are enough to keep a device busy."""
+
 
 class Adapters:
     """What the products of one model read.
@@ -27,6 +30,7 @@ class Adapters:
         tokens, samples: the rows of a step, and those that need logits.
         scratch: float32, room for what rows are between both products.
         max_rank: the largest rank that there is room for.
+        is_deterministic: sums are made of the same parts in every batch.
     """
 
     def __init__(self) -> None:
@@ -37,6 +41,7 @@ class Adapters:
         self.samples: AdapterRows | None = None
         self.scratch = torch.empty(0)
         self.max_rank = 0
+        self.is_deterministic = False
 
     def table(self, weight: LinearWeight) -> AdapterTable | None:
         """A matrix's table, in a step with adapters."""
@@ -49,9 +54,14 @@ class Adapters:
         assert rows is not None, "no adapters were prepared"
         return rows
 
-    def room(self, count: int, table: AdapterTable, parts: int = 1) -> torch.Tensor:
-        """[P, count, H] of the scratch; always at the same place, and with rows of the same length for a table."""
-        width = table.num_segments * self.max_rank
+    def room(self, count: int, table: AdapterTable, inputs: int = 0) -> torch.Tensor:
+        """[P, count, H] of the scratch; always at the same place, and with rows of the same length for a table. Where rows are
+        grouped, few rows with many inputs are summed in parts."""
+        width, parts = table.num_segments * self.max_rank, 1
+        if inputs and self.tokens is not None and self.tokens.groups_G3 is not None:
+            parts = max(1, min(inputs // PART, len(self.scratch) // max(1, count * width), MOST_PARTS))
+            if not self.is_deterministic:
+                parts = max(1, min(parts, PROGRAMS // count))
         return self.scratch[: parts * count * width].view(parts, count, width)
 
     @contextlib.contextmanager
@@ -74,7 +84,7 @@ class AdaptedProducts(LinearMethod):
 
     def _adapt(self, x_TK: torch.Tensor, table: AdapterTable, out_TN: torch.Tensor) -> None:
         adapters = self.adapters
-        h_PTH = adapters.room(len(x_TK), table)
+        h_PTH = adapters.room(len(x_TK), table, x_TK.shape[1])
         ops.adapter_shrink(x_TK, adapters.rows, table, h_PTH)
         ops.adapter_expand(h_PTH, adapters.rows, table, out_TN)
 

@@ -78,6 +78,15 @@ class Places:
             self._segments["lm_head"] = Segment(head, 0, spec.vocab, (RowSlice(rows, 0),), embedding.columns)
             self.modules["lm_head"], self.shapes["lm_head"] = 1, (rows.stop - rows.start, head.columns)
 
+    def segments(self) -> dict[str, Segment]:
+        """By the checkpoint's names, without a prefix."""
+        return dict(self._segments)
+
+    @property
+    def prefix(self) -> str:
+        """Before the names of a checkpoint's matrices."""
+        return self._spec.weights.prefixes[0]
+
     def tiles(self, module: str) -> torch.Tensor:
         """int32 [X, 3]: (segment, first output, outputs), as `AdapterTable.tiles_X3`."""
         stretches = [

@@ -7,11 +7,12 @@ Legend: L slots, M modules.
 """
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import math
 import queue
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 
@@ -107,6 +108,8 @@ class AdapterStore:
                 num_segments,
                 dtype,
                 [None] * num_slots,
+                most_ranks=0,
+                most_adapters=0,
             )
             for number, (module, num_segments) in enumerate(places.modules.items())
         }
@@ -114,6 +117,15 @@ class AdapterStore:
         self._max_tokens = max_tokens
         self._make_room(config.max_lora_rank or FIRST_RANK)
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "adapters")
+
+    @contextlib.contextmanager
+    def rehearsed(self) -> Iterator[None]:
+        """Within this, products are those of adapters of every matrix."""
+        tables, self._adapters.tables = self._adapters.tables, self._all
+        try:
+            yield
+        finally:
+            self._adapters.tables = tables
 
     def load(self, request: LoRARequest, slot: int) -> "concurrent.futures.Future[None]":
         """Have an adapter read, and brought to a slot that no row has; an error of the future says why it cannot be used."""
@@ -172,8 +184,19 @@ class AdapterStore:
                 self._adapters.tables[module] = table
                 self.version += 1
         self._slots[slot] = loaded
+        self._bound(sum(each is not None for each in self._slots), max(part.rank for part in loaded.parts.values()))
         self._entries_MFL[:, :, slot] = entries_MF.to(self._device)
         self._make_room(max(part.rank for part in loaded.parts.values()))
+
+    def _bound(self, num_adapters: int, rank: int) -> None:
+        """Let kernels be launched for so many adapters of such a rank, rounded up so that steps seldom change."""
+        first = next(iter(self._all.values()))
+        most_adapters = max(first.most_adapters, 1 << (num_adapters - 1).bit_length())
+        most_ranks = max(first.most_ranks, 16 << max(0, (rank - 1).bit_length() - 4))
+        if (most_adapters, most_ranks) != (first.most_adapters, first.most_ranks):
+            for table in self._all.values():
+                table.most_adapters, table.most_ranks = most_adapters, most_ranks
+            self.version += 1
 
     def _make_room(self, rank: int) -> None:
         """Have room for what rows are between both products, for updates of some rank."""

@@ -7,6 +7,7 @@ Legend: T tokens of the step, S tokens that need logits, B requests, R rows, G g
 """
 
 import concurrent.futures
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from quire.kernels.adapters import GROUP, AdapterRows
 from quire.layers.decoder import Decoder
 from quire.lora.method import AdaptedProducts
 from quire.lora.placement import Places
+from quire.lora.random_adapter import write_random_adapter
 from quire.lora.store import AdapterStore
 from quire.platforms.interface import DeviceRuntime
 
@@ -50,6 +52,7 @@ class _Part:
         """Describe rows with these slots."""
         array[self.slots][: len(slots)] = slots
         if is_grouped:
+            array[self.slots][len(slots) :] = 0
             order, groups = _group(slots)
             array[self.order][: len(order)] = order
             places = array[self.groups]
@@ -108,8 +111,14 @@ class AdapterSteps:
         self._buffer = buffer
         self._adapters.tokens = self._tokens.rows_in(buffer, is_grouped=is_grouped)
         self._adapters.samples = self._samples.rows_in(buffer, is_grouped=is_grouped)
-        places = Places(model.spec, model.sources, model.plan, has_whole_head=model.has_whole_head)
-        self.store = AdapterStore(config.lora, self._adapters, places, model.dtype, runtime, num_slots, max_tokens)
+        self._dtype, self._places = (
+            model.dtype,
+            Places(model.spec, model.sources, model.plan, has_whole_head=model.has_whole_head),
+        )
+        self.store = AdapterStore(
+            config.lora, self._adapters, self._places, model.dtype, runtime, num_slots, max_tokens
+        )
+        self._adapters.is_deterministic = config.model.deterministic
         self.is_wanted = False
 
     def apply_diff(self, plan: SchedulerOutput) -> None:
@@ -139,6 +148,22 @@ class AdapterSteps:
         self._samples.fill(array, np.repeat(slots_B, plan.num_draws()), is_grouped=self._is_grouped)
         if self._is_grouped:
             self._buffer.copy_(host, non_blocking=True)
+
+    def prepare_empty(self) -> None:
+        """No row has an adapter: what then runs with adapters does no harm."""
+        self._buffer.zero_()
+
+    def rehearsed(self) -> contextlib.AbstractContextManager[None]:
+        """Within this, steps with adapters have them on every matrix."""
+        return self.store.rehearsed()
+
+    def use(self, *, has_adapters: bool) -> None:
+        """Whether the step that is computed next has adapters."""
+        self._adapters.is_active = has_adapters
+
+    def write_random(self, folder: str, rank: int, seed: int, targets: list[str], scale: float) -> int:
+        """Write an adapter of random numbers; how many matrices it changes."""
+        return write_random_adapter(self._places, folder, rank, seed, targets, self._dtype, scale)
 
     def load(self, request: LoRARequest, slot: int) -> "concurrent.futures.Future[None]":
         """Have an adapter brought to a slot that no row has."""

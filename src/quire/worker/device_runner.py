@@ -161,6 +161,8 @@ class DeviceRunner(Runner):
         lock: held while a step is submitted and while a result is taken in, which another thread may do.
     """
 
+    groups_adapters = True
+
     def __init__(
         self,
         config: EngineConfig,
@@ -187,6 +189,7 @@ class DeviceRunner(Runner):
         self._late: _LateDraw | None = None
         self._logits: dict[int, torch.Tensor] = {}
         self._hidden: dict[int, torch.Tensor] = {}
+        self._adapters_version = 0
         self._slots: list[_Slot] = []
         self._next_slot = 0
 
@@ -259,6 +262,8 @@ class DeviceRunner(Runner):
     def _prepare_empty(self) -> None:
         """A step without tokens on the device: whatever then runs does no harm."""
         self._inputs.buffers.packet[:HEADER].zero_()
+        if self._adapters is not None:
+            self._adapters.prepare_empty()
 
     def execute(self, plan: SchedulerOutput) -> "ModelRunnerOutput | PendingStep":
         """Submit one step.
@@ -297,7 +302,7 @@ class DeviceRunner(Runner):
         wanted = self._sampler.wanted(batch.rows_S, batch.positions_S)
         slot = self._begin_slot()
         self._inputs.upload(batch)
-        shape = self._shape_of(plan, batch, self._sampler.is_plain(wanted))
+        shape = self._with_adapters(plan, self._shape_of(plan, batch, self._sampler.is_plain(wanted)))
         self._graphs.run(shape)
         pending = PendingStep(self, plan.step_id, batch, slot, self._sampler)
         if batch.first_B is not None:
@@ -408,7 +413,7 @@ class DeviceRunner(Runner):
         slot = self._begin_slot()
         pooler.set_token_types(plan, starts_B)
         self._inputs.upload(batch)
-        shape = self._shape_of(plan, batch, False)
+        shape = self._with_adapters(plan, self._shape_of(plan, batch, False))
         self._graphs.run(shape)
         hidden_TD = self._hidden[shape.num_tokens][: plan.total_num_tokens]
         nothing = PreparedBatch(batch.rows_S[:0], batch.positions_S[:0])
@@ -437,8 +442,24 @@ class DeviceRunner(Runner):
             has_short=bool(0 < counts_B[is_short_B].sum() <= SHORT_TOKENS),
         )
 
+    def _with_adapters(self, plan: SchedulerOutput, shape: StepShape) -> StepShape:
+        """The shape of a step, whose adapters are told to its products."""
+        adapters = self._adapters
+        if adapters is None:
+            return shape
+        adapters.prepare(plan)
+        if not adapters.is_wanted:
+            return shape
+        if adapters.version != self._adapters_version:
+            self._adapters_version = adapters.version
+            self._runtime.synchronize()
+            self._graphs.renew_adapters()
+        return dataclasses.replace(shape, has_adapters=True)
+
     def _compute(self, shape: StepShape) -> None:
         """Submit everything that a step of this shape consists of."""
+        if self._adapters is not None:
+            self._adapters.use(has_adapters=shape.has_adapters)
         buffers, columns = self._inputs.buffers, self._inputs.buffers.columns
         count, out_S = shape.num_logits, self._out_S[: shape.num_logits]
         if not shape.num_tokens:
@@ -481,6 +502,10 @@ class DeviceRunner(Runner):
         try:
             for shape in self._graphs.shapes():
                 self._compute(shape)
+            if self._adapters is not None:
+                with self._adapters.rehearsed():
+                    for shape in self._graphs.shapes():
+                        self._compute(dataclasses.replace(shape, has_adapters=True))
         finally:
             ranks.is_silent = False
         self._logits.clear()

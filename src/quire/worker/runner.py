@@ -11,12 +11,12 @@ from typing import Any, Protocol
 
 import torch
 
-from quire.adapters import LoRARequest
 from quire.attention.interface import AttentionBackend
 from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.core.output import ModelRunnerOutput, SchedulerOutput
 from quire.distributed.communicator import Communicator
+from quire.errors import EngineError
 from quire.layers.interface import CausalLM
 from quire.model_loader import load_model
 from quire.platforms.interface import DeviceMemory, DeviceRuntime, Platform
@@ -134,10 +134,12 @@ class Runner(abc.ABC):
         """Have it compiled in other threads."""
         return [] if params.structured_outputs is None else [self._grammars.compile(params)]
 
-    def load_adapter(self, adapter: LoRARequest, slot: int) -> "concurrent.futures.Future[None]":
-        """Have an adapter loaded in another thread into a place that no row has."""
-        assert self._adapters is not None, "adapters are off"
-        return self._adapters.load(adapter, slot)
+    @property
+    def adapters(self) -> AdapterSteps:
+        """Adapters of its steps. Raises EngineError: they are off."""
+        if self._adapters is None:
+            raise EngineError("adapters are off: start the engine with enable_lora")
+        return self._adapters
 
     @property
     def has_pages(self) -> bool:

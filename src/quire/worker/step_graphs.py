@@ -42,6 +42,7 @@ class StepShape:
         is_narrow: nobody wants the hidden states of tokens that need no logits.
         decodes: a request may compute a single token; always so in what may be captured.
         has_short: a request computes few tokens behind a long context (`attention.interface.SHORT_TOKENS`).
+        has_adapters: some rows have adapters.
     """
 
     num_tokens: int
@@ -53,6 +54,7 @@ class StepShape:
     is_narrow: bool = False
     decodes: bool = True
     has_short: bool = False
+    has_adapters: bool = False
 
 
 class StepGraphs:
@@ -198,6 +200,15 @@ class StepGraphs:
         for shape in dict.fromkeys(sizes):
             self._prepare_empty()
             self.run(shape)
+
+    def renew_adapters(self) -> None:
+        """Steps with adapters consist of other work from now on: forget their graphs, and capture the commonest when idle."""
+        self._graphs = {shape: graph for shape, graph in self._graphs.items() if not shape.has_adapters}
+        self._ready = {shape for shape in self._ready if not shape.has_adapters}
+        if self._is_enabled:
+            common = [dataclasses.replace(shape, has_adapters=True) for shape in self._common_shapes()]
+            waiting = [shape for shape in self._to_capture if not shape.has_adapters]
+            self._to_capture = iter([*waiting, *common])
 
     def clear(self) -> None:
         """Forget every graph (the pages that they point to are going)."""

@@ -173,7 +173,13 @@ class Worker:
 
     def load_adapter(self, adapter: LoRARequest, slot: int) -> "concurrent.futures.Future[None]":
         """Have an adapter loaded in another thread into a place that no row has; the future's error says why it cannot be."""
-        return self.runner.load_adapter(adapter, slot)
+        return self.runner.adapters.load(adapter, slot)
+
+    def write_random_adapter(
+        self, folder: str, rank: int, seed: int = 0, targets: list[str] | None = None, scale: float = 0.1
+    ) -> int:
+        """Write an adapter of random numbers for this model, as PEFT would save it; how many matrices it changes."""
+        return self.runner.adapters.write_random(folder, rank, seed, targets or [], scale)
 
     def prepare_to_serve(self, wait: bool = False) -> None:
         """Begin, in other threads, what the first request of a kind would wait for; or wait until it is done."""

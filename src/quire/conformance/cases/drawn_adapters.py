@@ -18,6 +18,8 @@ class DrawnTable(AdapterTable):
     def __post_init__(self) -> None:
         there = next(part for part in self.parts if part is not None)
         self.dtype = there.down.dtype
+        self.most_ranks = max(part.rank for part in self.parts if part is not None)
+        self.most_adapters = len(self.parts)
         entries = [[0] * len(FIELDS) if part is None else part.entry() for part in self.parts]
         self.entries_FL = torch.tensor(entries).T.contiguous().to(there.down.device)
 

@@ -9,6 +9,7 @@ import importlib
 
 MODULES: tuple[str, ...] = (
     "step",
+    "adapters",
     "norm.norms",
     "norm.heads",
     "norm.activations",

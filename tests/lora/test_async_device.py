@@ -1,0 +1,80 @@
+"""Adapters on a device that works beside the host: two steps in flight, graphs, groups of rows, Triton's kernels."""
+
+from pathlib import Path
+
+import pytest
+from tests.lora.conftest import assert_parity, request, run
+from tests.oracles.async_platform import AsyncCpuPlatform
+from tests.oracles.interpreter import repair_interpreter
+from tests.oracles.peft_adapters import make_adapter
+from tests.oracles.tiny_models import make_tiny_model
+
+from quire import LLM
+from quire.engine import arg_utils
+from quire.executor import selector
+from quire.kernels import registry
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    return make_tiny_model("LlamaForCausalLM", tmp_path / "base")
+
+
+class TritonAdapters(AsyncCpuPlatform):
+    """Triton's kernels for what adapters add, in the interpreter, and references for the rest."""
+
+    def select_kernels(self, *, deterministic: bool = False) -> None:
+        from quire.kernels import triton
+
+        repair_interpreter()
+        triton.register()
+        choices = {op: registry.choose(op, "reference", deterministic=deterministic) for op in registry.operations()}
+        ours = ("adapter_shrink", "adapter_expand", "adapter_lookup")
+        registry.use(choices | {op: registry.choose(op, "cuda", deterministic=deterministic) for op in ours})
+
+
+def make_llm(
+    monkeypatch: pytest.MonkeyPatch, base: Path, kind: type[AsyncCpuPlatform] = AsyncCpuPlatform
+) -> tuple[LLM, AsyncCpuPlatform]:
+    platform = kind()
+    for module in (selector, arg_utils):
+        monkeypatch.setattr(module, "current_platform", lambda _name: platform)
+    settings = {"dtype": "float32", "max_model_len": 64, "max_num_seqs": 16, "max_logprobs": -1, "block_size": 16}
+    return LLM(str(base), enable_lora=True, kv_cache_memory_bytes=1 << 24, **settings), platform
+
+
+def test_a_batch_that_mixes_adapters_equals_peft(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_selection: None
+):
+    first = make_adapter(llama, tmp_path / "all", 1, r=8, lora_alpha=16, target_modules="all-linear")
+    second = make_adapter(llama, tmp_path / "ends", 2, r=20, target_modules=["embed_tokens", "lm_head", "q_proj"])
+    llm, _ = make_llm(monkeypatch, llama)
+    assert_parity(llm, llama, [None, first, second])
+
+
+def test_tritons_kernels_give_what_peft_gives(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_selection: None
+):
+    first = make_adapter(llama, tmp_path / "all", 1, r=20, target_modules=["embed_tokens", "lm_head", "q_proj"])
+    second = make_adapter(llama, tmp_path / "qv", 2, r=4, target_modules=["v_proj", "down_proj"])
+    llm, _ = make_llm(monkeypatch, llama, TritonAdapters)
+    assert_parity(llm, llama, [first, second], prompts=[[3, 4, 5]], max_tokens=2)
+
+
+def test_steps_without_adapters_replay_the_graphs_of_the_base(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_selection: None
+):
+    adapter = request(make_adapter(llama, tmp_path / "a", 1, r=8, target_modules="all-linear"))
+    llm, platform = make_llm(monkeypatch, llama)
+    prompt = [5, 6, 7, 8]
+    counts = platform.last_runtime.counts
+
+    def captured() -> int:
+        before = counts["captured"]
+        run(llm, [prompt], [None])
+        return counts["captured"] - before
+
+    assert captured() + captured() > 0 and captured() == 0
+    first, again = run(llm, [prompt] * 2, [adapter] * 2), run(llm, [prompt] * 2, [adapter] * 2)
+    assert [output.outputs[0].token_ids for output in first] == [output.outputs[0].token_ids for output in again]
+    assert captured() == 0
