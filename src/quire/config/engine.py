@@ -274,11 +274,6 @@ class EngineConfig:
         return self.attention
 
     @property
-    def lora_config(self) -> LoRAConfig | None:
-        """`lora`."""
-        return self.lora
-
-    @property
     def observability_config(self) -> ObservabilityConfig:
         """`observability`."""
         return self.observability

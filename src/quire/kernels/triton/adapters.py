@@ -14,12 +14,33 @@ from quire.kernels.triton.launch import cdiv, gdc_launch_dependents, gdc_wait, l
 
 RANK_BLOCK = 16
 """Ranks of a program."""
+ROWS, RANKS, INPUTS, OUTPUTS = tl.constexpr(GROUP), tl.constexpr(RANK_BLOCK), tl.constexpr(128), tl.constexpr(TILE)
 DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
 @triton.jit
 def _field(entries_ptr, field: tl.constexpr, slot, num_slots):
     return tl.load(entries_ptr + field * num_slots + slot)
+
+
+@triton.jit
+def _numbers(entries_ptr, field: tl.constexpr, slot, num_slots, DTYPE: tl.constexpr):
+    """A pointer to an adapter's numbers, which begin at a multiple of 64 bytes (`lora/store.py`)."""
+    return tl.multiple_of(_field(entries_ptr, field, slot, num_slots).to(tl.pointer_type(DTYPE)), 16)
+
+
+@triton.jit
+def _triple(table_ptr, row):
+    return tl.load(table_ptr + 3 * row), tl.load(table_ptr + 3 * row + 1), tl.load(table_ptr + 3 * row + 2)
+
+
+@triton.jit
+def _group_rows(order_ptr, groups_ptr, group):
+    """A group's slot (0: there is no such group), its rows, and which of them there are."""
+    slot, first, count = _triple(groups_ptr, group)
+    inside = tl.arange(0, ROWS) < count
+    row = tl.load(order_ptr + first + tl.arange(0, ROWS), mask=inside, other=0).to(tl.int64)
+    return tl.where(count > 0, slot, 0), row, inside
 
 
 @triton.jit(do_not_specialize=["num_slots", "num_rows"])
@@ -35,48 +56,52 @@ def shrink_kernel(
     num_slots,
     num_rows,
     DTYPE: tl.constexpr,
-    GROUP: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_K: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Some ranks of one segment, for one group, over a part of the inputs. Grid: groups, segments and blocks of ranks, parts."""
-    group, place = tl.program_id(0), tl.program_id(1)
-    slot = tl.load(groups_ptr + 3 * group)
-    first = tl.load(groups_ptr + 3 * group + 1)
-    count = tl.load(groups_ptr + 3 * group + 2)
-    slot = tl.where(count > 0, slot, 0)
+    slot, row, inside = _group_rows(order_ptr, groups_ptr, tl.program_id(0))
     rank = _field(entries_ptr, 2, slot, num_slots).to(tl.int32)
     segments = _field(entries_ptr, 3, slot, num_slots).to(tl.int32)
-    blocks = (rank + BLOCK_R - 1) // BLOCK_R
-    segment = place // tl.maximum(blocks, 1)
-    number = (place % tl.maximum(blocks, 1)) * BLOCK_R + tl.arange(0, BLOCK_R)
-    is_wanted = (count > 0) & (rank > 0) & (((segments >> tl.minimum(segment, 31)) & 1) == 1)
-    inside_r = number < rank
-    down_ptr = _field(entries_ptr, 0, slot, num_slots).to(tl.pointer_type(DTYPE))
-    index = tl.arange(0, GROUP)
-    row = tl.load(order_ptr + first + index, mask=is_wanted & (index < count), other=0).to(tl.int64)
+    blocks = tl.maximum(tl.cdiv(rank, RANKS), 1)
+    segment = tl.program_id(1) // blocks
+    number = tl.program_id(1) % blocks * RANKS + tl.arange(0, RANKS)
+    down_ptr = _numbers(entries_ptr, 0, slot, num_slots, DTYPE)
+    line = (segment * rank + number).to(tl.int64)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    if is_wanted:
-        inside = index < count
-        each = tl.cdiv(tl.cdiv(K, tl.num_programs(2)), BLOCK_K) * BLOCK_K
+    if (rank > 0) & (((segments >> tl.minimum(segment, 31)) & 1) == 1):
+        each = tl.cdiv(tl.cdiv(K, tl.num_programs(2)), INPUTS) * INPUTS
         begin = tl.program_id(2) * each
         end = tl.minimum(begin + each, K)
-        line = (segment * rank + number).to(tl.int64) * K
-        sums = tl.zeros((GROUP, BLOCK_R), dtype=tl.float32)
-        for start in range(begin, end, BLOCK_K):
-            k = start + tl.arange(0, BLOCK_K)
-            x = tl.load(
-                x_ptr + row[:, None] * x_stride + k[None, :], mask=inside[:, None] & (k < end)[None, :], other=0.0
-            )
-            down = tl.load(
-                down_ptr + line[None, :] + k[:, None], mask=inside_r[None, :] & (k < end)[:, None], other=0.0
-            )
+        sums = tl.zeros((ROWS, RANKS), dtype=tl.float32)
+        for start in range(begin, end, INPUTS):
+            k = start + tl.arange(0, INPUTS)
+            x = tl.load(x_ptr + row[:, None] * x_stride + k, mask=inside[:, None] & (k < end), other=0.0)
+            mask = (number < rank) & (k < end)[:, None]
+            down = tl.load(down_ptr + line * K + k[:, None], mask=mask, other=0.0)
             sums = tl.dot(x.to(DTYPE), down, sums, input_precision="ieee")
         out = out_ptr + (tl.program_id(2).to(tl.int64) * num_rows + row[:, None]) * out_width
-        tl.store(out + (segment * rank + number)[None, :], sums, mask=inside[:, None] & inside_r[None, :])
+        tl.store(out + line, sums, mask=inside[:, None] & (number < rank))
+
+
+@triton.jit
+def _summed(h_at, mask, num_parts, part_stride):
+    """The parts of sums together."""
+    h = tl.zeros((ROWS, RANKS), dtype=tl.float32)
+    for _ in range(num_parts):
+        h += tl.load(h_at, mask=mask, other=0.0)
+        h_at += part_stride
+    return h
+
+
+@triton.jit
+def _stretched(y, gain, shift, n, inside_n):
+    """y * gain + shift, if there is a gain."""
+    if gain != 0:
+        y *= tl.load(gain.to(tl.pointer_type(tl.float32)) + n, mask=inside_n, other=1.0)
+        y += tl.load(shift.to(tl.pointer_type(tl.float32)) + n, mask=inside_n, other=0.0)
+    return y
 
 
 @triton.jit(do_not_specialize=["num_slots", "num_rows", "num_parts"])
@@ -95,53 +120,30 @@ def expand_kernel(
     num_rows,
     num_parts,
     DTYPE: tl.constexpr,
-    GROUP: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_N: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One tile of outputs of one group. Grid: groups, tiles."""
-    group, tile = tl.program_id(0), tl.program_id(1)
-    slot = tl.load(groups_ptr + 3 * group)
-    first = tl.load(groups_ptr + 3 * group + 1)
-    count = tl.load(groups_ptr + 3 * group + 2)
-    slot = tl.where(count > 0, slot, 0)
-    segment = tl.load(tiles_ptr + 3 * tile)
-    n = tl.load(tiles_ptr + 3 * tile + 1) + tl.arange(0, BLOCK_N)
-    inside_n = tl.arange(0, BLOCK_N) < tl.load(tiles_ptr + 3 * tile + 2)
-    rank = _field(entries_ptr, 2, slot, num_slots).to(tl.int32)
-    segments = _field(entries_ptr, 3, slot, num_slots).to(tl.int32)
-    gain = _field(entries_ptr, 4, slot, num_slots)
-    rank = tl.where(((segments >> segment) & 1) == 1, rank, 0)
-    is_wanted = (count > 0) & ((rank > 0) | (gain != 0))
-    up_ptr = _field(entries_ptr, 1, slot, num_slots).to(tl.pointer_type(DTYPE))
-    gain_ptr = gain.to(tl.pointer_type(tl.float32))
-    shift_ptr = _field(entries_ptr, 5, slot, num_slots).to(tl.pointer_type(tl.float32))
-    index = tl.arange(0, GROUP)
-    row = tl.load(order_ptr + first + index, mask=is_wanted & (index < count), other=0).to(tl.int64)
+    slot, row, inside = _group_rows(order_ptr, groups_ptr, tl.program_id(0))
+    segment, first, count = _triple(tiles_ptr, tl.program_id(1))
+    n, inside_n = first + tl.arange(0, OUTPUTS), tl.arange(0, OUTPUTS) < count
+    gain, shift = _field(entries_ptr, 4, slot, num_slots), _field(entries_ptr, 5, slot, num_slots)
+    is_updated = ((_field(entries_ptr, 3, slot, num_slots).to(tl.int32) >> segment) & 1) == 1
+    rank = tl.where(is_updated, _field(entries_ptr, 2, slot, num_slots).to(tl.int32), 0)
+    up_ptr = _numbers(entries_ptr, 1, slot, num_slots, DTYPE)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    if is_wanted:
-        inside = index < count
-        out = out_ptr + row[:, None] * out_stride + n[None, :]
-        mask = inside[:, None] & inside_n[None, :]
-        y = tl.load(out, mask=mask, other=0.0).to(tl.float32)
-        if gain != 0:
-            y = y * tl.load(gain_ptr + n, mask=inside_n, other=1.0)[None, :]
-            y += tl.load(shift_ptr + n, mask=inside_n, other=0.0)[None, :]
-        sums = tl.zeros((GROUP, BLOCK_N), dtype=tl.float32)
-        for start in range(0, rank, BLOCK_R):
-            r = start + tl.arange(0, BLOCK_R)
-            inside_h = inside[:, None] & (r < rank)[None, :]
-            h_at = h_ptr + row[:, None] * h_width + (segment * rank + r)[None, :]
-            h = tl.zeros((GROUP, BLOCK_R), dtype=tl.float32)
-            for _ in range(num_parts):
-                h += tl.load(h_at, mask=inside_h, other=0.0)
-                h_at += tl.cast(num_rows, tl.int64) * h_width
-            up_at = up_ptr + r.to(tl.int64)[:, None] * N + n[None, :]
-            up = tl.load(up_at, mask=(r < rank)[:, None] & inside_n[None, :], other=0.0)
+    if (rank > 0) | (gain != 0):
+        sums = tl.zeros((ROWS, OUTPUTS), dtype=tl.float32)
+        for start in range(0, rank, RANKS):
+            r = start + tl.arange(0, RANKS)
+            h_at = h_ptr + row[:, None] * h_width + segment * rank + r
+            h = _summed(h_at, inside[:, None] & (r < rank), num_parts, tl.cast(num_rows, tl.int64) * h_width)
+            mask = (r < rank)[:, None] & inside_n
+            up = tl.load(up_ptr + r.to(tl.int64)[:, None] * N + n, mask=mask, other=0.0)
             sums = tl.dot(h.to(DTYPE), up, sums, input_precision="ieee")
+        out, mask = out_ptr + row[:, None] * out_stride + n, inside[:, None] & inside_n
+        y = _stretched(tl.load(out, mask=mask, other=0.0).to(tl.float32), gain, shift, n, inside_n)
         tl.store(out, (y + scale * sums).to(out_ptr.dtype.element_ty), mask=mask)
 
 
@@ -164,7 +166,7 @@ def lookup_kernel(
         gdc_launch_dependents()
     slot = tl.load(slots_ptr + t)
     rank = _field(entries_ptr, 2, slot, num_slots)
-    down_ptr = _field(entries_ptr, 0, slot, num_slots).to(tl.pointer_type(DTYPE))
+    down_ptr = _numbers(entries_ptr, 0, slot, num_slots, DTYPE)
     token = tl.load(ids_ptr + t).to(tl.int64)
     values = tl.load(down_ptr + token * rank + r, mask=r < rank, other=0.0)
     tl.store(out_ptr + t * out_width + r, values.to(tl.float32), mask=r < rank)
@@ -194,9 +196,6 @@ def adapter_shrink(x_TK: torch.Tensor, rows: AdapterRows, table: AdapterTable, o
             table.entries_FL.shape[1],
             count,
             DTYPE=DTYPES[table.dtype],
-            GROUP=GROUP,
-            BLOCK_R=RANK_BLOCK,
-            BLOCK_K=128,
             num_warps=4,
             num_stages=4,
             **launch_options(),
@@ -225,9 +224,6 @@ def adapter_expand(
             count,
             parts,
             DTYPE=DTYPES[table.dtype],
-            GROUP=GROUP,
-            BLOCK_R=RANK_BLOCK,
-            BLOCK_N=TILE,
             num_warps=4,
             num_stages=2,
             **launch_options(),
