@@ -22,7 +22,9 @@ EXACT, ROUNDED = 2e-3, 0.15
 """How far logprobs may be off: in float32, and in types and codes that round more. Two tokens nearer than that are a tie."""
 SURE = "llama"
 """The model that every platform runs."""
-QUANTIZED = ("int4", "int8", "fp8")
+QUANTIZED = {"int4": ROUNDED, "int8": ROUNDED, "fp8": 0.4}
+"""Number formats, and how far logprobs may be off. A float8 has three bits of fraction, and activations are rounded to it at run
+time: a last bit of a sum can change one by 6 %."""
 
 
 class Answer(NamedTuple):
@@ -139,7 +141,7 @@ def check_quantized(method: str, subject: Subject) -> str:
     expected = oracle(subject, quantization=method)
     greedy = slice(0, None, 2)  # noise turns what is nearly a tie into another draw
     with engine(subject, subject.name, quantization=method) as llm:
-        return compare(ask(llm)[greedy], expected[greedy], ROUNDED)
+        return compare(ask(llm)[greedy], expected[greedy], QUANTIZED[method])
 
 
 for _method in QUANTIZED:

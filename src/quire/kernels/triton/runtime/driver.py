@@ -190,16 +190,16 @@ class Launcher:
         if programs <= 0:
             return
         values = self._pick(values)
-        if function != self._function:
-            self._function, self._function_at = function, ctypes.c_void_p(function)
-            if self._num_ctas == _MAX_CLUSTER:
-                _check(_library().cuFuncSetAttribute(self._function_at, _ANY_CLUSTER_SIZE, 1))
         scratch = profile = None
         if self._needs_scratch:
             scratch = self._allocate(self._scratch, programs, stream, "_allocator")
             profile = self._allocate(self._profile, programs, stream, "_profile_allocator")
         parameters, config = self._parameters, self._config
         with self._lock:
+            if function != self._function:
+                self._function, self._function_at = function, ctypes.c_void_p(function)
+                if self._num_ctas == _MAX_CLUSTER:
+                    _check(_library().cuFuncSetAttribute(self._function_at, _ANY_CLUSTER_SIZE, 1))
             self._pack(parameters.buffer, parameters.offset, *values, _address(scratch), _address(profile))
             config.grid_x, config.grid_y, config.grid_z = grid_x * self._num_ctas, grid_y, grid_z
             config.stream = stream
