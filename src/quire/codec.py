@@ -48,6 +48,11 @@ encode: Callable[[Any], bytes] = msgspec.msgpack.Encoder(enc_hook=_encode_other)
 """Any message as bytes. Raises TypeError: it holds something that is not data."""
 
 
+def convert(value: Any, kind: Any) -> Any:
+    """Data that was read without a type, as that type. Raises msgspec.ValidationError: it is not of that type."""
+    return msgspec.convert(value, kind, dec_hook=_accept_array)
+
+
 def decoder(kind: Any) -> Callable[[bytes], Any]:
     """A function that reads messages of a type, or of a union of types. Arrays are read-only views of the bytes.
     It raises msgspec.MsgspecError: the bytes are no such message."""

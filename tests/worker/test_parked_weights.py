@@ -11,7 +11,7 @@ from tests.worker.test_end_to_end import TinyEngine, greedy_requests, run
 
 from quire.distributed.communicator import SingleRank
 from quire.platforms.cpu import CpuRuntime
-from quire.worker.parked_weights import ParkedWeights, tensors_of
+from quire.worker.parked_weights import ParkedWeights, pool_of, tensors_of
 
 RUNTIME: Any = SimpleNamespace(
     device=lambda: torch.device("cpu"), pinned=lambda tensor: tensor.clone(), synchronize=lambda: None
@@ -57,9 +57,10 @@ def test_an_engine_whose_weights_were_parked_gives_the_same_tokens(llama: Path, 
     engine = TinyEngine(llama)
     expected = run(engine, greedy_requests(prompts))
     monkeypatch.setattr(CpuRuntime, "is_host", False)
-    engine.executor.sleep(1)
     worker: Any = engine.executor._worker  # type: ignore[attr-defined]
-    assert worker._parked.num_bytes > 10_000
+    worker.sleep_pool = pool_of(worker.runtime)
+    engine.executor.sleep(1)
+    assert worker.sleep_pool.usage()["weights"] > 10_000
     engine.executor.sleep(1)
     engine.executor.wake_up(["weights"])
     engine.executor.wake_up(["kv_cache"])

@@ -29,6 +29,8 @@ class KVCacheSpec(msgspec.Struct, frozen=True):
         bytes_per_token: keys and values of one token in this layer (for `RECURRENT`, bytes of one state).
         window: tokens that stay visible, for `SLIDING_WINDOW` and `CHUNKED_LOCAL`; 0 means all.
         num_kv_heads, head_dim, dtype: what the allocator needs.
+        rules: the name of rules of a layer's own, by which its pages are kept and given back (`core/kv_groups.py`); empty:
+            those of its kind.
     """
 
     kind: KVKind
@@ -38,6 +40,7 @@ class KVCacheSpec(msgspec.Struct, frozen=True):
     head_dim: int = 0
     dtype: str = "bfloat16"
     window: int = 0
+    rules: str = ""
 
     @property
     def page_bytes(self) -> int:

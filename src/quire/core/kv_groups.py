@@ -7,6 +7,7 @@ import abc
 from collections.abc import Callable
 
 from quire.config.kv_spec import KVCacheGroup, KVCacheSpec, KVKind
+from quire.plugins.registry import Registry
 
 
 class GroupRules(abc.ABC):
@@ -109,15 +110,22 @@ class RecurrentRules(_LocalRules):
         return min(-(-num_tokens // self.block_size), -(-max_open_tokens // self.block_size) + 2)
 
 
-_RULES: dict[KVKind, type[GroupRules]] = {
-    KVKind.FULL: FullRules,
-    KVKind.MLA: FullRules,
-    KVKind.SLIDING_WINDOW: SlidingWindowRules,
-    KVKind.CHUNKED_LOCAL: ChunkedLocalRules,
-    KVKind.RECURRENT: RecurrentRules,
-}
+RULES: Registry[type[GroupRules]] = Registry(
+    "KV rules",
+    "rules",
+    {
+        KVKind.FULL.value: FullRules,
+        KVKind.MLA.value: FullRules,
+        KVKind.SLIDING_WINDOW.value: SlidingWindowRules,
+        KVKind.CHUNKED_LOCAL.value: ChunkedLocalRules,
+        KVKind.RECURRENT.value: RecurrentRules,
+    },
+)
+"""By kind, and by the name that a spec gives (`KVCacheSpec.rules`). A plugin registers its own in every core's process."""
 
 
 def group_rules(group: KVCacheGroup) -> GroupRules:
-    """The rules of a group."""
-    return _RULES[group.spec.kind](group.spec)
+    """The rules of a group. Raises ConfigError: its spec names some that nobody has registered."""
+    name = group.spec.rules or group.spec.kind.value
+    RULES.entry(name)
+    return RULES[name](group.spec)

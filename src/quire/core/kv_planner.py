@@ -3,6 +3,8 @@
 Knows bytes, pages and limits. Allocates nothing.
 """
 
+from collections.abc import Callable
+
 from quire.config import CacheConfig, SchedulerConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheGroup, KVCacheSpec, group_layers
 from quire.core.kv_groups import group_rules
@@ -19,6 +21,7 @@ def plan_kv_cache(
     scheduler: SchedulerConfig,
     *,
     max_model_len: int | None = None,
+    group: Callable[[list[KVCacheSpec]], tuple[KVCacheGroup, ...]] = group_layers,
 ) -> KVCacheConfig:
     """Divide the memory into pages.
 
@@ -26,6 +29,7 @@ def plan_kv_cache(
         specs: one a layer.
         available_bytes: what the executor has for pages; `kv_cache_memory_bytes` and `num_gpu_blocks_override` win.
         max_model_len: tokens a request may have in all; by default the scheduler's.
+        group: which layers share a page table (`Platform.kv_groups`).
 
     Raises:
         ConfigError: no layers, unequal page sizes, or less room than one request of `max_model_len` tokens needs; the
@@ -33,7 +37,8 @@ def plan_kv_cache(
     """
     length = max_model_len or scheduler.max_model_len
     _check_specs(specs)
-    groups = group_layers(specs)
+    groups = group(specs)
+    _check_groups(groups, specs)
     page_bytes = KVCacheConfig(num_blocks=0, groups=groups).page_bytes
     budget = available_bytes if cache.kv_cache_memory_bytes is None else cache.kv_cache_memory_bytes
     num_blocks = max(0, budget) // page_bytes
@@ -73,6 +78,15 @@ def _check_specs(specs: list[KVCacheSpec]) -> None:
     if len(sizes) > 1 or sizes[0] < 1:
         raise ConfigError(
             f"all layers must have one positive page size; these have {sizes} tokens", setting="block_size"
+        )
+
+
+def _check_groups(groups: tuple[KVCacheGroup, ...], specs: list[KVCacheSpec]) -> None:
+    layers = sorted(layer for group in groups for layer in group.layers)
+    if layers != list(range(len(specs))):
+        raise ConfigError(
+            f"the platform's kv_groups() gave groups of layers {layers}; each of {len(specs)} layers must be in one group",
+            setting="device",
         )
 
 

@@ -5,12 +5,14 @@ scheduler hands out (0 to max_num_seqs - 1); a worker keeps one row of device st
 Arrays are int32 numpy arrays. Nothing here knows of tensors or devices.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from quire.codec import convert
 from quire.pooling_params import PoolingParams
 from quire.request import Pooled, TokenIds, TokenLogprobs, token_array
 from quire.sampling_params import SamplingParams
@@ -67,7 +69,7 @@ class SchedulerOutput(msgspec.Struct):
         drafts: by row, guesses of the tokens behind its last one, which are scheduled with it. The row draws behind each of its
             last tokens; a draft that is not what was drawn before it ends the row's draws, and the worker computes the row's
             next tokens from there on.
-        extras: a plugin's typed additions, by name.
+        extras: what plugins add, as data by name; `read_extra` gives it its type again on the other side.
     """
 
     step_id: int
@@ -108,6 +110,7 @@ class ModelRunnerOutput(msgspec.Struct):
         pooled: by row, for pooling requests that are complete.
         step_ms: device time of the step in milliseconds, for the cost model; 0 if unknown.
         lost: why nothing of the step was computed, where the device had no memory for it: its requests are computed again.
+        extras: as those of a plan.
     """
 
     step_id: int
@@ -122,3 +125,19 @@ class ModelRunnerOutput(msgspec.Struct):
     step_ms: float = 0.0
     lost: str = ""
     extras: dict[str, Any] = {}
+
+
+ExtraT = TypeVar("ExtraT")
+
+
+def read_extra(extras: Mapping[str, Any], name: str, kind: type[ExtraT]) -> ExtraT | None:
+    """One of a step's extras, as its type: an executor between processes carries plain data. None where there is none.
+
+    Args:
+        kind: a msgspec struct, or any type that msgspec knows; an array keeps its own (int32, float32 or bool, one dimension).
+
+    Raises:
+        msgspec.ValidationError: it is not of that type.
+    """
+    value = extras.get(name)
+    return value if value is None or isinstance(value, kind) else convert(value, kind)

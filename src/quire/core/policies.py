@@ -1,7 +1,7 @@
 """Scheduling policies by name: who is served first, and who keeps its pages when they run out.
 
-A policy ranks requests, and may put them in a queue of its own. Plugins register further ones. A policy decides the order, not
-the rules: budgets, pages and bounds hold under every policy.
+A policy ranks requests, may put them in a queue of its own, hold back who comes next, and make steps smaller. Plugins register
+further ones. A policy decides the order, not the rules: budgets, pages and bounds hold under every policy.
 Knows requests as they arrive. Knows nothing of rows or pages.
 """
 
@@ -35,6 +35,15 @@ class SchedulingPolicy:
         arrives. All requests' ranks have the same length, and no two are equal: `arrival`, which counts requests, is a good end.
         Background requests come after all others whatever their rank."""
         return (-1 if request.is_continuation else arrival,)
+
+    def may_admit(self, request: EngineRequest, num_running: int) -> bool:
+        """Whether the queue's head may start in this step, pages and rows permitting, beside so many that run. Asked for each
+        request that could start; not while nothing runs, so that none waits for ever."""
+        return True
+
+    def step_tokens(self, limit: int, num_running: int) -> int:
+        """Tokens that the next step may have, at most `limit` (`max_num_batched_tokens`, or less where memory was short)."""
+        return limit
 
     def make_queue(self) -> RequestQueue:
         """The queue of waiting requests, which gives out the best one; ordered by rank unless a policy has another."""

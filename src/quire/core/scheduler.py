@@ -101,9 +101,10 @@ class Scheduler:
         cache_tokens = self.kv.pool.num_usable * self.kv.block_size
         self.bounds = QueueBounds(config, self._policy, self.waiting.load, self.cost_model, cache_tokens, clock)
         self.deadlines = Deadlines(self.cost_model, config.max_num_batched_tokens, clock)
-        self._delay = AdmissionDelay(config.delay_factor, clock)
+        self._delay = AdmissionDelay(config.delay_factor, self._policy, clock)
         self._hindrance = ""
-        self._budget = StepBudget(config, self._batch, self.cost_model, self._timelines, self.kv.block_size)
+        rows = (self._batch, self.cost_model, self._timelines)
+        self._budget = StepBudget(config, self._policy, *rows, self.kv.block_size)
         self.drafting: NoDrafting = NO_DRAFTING
         self._requests: dict[str, Request] = {}
         self._leaving: dict[int, Request] = {}
@@ -323,7 +324,8 @@ class Scheduler:
         # A request that waits for a common prefix finds its row free.
         while budget > 0 and self._batch.num_free_rows > len(self.waiting.prefixes):
             request = self.waiting.next()
-            if request is None:
+            if request is None or self._delay.holds_back(request.source, self._batch.num_active):
+                self._hindrance = "delay"
                 break
             count = self._admit(request, budget, may_be_partial=max_partial <= 0 or num_partial < max_partial)
             if request.status in (RequestStatus.HELD, RequestStatus.ENDED):

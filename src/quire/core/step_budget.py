@@ -8,6 +8,7 @@ import numpy as np
 from quire.config import SchedulerConfig
 from quire.core.cost_model import CostModel
 from quire.core.output import IntArray
+from quire.core.policies import SchedulingPolicy
 from quire.core.running import RunningBatch
 from quire.core.step import NO_ROWS, without_zeros
 from quire.core.timelines import Timelines
@@ -53,6 +54,7 @@ class StepBudget:
 
     Args:
         config: budgets.
+        policy: may make a step smaller.
         batch: who runs.
         cost_model: predicts steps, for `max_step_ms` and `max_step_factor`.
         timelines: are told of prompts that get nothing.
@@ -63,8 +65,15 @@ class StepBudget:
     """
 
     def __init__(
-        self, config: SchedulerConfig, batch: RunningBatch, cost_model: CostModel, timelines: Timelines, block_size: int
+        self,
+        config: SchedulerConfig,
+        policy: SchedulingPolicy,
+        batch: RunningBatch,
+        cost_model: CostModel,
+        timelines: Timelines,
+        block_size: int,
     ) -> None:
+        self._policy = policy
         self._config, self._batch, self._cost_model = config, batch, cost_model
         self._timelines, self._least = timelines, max(block_size, config.min_prefill_tokens)
         self._is_patient = True
@@ -72,7 +81,8 @@ class StepBudget:
 
     def divide(self, waiting: WaitingRoom) -> tuple[IntArray, IntArray, int]:
         """Rows that run already, their tokens, and what is left of the budget for prompts that wait."""
-        batch, budget = self._batch, self.limit.tokens
+        batch, limit = self._batch, self.limit.tokens
+        budget = max(1, min(limit, self._policy.step_tokens(limit, batch.num_active)))
         if self._config.max_step_factor > 0:
             head = waiting.next()
             self._is_patient = head is None or self._timelines.clock() - head.source.arrival_time < PATIENCE_S

@@ -5,7 +5,7 @@ is bounded. Takes no decisions, and knows nothing of who looks.
 
 Causes of a stall: `pages` (too few are free), `rows` (max_num_seqs run), `tokens` (the step's budget is spent), `common
 prefix` (another request computes what both begin with), `sibling` (of the same request, with n > 1, computes the prompt),
-`delay` (delay_factor), `partial prefills` (max_num_partial_prefills), `whole prompt` (chunked prefill is off).
+`delay` (delay_factor, or the policy), `partial prefills` (max_num_partial_prefills), `whole prompt` (chunked prefill is off).
 """
 
 from collections import OrderedDict, deque

@@ -24,6 +24,12 @@ class Communicator(abc.ABC):
     def all_gather(self, tensor: torch.Tensor, out: torch.Tensor) -> None:
         """out[r] = rank r's tensor; `out` has one more dimension, of `size`, in front."""
 
+    def suspend(self) -> None:
+        """The engine falls asleep: give buffers back that only calls need. May be called twice."""
+
+    def resume(self) -> None:
+        """It wakes up; calls follow. May be called twice."""
+
     def shutdown(self) -> None:
         """Leave the group; may be called twice."""
 

@@ -20,6 +20,7 @@ from quire.core.preparations import Preparations
 from quire.core.scheduler import Scheduler
 from quire.engine.collector import CollectorPause
 from quire.engine.heartbeat import Heartbeat
+from quire.engine.hooks import AllHooks, make_hooks
 from quire.engine.messages import Ready, Standing, refusal_of
 from quire.engine.pausing import Pause, PauseState, check_mode, is_named
 from quire.engine.weights import BY_RPC, UTILITIES, WeightVerbs, fetch_missing_weights, restored, utility
@@ -27,6 +28,7 @@ from quire.errors import CapacityError, ConfigError, EngineError, QuireError, Re
 from quire.executor.interface import Executor
 from quire.executor.selector import import_class, make_executor
 from quire.logger import init_logger
+from quire.platforms import current_platform
 from quire.plugins import load_general_plugins
 from quire.request import EngineCoreOutput, EngineCoreOutputs, EngineRequest, FinishReason, SchedulerStats, WeightState
 from quire.timeline import STARTUP
@@ -83,6 +85,8 @@ class EngineCore(WeightVerbs):
         super().__init__(weights)
         STARTUP.begin_engine()
         self.config = config
+        self._platform = current_platform(config.device.device)
+        self._hooks = AllHooks(config, [])
         self.heartbeat = Heartbeat()
         if executor is None:
             fetch_missing_weights(config)
@@ -126,6 +130,8 @@ class EngineCore(WeightVerbs):
         if serves and not is_awaited:
             with STARTUP.phase("first sizes, vocabulary"):
                 self._executor.prepare_to_serve(wait=True)
+        self._hooks = make_hooks(self.config, self._platform)
+        self._hooks.ready(self)
 
     def _allocate(self) -> KVCacheConfig:
         """Plan the pages and have them allocated: fewer where another process took memory since it was measured.
@@ -139,6 +145,7 @@ class EngineCore(WeightVerbs):
                 config.cache,
                 config.scheduler,
                 max_model_len=_LEAST_MODEL_LEN if config.model.fits_max_model_len else config.model.max_model_len,
+                group=self._platform.kv_groups,
             )
             try:
                 executor.initialize(plan)
@@ -289,11 +296,12 @@ class EngineCore(WeightVerbs):
 
     def idle(self) -> bool:
         """Use a moment without work to prepare for later; true where another one could be used. See `Executor.idle`."""
-        return not self._asleep and not self.has_work() and self._executor.idle()
+        return not self._asleep and not self.has_work() and (self._hooks.idle() | self._executor.idle())
 
     def _start_steps(self) -> None:
         scheduler, in_flight = self._scheduler, self._in_flight
         while len(in_flight) < self._depth and scheduler.has_unfinished():
+            self._hooks.before_schedule()
             step = scheduler.schedule()
             self._outputs += scheduler.take_ended()
             if step.total_num_tokens == 0:
@@ -301,6 +309,7 @@ class EngineCore(WeightVerbs):
                 return
             self._num_empty_plans = 0
             self.heartbeat.step(scheduler.flights[-1].predicted_ms if scheduler.cost_model.is_ready else None)
+            self._hooks.planned(step)
             self._executor.execute(step)
             in_flight.append(step)
 
@@ -326,7 +335,10 @@ class EngineCore(WeightVerbs):
     def _take_in(self) -> EngineCoreOutputs:
         result = self._executor.collect()
         self._lost_some = False
-        return self._scheduler.update(self._in_flight.popleft(), result)
+        step = self._in_flight.popleft()
+        outputs = self._scheduler.update(step, result)
+        self._hooks.after_step(step, result)
+        return outputs
 
     def _gauges(self) -> SchedulerStats:
         """The figures of now without a step, which would have told them: who was aborted neither runs nor waits."""
@@ -575,4 +587,5 @@ class EngineCore(WeightVerbs):
     def shutdown(self) -> None:
         """Release everything; may be called twice."""
         self._in_flight.clear()
+        self._hooks.shutdown()
         self._executor.shutdown()

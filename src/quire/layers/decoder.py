@@ -80,6 +80,9 @@ class Decoder(CausalLM):
             mixer.bind_kv_cache(kv_caches[start:end], group_of_layer[start:end])
             start = end
 
+    def parts(self) -> Iterator[object]:
+        yield from (self.attention_backend, self.linear_method, *self._mixers())
+
     def _mixers(self) -> Iterator[MixerLayer]:
         return (mixer for layer in self._layers for mixer in layer.mixers)
 

@@ -5,7 +5,7 @@ Legend: T tokens of the step, S positions that need logits, V vocabulary, D hidd
 
 import abc
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -140,6 +140,17 @@ class CausalLM(abc.ABC):
             ConfigError: this class has none.
         """
         raise ConfigError(f"load_format='dummy': {type(self).__name__} has no random weights", setting="load_format")
+
+    def parts(self) -> Iterator[object]:
+        """What takes part in `post_load` if it has such a method: the backend, and whatever else a class adds."""
+        yield self.attention_backend
+
+    def post_load(self) -> None:
+        """All weights are there, or have changed: every part that has a `post_load` is told, before a step is recorded."""
+        for part in self.parts():
+            finish = getattr(part, "post_load", None)
+            if finish is not None:
+                finish()
 
     @abc.abstractmethod
     def bind_kv_cache(self, kv_caches: list[torch.Tensor], group_of_layer: list[int]) -> None:

@@ -136,6 +136,7 @@ def load_model(
             check_fit(model, free_bytes)
     with STARTUP.phase("weights") as phase:
         num_bytes = load_weights(model, config, platform.upload_stream(device))
+        model.post_load()
     if num_bytes > GIB // 8 and phase.seconds:
         phase.note = f"{num_bytes / 1e9 / phase.seconds:.1f} GB/s"
     return LoadedModel(model, model.attention_backend, selection)

@@ -124,6 +124,31 @@ class UploadStream(abc.ABC):
         """What goes to the device's own queue from now on begins after that copy."""
 
 
+class SleepPool:
+    """Memory that an engine gives back while it sleeps. The worker calls it in its own thread, with no step in flight. This class
+    gives nothing back: it is for devices whose memory is the host's.
+
+    Tags are `weights` and `pages`.
+    """
+
+    def allocating(self, tag: str) -> contextlib.AbstractContextManager[Any]:
+        """What is allocated within belongs to a tag; for pools that have to know."""
+        return contextlib.nullcontext()
+
+    def park(self, model: Any) -> None:
+        """Weights go to host memory and their memory on the device is given back. Every tensor object of the model stays."""
+
+    def restore(self) -> None:
+        """Take memory of the device again, and fill it; nothing if nothing is parked."""
+
+    def discard(self, tag: str) -> None:
+        """What belongs to a tag is forgotten; nobody refers to it any more."""
+
+    def usage(self) -> dict[str, int]:
+        """Bytes that wait in host memory, by tag."""
+        return {}
+
+
 class VendorProfiler(Protocol):
     """A profiler that runs around the process, and is told where to look."""
 
@@ -225,6 +250,10 @@ class DeviceRuntime(DeviceMemory):
 
     def vendor_profiler(self) -> VendorProfiler | None:
         """The vendor's own profiler; None where there is none."""
+        return None
+
+    def sleep_pool(self) -> SleepPool | None:
+        """A pool of the platform's own, made once; None: weights are parked by resizing their storages."""
         return None
 
     def release_unused(self) -> None:

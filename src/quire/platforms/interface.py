@@ -13,6 +13,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from quire.config.kv_spec import KVCacheGroup, KVCacheSpec, group_layers
 from quire.errors import Explained
 from quire.platforms.device import (
     DeviceEvent,
@@ -20,6 +21,7 @@ from quire.platforms.device import (
     DeviceRuntime,
     HostMemory,
     RecordedStep,
+    SleepPool,
     UploadStream,
     VendorProfiler,
     is_host_memory,
@@ -42,6 +44,7 @@ __all__ = [
     "Platform",
     "RecordedStep",
     "SettingRule",
+    "SleepPool",
     "UploadStream",
     "VendorProfiler",
     "WorkerProcess",
@@ -172,6 +175,15 @@ class Platform(abc.ABC):
         settings and numbers of ranks have been checked; `config.model.dtype` may come from elsewhere and has not."""
 
     # The core's process.
+
+    def core_hooks(self) -> list[str]:
+        """Class paths of `quire.engine.hooks.CoreHooks`: what this platform does at a core's turning points. Once a core."""
+        return []
+
+    def kv_groups(self, specs: list[KVCacheSpec]) -> tuple[KVCacheGroup, ...]:
+        """Which layers share a page table, from what each layer keeps; asked before pages are counted, and by `quire explain`.
+        The j-th layer of every group lives in tensor j."""
+        return group_layers(specs)
 
     def worker_process(self, config: EngineConfig, rank: int) -> WorkerProcess:
         """How a rank's process starts; asked before each start, where workers have processes of their own."""

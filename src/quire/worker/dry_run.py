@@ -32,7 +32,7 @@ def explain_without_weights(config: EngineConfig, platform: Platform) -> dict[st
         "kernels": ops.explain(),
         "attention_backend": {"chosen": model.attention_backend.name, "reasons": dict(selection.reasons)},
         "model": numbers,
-        "memory": _memory(config, runtime, numbers, model.kv_cache_specs()),
+        "memory": _memory(config, platform, runtime, numbers, model.kv_cache_specs()),
     }
 
 
@@ -52,7 +52,7 @@ def check_without_weights(config: EngineConfig, platform: Platform) -> None:
 
 
 def _memory(
-    config: EngineConfig, runtime: DeviceRuntime, numbers: dict[str, Any], specs: list[KVCacheSpec]
+    config: EngineConfig, platform: Platform, runtime: DeviceRuntime, numbers: dict[str, Any], specs: list[KVCacheSpec]
 ) -> dict[str, Any]:
     """An estimate from shapes; the engine measures when the weights are there."""
     free, total = runtime.memory_info()
@@ -66,7 +66,7 @@ def _memory(
         "available_for_kv_cache": available,
     }
     try:
-        plan = plan_kv_cache(specs, available, config.cache, config.scheduler)
+        plan = plan_kv_cache(specs, available, config.cache, config.scheduler, group=platform.kv_groups)
     except ConfigError as error:
         return {**split, "refused": str(error)}
     per_token = int(describe_memory(specs)["kv_bytes_per_token"])

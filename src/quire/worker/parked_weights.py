@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from quire.distributed.communicator import Communicator
-from quire.platforms.interface import DeviceRuntime
+from quire.platforms.interface import DeviceRuntime, SleepPool
 
 _LEAVES = (type, types.ModuleType, types.BuiltinFunctionType, Communicator, DeviceRuntime)
 """What a model refers to and does not own."""
@@ -53,6 +53,35 @@ class ParkedWeights:
             _bytes_of(storage).copy_(copy, non_blocking=True)
         self._runtime.synchronize()
         self._parked = []
+
+
+class StoragePool(SleepPool):
+    """Parks the weights of any device whose storages can be resized."""
+
+    def __init__(self, runtime: DeviceRuntime) -> None:
+        self._runtime = runtime
+        self._parked: ParkedWeights | None = None
+
+    def park(self, model: Any) -> None:
+        if self._parked is None:
+            self._parked = ParkedWeights(model, self._runtime)
+
+    def restore(self) -> None:
+        if self._parked is not None:
+            self._parked.restore()
+            self._parked = None
+
+    def discard(self, tag: str) -> None:
+        if tag == "weights":
+            self._parked = None
+
+    def usage(self) -> dict[str, int]:
+        return {} if self._parked is None else {"weights": self._parked.num_bytes}
+
+
+def pool_of(runtime: DeviceRuntime) -> SleepPool:
+    """The device's own pool, or the usual one."""
+    return runtime.sleep_pool() or (SleepPool() if runtime.is_host else StoragePool(runtime))
 
 
 def tensors_of(root: Any) -> Iterator[torch.Tensor]:

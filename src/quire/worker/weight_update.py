@@ -149,6 +149,7 @@ class WeightUpdates:
         """All have come. Raises RequestError: some are missing of modules of which others came."""
         self._open_update().check_end()
         self._update = None
+        runner.model.post_load()
         runner.record_again()
 
     def _open_update(self) -> WeightUpdate:
@@ -175,6 +176,7 @@ class WeightUpdates:
         config = source_of(self._config, path)
         runner.forget_recorded()
         load_weights(runner.model, config, self._platform.upload_stream(self._device), copies=True)
+        runner.model.post_load()
         runner.record_again()
         return config
 

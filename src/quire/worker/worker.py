@@ -24,7 +24,7 @@ from quire.platforms.interface import Platform
 from quire.sampling_params import SamplingParams
 from quire.timeline import STARTUP
 from quire.worker.kv_budget import compute_kv_bytes
-from quire.worker.parked_weights import ParkedWeights
+from quire.worker.parked_weights import pool_of
 from quire.worker.runner import PendingStep, Runner
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Worker:
         self._communicator = platform.communicator(config)
         self._free_at_start, self._total = self.runtime.memory_info()
         self._runner: Runner | None = None
-        self._parked: ParkedWeights | None = None
+        self.sleep_pool = pool_of(self.runtime)
         self._kv_cache: KVCacheConfig | None = None
         self._timings: dict[str, float] = {}
         self._profiler: StepProfiler | None = None
@@ -73,7 +73,8 @@ class Worker:
         begin = time.perf_counter()
         with STARTUP.phase("imports"):
             runner_class = import_class(self.platform.runner_class(), "device")
-        self._runner = runner_class(self.config, self.platform, self.runtime, self._communicator)
+        with self.sleep_pool.allocating("weights"):
+            self._runner = runner_class(self.config, self.platform, self.runtime, self._communicator)
         self._timings["load_s"] = time.perf_counter() - begin
         logger.info("Model loaded in %.2f s", self._timings["load_s"])
 
@@ -111,7 +112,7 @@ class Worker:
             self.runner.free_pages()
         try:
             with STARTUP.phase("pages and first steps"):
-                self.runner.allocate(kv_cache)
+                self._allocate(kv_cache)
         except torch.OutOfMemoryError as error:
             if self.runner.has_pages:
                 self.runner.free_pages()
@@ -119,6 +120,10 @@ class Worker:
         self._kv_cache = kv_cache
         self.runtime.started()
         self._timings["initialize_s"] = time.perf_counter() - begin
+
+    def _allocate(self, kv_cache: KVCacheConfig) -> None:
+        with self.sleep_pool.allocating("pages"):
+            self.runner.allocate(kv_cache)
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput | PendingStep:
         """Run one step, or submit it to a device that works beside the host."""
@@ -197,12 +202,18 @@ class Worker:
             raise ValueError(
                 f"sleep level={level} must be 0 (drop the KV cache), 1 (and park the weights) or 2 (and drop them)"
             )
+        pool = self.sleep_pool
         self.runner.free_pages()
         if level == 2:
-            self._runner = self._parked = None
-        elif level == 1 and self._parked is None and not self.runtime.is_host:
-            self._parked = ParkedWeights(self.runner.model, self.runtime)
+            self._runner = None
+        elif level == 1:
+            pool.park(self.runner.model)
         gc.collect()  # rows, buffers and graphs refer to one another
+        pool.discard("pages")
+        if level == 2:
+            pool.discard("weights")
+        if self._communicator is not None:
+            self._communicator.suspend()
         self.runtime.release_unused()
 
     def wake_up(self, tags: list[str] | None = None) -> None:
@@ -210,14 +221,15 @@ class Worker:
         unknown = set(tags or ()) - {"weights", "kv_cache"}
         if unknown:
             raise ValueError(f"wake_up tags {sorted(unknown)} are unknown: use 'weights' and 'kv_cache'")
+        if self._communicator is not None:
+            self._communicator.resume()
         if tags is None or "weights" in tags:
             if self._runner is None:
                 self.load_model()
-            elif self._parked is not None:
-                self._parked.restore()
-                self._parked = None
+            else:
+                self.sleep_pool.restore()
         if (tags is None or "kv_cache" in tags) and self._kv_cache is not None and not self.runner.has_pages:
-            self.runner.allocate(self._kv_cache)
+            self._allocate(self._kv_cache)
 
     # New weights: the core calls these, and sees to it that no step is computed meanwhile.
 

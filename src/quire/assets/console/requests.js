@@ -15,7 +15,7 @@ const CAUSES = {
   "common prefix": "another request computes what both begin with",
   form: "its grammar is compiled, beside the steps of others",
   sibling: "another answer to the same request computes the prompt",
-  delay: "admission is delayed (delay_factor)",
+  delay: "admission is delayed (delay_factor, or the scheduling policy)",
   "partial prefills": "as many prompts are cut into chunks as may be",
   "whole prompt": "its whole prompt does not fit into a step, and chunked prefill is off",
 };

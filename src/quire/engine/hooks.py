@@ -1,0 +1,120 @@
+"""Life-cycle hooks of an engine core: what a plugin or a platform does at its turning points, without a core of its own.
+
+The core calls them in its own thread, wherever it runs: in the user's process, in a thread of a server, in a process of its
+own. A hook is part of the step loop, so it must not block. A plugin registers a class in `HOOKS`, in its function for the
+process kind `core`; a platform names class paths (`Platform.core_hooks`). Knows when; knows nothing of what hooks do.
+"""
+
+import inspect
+from typing import Any, Protocol
+
+from quire.config import EngineConfig
+from quire.config.kv_spec import KVCacheConfig
+from quire.core.output import ModelRunnerOutput, SchedulerOutput
+from quire.errors import ConfigError
+from quire.platforms.interface import Platform
+from quire.plugins.registry import Registry, import_path
+from quire.request import SchedulerStats
+
+
+class Core(Protocol):
+    """What a hook sees of the engine core."""
+
+    config: EngineConfig
+    kv_cache: KVCacheConfig
+
+    def stats(self) -> SchedulerStats:
+        """Figures of now; counters since the start."""
+        ...
+
+    def collective_rpc(
+        self, method: str, timeout: float | None = None, args: Any = (), kwargs: Any = None
+    ) -> list[Any]:
+        """Call a method on every worker. Not while steps are in flight, unless the caller can wait for them."""
+        ...
+
+
+class CoreHooks:
+    """Does nothing at any point; the base of others. One instance serves one core.
+
+    A step may be planned before an earlier one's result has come: `before_schedule` and `after_step` need not alternate.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+
+    def ready(self, core: Core) -> None:
+        """The executor is ready: the model is loaded and its pages are allocated. No request has come."""
+
+    def before_schedule(self) -> None:
+        """A step is about to be planned."""
+
+    def planned(self, step: SchedulerOutput) -> None:
+        """A step was planned, and goes to the workers next: this is the time to add to `step.extras`."""
+
+    def after_step(self, step: SchedulerOutput, output: ModelRunnerOutput) -> None:
+        """A step's result has come, and the scheduler has taken it in. `output.step_ms` is the device's time."""
+
+    def idle(self) -> bool:
+        """There is nothing to do; a little may be done for later. True where another call could do more."""
+        return False
+
+    def shutdown(self) -> None:
+        """The core ends; called once, before the executor ends."""
+
+
+class AllHooks(CoreHooks):
+    """Several hooks as one."""
+
+    def __init__(self, config: EngineConfig, hooks: list[CoreHooks]) -> None:
+        super().__init__(config)
+        self._hooks = hooks
+
+    def ready(self, core: Core) -> None:
+        for hook in self._hooks:
+            hook.ready(core)
+
+    def before_schedule(self) -> None:
+        for hook in self._hooks:
+            hook.before_schedule()
+
+    def planned(self, step: SchedulerOutput) -> None:
+        for hook in self._hooks:
+            hook.planned(step)
+
+    def after_step(self, step: SchedulerOutput, output: ModelRunnerOutput) -> None:
+        for hook in self._hooks:
+            hook.after_step(step, output)
+
+    def idle(self) -> bool:
+        return sum(hook.idle() for hook in self._hooks) > 0  # all of them are asked
+
+    def shutdown(self) -> None:
+        hooks, self._hooks = self._hooks, []  # once
+        for hook in hooks:
+            hook.shutdown()
+
+
+HOOKS: Registry[type[CoreHooks]] = Registry("core hook", "QUIRE_PLUGINS")
+
+
+def make_hooks(config: EngineConfig, platform: Platform) -> AllHooks:
+    """The hooks of one core: registered ones, then the platform's.
+
+    Raises:
+        ConfigError: something cannot be imported, or is no subclass of `CoreHooks`.
+    """
+    found: list[tuple[str, Any]] = [*HOOKS.items()]
+    for path in platform.core_hooks():
+        try:
+            found.append((path, import_path(path)))
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ConfigError(
+                f"core_hooks() names {path!r}, which cannot be imported: {error}", setting="device"
+            ) from error
+    for name, hook in found:
+        if not (inspect.isclass(hook) and issubclass(hook, CoreHooks)):
+            raise ConfigError(
+                f"the core hook {name!r} is {hook!r}, no subclass of quire.engine.hooks.CoreHooks", setting="device"
+            )
+    return AllHooks(config, [hook(config) for _, hook in found])
