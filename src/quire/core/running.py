@@ -40,7 +40,7 @@ class RunningBatch:
     """
 
     def __init__(self, num_rows: int, block_size: int) -> None:
-        self._block_size = block_size
+        self.block_size = block_size
         self.requests: list[Request | None] = [None] * num_rows
         self.request_ids: npt.NDArray[np.object_] = np.empty(num_rows, dtype=object)
         self.computed, self.collected, self.known, self.length = (np.zeros(num_rows, np.int32) for _ in range(4))
@@ -101,7 +101,7 @@ class RunningBatch:
         self.computed[row] = self.collected[row] = request.num_computed_tokens
         self.known[row] = self.length[row] = self.prefill_end[row] = num_tokens
         self.limit[row] = request.max_total - 1
-        self.capacity[row] = len(request.block_ids[0]) * self._block_size
+        self.capacity[row] = len(request.block_ids[0]) * self.block_size
         self.in_flight[row] = self.num_unwanted[row] = 0
         self.accepts[row] = True
         self.is_special[row] = not request.has_reported or request.tells_more
@@ -143,7 +143,7 @@ class RunningBatch:
         row, start = request.row, len(request.token_ids)
         count = int(self.known[row]) - start
         if count > 0:
-            column = start % self._block_size
+            column = start % self.block_size
             request.token_ids.extend(self.tail[row, column : column + count].tolist())
 
     def _flush_full(self, rows: IntArray) -> None:
@@ -151,7 +151,7 @@ class RunningBatch:
         for row, known, tail in zip(rows.tolist(), self.known[rows].tolist(), self.tail[rows].tolist(), strict=True):
             token_ids = self.request(row).token_ids
             if known > len(token_ids):
-                token_ids.extend(tail[len(token_ids) % self._block_size :])
+                token_ids.extend(tail[len(token_ids) % self.block_size :])
 
     def known_since(self, row: int, start: int, most: int) -> list[int]:
         """The row's known tokens from `start` on, at most so many."""
@@ -159,7 +159,7 @@ class RunningBatch:
         flushed = len(token_ids)
         if start < flushed - most:
             return list(token_ids[start : start + most])
-        column = flushed % self._block_size
+        column = flushed % self.block_size
         tail: list[int] = self.tail[row, column : column + int(self.known[row]) - flushed].tolist()
         if start >= flushed:
             return tail[start - flushed :][:most]
@@ -221,7 +221,7 @@ class RunningBatch:
         Those rows' tails are flushed here, before their first column is written again.
         """
         positions = self.known[rows]
-        columns = positions % self._block_size
+        columns = positions % self.block_size
         full_rows = rows[columns == 0]
         if len(full_rows):
             self._flush_full(full_rows)

@@ -102,19 +102,16 @@ class Scheduler:
         self.bounds = QueueBounds(config, self._policy, self.waiting.load, self.cost_model, cache_tokens, clock)
         self.deadlines = Deadlines(self.cost_model, config.max_num_batched_tokens, clock)
         self._delay = AdmissionDelay(config.delay_factor, self._policy, clock)
-        self._hindrance = ""
-        rows = (self._batch, self.cost_model, self._timelines)
-        self._budget = StepBudget(config, self._policy, *rows, self.kv.block_size)
+        self._hindrance, self._has_shortage = "", False
+        self._budget = StepBudget(config, self._policy, self._batch, self.cost_model, self._timelines)
         self.drafting: NoDrafting = NO_DRAFTING
         self._requests: dict[str, Request] = {}
         self._leaving: dict[int, Request] = {}
         self.flights: deque[StepInFlight] = deque()
         self._diff = PendingDiff()
         self._dropped: set[int] = set()
-        self._has_shortage = False
         self._blocked: tuple[Request, int] | None = None
-        self._num_arrivals = 0
-        self._next_step_id = 0
+        self._num_arrivals = self._next_step_id = 0
         self._refused: list[EngineCoreOutput] = []
         self._stats = StepStats(self.kv, lambda: self.waiting.num_held)
         self.inspection = Inspection(self.stats, self._requests, self._batch, self.kv, self._timelines)

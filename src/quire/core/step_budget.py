@@ -55,10 +55,9 @@ class StepBudget:
     Args:
         config: budgets.
         policy: may make a step smaller.
-        batch: who runs.
+        batch: who runs; prompts get as many tokens as a page has in any step, or `min_prefill_tokens`.
         cost_model: predicts steps, for `max_step_ms` and `max_step_factor`.
         timelines: are told of prompts that get nothing.
-        block_size: tokens a page; prompts get as many in any step, or `min_prefill_tokens`.
 
     Attributes:
         limit: the tokens that a step may have now.
@@ -71,11 +70,10 @@ class StepBudget:
         batch: RunningBatch,
         cost_model: CostModel,
         timelines: Timelines,
-        block_size: int,
     ) -> None:
         self._policy = policy
         self._config, self._batch, self._cost_model = config, batch, cost_model
-        self._timelines, self._least = timelines, max(block_size, config.min_prefill_tokens)
+        self._timelines, self._least = timelines, max(batch.block_size, config.min_prefill_tokens)
         self._is_patient = True
         self.limit = StepLimit(config.max_num_batched_tokens)
 

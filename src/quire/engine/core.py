@@ -4,16 +4,13 @@ Each call of `step` starts what may be started and takes in one finished step. W
 flight, so that planning overlaps execution. Knows nothing of text, users, processes or sockets.
 """
 
-import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from quire import param_checks as checks
 from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig
-from quire.config.observability import profile_overrides
 from quire.core.kv_planner import blocks_for_one_request, largest_model_len, plan_kv_cache
 from quire.core.output import SchedulerOutput
 from quire.core.preparations import Preparations
@@ -23,6 +20,7 @@ from quire.engine.heartbeat import Heartbeat
 from quire.engine.hooks import AllHooks, make_hooks
 from quire.engine.messages import Ready, Standing, refusal_of
 from quire.engine.pausing import Pause, PauseState, check_mode, is_named
+from quire.engine.profile_verbs import ProfileVerbs
 from quire.engine.weights import BY_RPC, UTILITIES, WeightVerbs, fetch_missing_weights, restored, utility
 from quire.errors import CapacityError, ConfigError, EngineError, QuireError, RequestError
 from quire.executor.interface import Executor
@@ -51,7 +49,7 @@ _MAX_EMPTY_PLANS = 64
 """Plans without a token, nothing being in flight, after which the scheduler must be at fault."""
 
 
-class EngineCore(WeightVerbs):
+class EngineCore(WeightVerbs, ProfileVerbs):
     """Runs requests.
 
     Args:
@@ -551,38 +549,6 @@ class EngineCore(WeightVerbs):
             value = self.call_utility(str(method), *args, **(kwargs or {}))
             return [value] * self.config.parallel.world_size
         return self._executor.collective_rpc(method, tuple(args), kwargs, timeout)
-
-    @utility
-    def start_profile(
-        self,
-        profile_prefix: str | None = None,
-        *,
-        delay_iterations: int | None = None,
-        max_iterations: int | None = None,
-        profiler_kwargs: dict[str, Any] | None = None,
-    ) -> None:
-        """Profile the workers' steps from now on, as `profiler_config` says.
-        Raises RequestError: profiles are off, one is being taken, or an argument cannot be used.
-
-        Args:
-            profile_prefix: how the traces' names begin.
-            delay_iterations: steps to leave out first; max_iterations: steps after which it ends by itself.
-            profiler_kwargs: further fields of `profiler_config` for this profile.
-        """
-        if profile_prefix is not None and not re.fullmatch(r"[A-Za-z0-9_-]{0,64}", profile_prefix):
-            checks.refuse("profile_prefix", profile_prefix, "up to 64 letters, digits, '-' and '_'")
-        overrides = profile_overrides(delay_iterations, max_iterations, profiler_kwargs)
-        problems = self._executor.collective_rpc("start_profile", (profile_prefix or "", overrides))
-        if problems[0] is not None:
-            raise RequestError(problems[0], param="profiler_config")
-
-    @utility
-    def stop_profile(self) -> list[str]:
-        """End the profile; the files that were written. Raises RequestError: none is being taken."""
-        results = self._executor.collective_rpc("stop_profile")
-        if results[0]["problem"] is not None:
-            raise RequestError(results[0]["problem"], param="profiler_config")
-        return [result["file"] for result in results if result["file"] is not None]
 
     def shutdown(self) -> None:
         """Release everything; may be called twice."""
