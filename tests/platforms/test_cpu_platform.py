@@ -105,3 +105,11 @@ def test_the_environment_sets_threads_where_the_setting_does_not(model: Path, mo
     config = make_config(model)
     assert config.device.cpu_threads == 1
     assert config.provenance["device.cpu_threads"] == "QUIRE_CPU_THREADS=1"
+
+
+def test_deterministic_is_refused_without_compiled_kernels(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.platforms.cpu.has_native_kernels", lambda: True)
+    assert make_config(model, device="cpu", deterministic=True).model.deterministic
+    monkeypatch.setattr("quire.platforms.cpu.has_native_kernels", lambda: False)
+    with pytest.raises(ConfigError, match=r"deterministic=True cannot run on the cpu platform \(the compiled kernels"):
+        make_config(model, device="cpu", deterministic=True)

@@ -3,6 +3,7 @@
 import ast
 import json
 from collections.abc import Iterator
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,9 @@ def assignments(tree: ast.Module) -> list[str]:
     return found
 
 
-def test_the_package_patches_nothing() -> None:
+def test_the_package_patches_nothing(npu_site: Path) -> None:
+    (about,) = distributions(path=[str(npu_site)])
+    assert {point.group for point in about.entry_points} == {"quire.platform_plugins"}
     sources = sorted(fake_npu.SOURCES.glob("*.py"))
     assert len(sources) >= 7
     assert [found for path in sources for found in assignments(ast.parse(path.read_text()))] == []

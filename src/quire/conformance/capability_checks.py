@@ -10,6 +10,7 @@ from quire.errors import ConfigError
 from quire.executor.selector import import_class
 from quire.platforms.interface import Platform
 from quire.worker.components import resolve_components
+from quire.worker.model_runner import ModelRunner
 
 GRAPHS = ("none", "decode", "whole_step")
 NUMBERS = ("page_alignment", "min_prefill_tokens")
@@ -68,6 +69,13 @@ def check_classes(subject: Subject) -> str:
     resolve_components(platform.runner_components(subject.config))
     for path in paths:
         import_class(path, "platform")
+    runner = import_class(platform.runner_class(), "platform")
+    if issubclass(runner, ModelRunner) and not subject.runtime.is_host:
+        raise Failed(
+            "the runner does not fit the device: it computes in the host's own memory",
+            "quire.worker.device_runner:DeviceRunner, for a device with memory of its own",
+            platform.runner_class(),
+        )
     backends = platform.attention_backends()
     for path in backends:
         if not issubclass(load_backend(path), AttentionBackend):

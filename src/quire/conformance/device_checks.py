@@ -166,6 +166,12 @@ def _work(subject: Subject, launches: int = _LAUNCHES) -> Callable[[], None]:
     return launch
 
 
+def _claims_events(subject: Subject) -> None:
+    """Raises NotClaimed: it computes in the host's own memory, where nothing is waited for."""
+    if subject.runtime.is_host:
+        subject.claims("async_output")
+
+
 @check(
     "device/events",
     "an event is reached after all that was submitted before it; times between events grow",
@@ -173,7 +179,7 @@ def _work(subject: Subject, launches: int = _LAUNCHES) -> Callable[[], None]:
 )
 def check_events(subject: Subject) -> str:
     """Order and times."""
-    subject.claims("async_output")
+    _claims_events(subject)
     runtime, launch = subject.runtime, _work(subject)
     launch()
     spans: list[list[float]] = []
@@ -196,7 +202,7 @@ def check_events(subject: Subject) -> str:
 @check("device/wait", "waiting for an event makes the host see what was copied before it")
 def check_wait(subject: Subject) -> str:
     """The pattern of a step's results: compute, copy without blocking, record, wait, read."""
-    subject.claims("async_output")
+    _claims_events(subject)
     runtime, launch = subject.runtime, _work(subject)
     out = runtime.pinned(torch.zeros(1000, dtype=torch.int32))
     for number in range(1, 6):
@@ -281,7 +287,8 @@ def check_record(subject: Subject) -> str:
         subject.runtime.synchronize()
         expected = torch.full_like(out, -5.0)
         ops.rms_norm(x[:3], weight, 1e-6, expected[:3], None)
-    torch.testing.assert_close(out.cpu(), expected.cpu())
+    if not torch.allclose(out.cpu(), expected.cpu(), atol=1e-5):
+        raise Failed("a replay for 3 rows gives something else", expected[:4, :2].tolist(), out[:4, :2].tolist())
     return "8 rows recorded, 3 replayed"
 
 

@@ -258,15 +258,19 @@ def check_sleep(level: int, subject: Subject) -> str:
     subject.claims("sleep")
     with engine(subject, subject.name) as llm:
         before = ask(llm)
+        free, _ = subject.runtime.memory_info()
         llm.sleep(level)
+        freed = subject.runtime.memory_info()[0] - free
         llm.wake_up()
         after = ask(llm)
+    least = int(0.9 * ENGINE_SETTINGS["kv_cache_memory_bytes"])
+    if subject.runtime.kv_cache_cap() is None and freed < least:
+        raise Failed("sleep gives no memory back", f"{least} bytes, most of the pages'", freed)
     if [each.tokens for each in before] != [each.tokens for each in after]:
         raise Failed("other tokens after waking up", before[0].tokens, after[0].tokens)
     return compare(after, oracle(subject), limit_of(subject))
 
 
 for _level in (1, 2):
-    check(f"sleep/level-{_level}", f"an engine that slept (level {_level}) gives the same tokens")(
-        functools.partial(check_sleep, _level)
-    )
+    _about = f"an engine that sleeps (level {_level}) gives memory back, and gives the same tokens when it wakes up"
+    check(f"sleep/level-{_level}", _about, is_alone=True)(functools.partial(check_sleep, _level))

@@ -47,13 +47,13 @@ def check_server(subject: Subject) -> str:
     """The built-in demo model, greedy."""
     settings = {"dtype": subject.dtype_name, "max_model_len": 512, "kv_cache_memory_bytes": 64 << 20}
     with LLM(device=oracle_platform.NAME, **settings) as llm:
-        params = SamplingParams(temperature=0.0, max_tokens=TOKENS)
+        params = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
         expected = llm.generate([PROMPT], params, use_tqdm=False)[0].outputs[0].text
     words = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     with started_server(["--device", subject.name, *words]) as url:
         target = Target.parse(url, {}, setting="url")
         model = control(target, "GET", "/v1/models", None)["data"][0]["id"]
-        common: dict[str, Any] = {"model": model, "temperature": 0.0, "max_tokens": TOKENS}
+        common: dict[str, Any] = {"model": model, "temperature": 0.0, "max_tokens": TOKENS, "ignore_eos": True}
         answer = control(target, "POST", "/v1/completions", common | {"prompt": PROMPT})
         chat = control(
             target, "POST", "/v1/chat/completions", common | {"messages": [{"role": "user", "content": PROMPT}]}

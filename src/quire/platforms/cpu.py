@@ -17,7 +17,7 @@ from quire import envs
 from quire.errors import ConfigError, Explained
 from quire.logger import init_logger
 from quire.platforms.host import usable_cpus, usable_memory
-from quire.platforms.interface import Capabilities, DeviceRuntime, HostMemory, Platform, RecordedStep
+from quire.platforms.interface import Capabilities, DeviceRuntime, HostMemory, Platform, RecordedStep, SettingRule
 
 if TYPE_CHECKING:
     from quire.config import EngineConfig
@@ -108,6 +108,12 @@ class CpuPlatform(Platform):
             expert_parallel=Explained(True, "each rank computes its own experts for all tokens"),
             computes_on_host=Explained(True, "steps take the cores that everything else takes"),
         )
+
+    def setting_rules(self) -> tuple[SettingRule, ...]:
+        if has_native_kernels():
+            return ()
+        why = "the compiled kernels are not there, and plain PyTorch's products depend on the batch"
+        return (SettingRule("deterministic", (False,), why),)
 
     def check_config(self, config: EngineConfig) -> EngineConfig:
         if config.model.dtype not in DTYPES:

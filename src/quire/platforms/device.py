@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -102,6 +103,28 @@ class DeviceEvent(abc.ABC):
     @abc.abstractmethod
     def milliseconds_since(self, earlier: DeviceEvent) -> float:
         """Device time between two events that were both reached."""
+
+
+class QueueEvent(DeviceEvent):
+    """An event of a device that computes when it is told to: reached when it is recorded. What may still be on its way, such as a
+    copy to the host, is waited for with everything else.
+
+    Args:
+        synchronize: waits for everything submitted.
+    """
+
+    def __init__(self, synchronize: Callable[[], None]) -> None:
+        self._synchronize, self._seconds = synchronize, 0.0
+
+    def record(self) -> None:
+        self._seconds = time.perf_counter()
+
+    def wait(self) -> None:
+        self._synchronize()
+
+    def milliseconds_since(self, earlier: DeviceEvent) -> float:
+        assert isinstance(earlier, QueueEvent)
+        return (self._seconds - earlier._seconds) * 1e3
 
 
 class UploadStream(abc.ABC):
@@ -207,7 +230,7 @@ class DeviceRuntime(DeviceMemory):
 
     def event(self) -> DeviceEvent:
         """A new event, which can be timed."""
-        raise NotImplementedError(f"{type(self).__name__} has no events")
+        return QueueEvent(self.synchronize)
 
     def capture(self, function: Callable[[], Any]) -> RecordedStep | None:
         """Record the kernels that `function` submits, at fixed sizes, without running them; None where that is not possible.

@@ -220,8 +220,9 @@ class Platform(abc.ABC):
         return None
 
     def runner_class(self) -> str:
-        """Class path of the worker's model runner: `quire.worker.model_runner:ModelRunner` computes a step when it is told to,
-        `quire.worker.device_runner:DeviceRunner` is for devices that work beside the host. Neither names a vendor."""
+        """Class path of the worker's model runner: `quire.worker.model_runner:ModelRunner` computes in the host's own memory
+        (`DeviceMemory.is_host`), `quire.worker.device_runner:DeviceRunner` is for devices with memory of their own, whether
+        they work beside the host or not. Neither names a vendor."""
         return "quire.worker.model_runner:ModelRunner"
 
     def runner_components(self, config: EngineConfig) -> Mapping[str, str]:

@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
     from quire.benchmarks.common import write_text
     from quire.conformance.contract import select_checks
     from quire.conformance.report import as_html, build_report, line_of, summary
-    from quire.conformance.suite import Plan, run_checks
+    from quire.conformance.suite import Plan, Result, run_checks
     from quire.envs import set_default
     from quire.platforms.host import usable_cpus
 
@@ -45,14 +45,26 @@ def run(args: argparse.Namespace) -> int:
     jobs = args.jobs or max(1, min(12, usable_cpus() // 2))
     plan = Plan(args.platform, args.seed, args.quick, jobs, args.timeout)
     begin = time.perf_counter()
-    results = run_checks(plan, chosen, lambda result: print(line_of(result), flush=True))
+    about |= {"seed": args.seed, "quick": args.quick}
+    found: list[Result] = []
+
+    def take(result: Result) -> None:
+        """Reports are whole at any time: a machine may stop in the middle."""
+        found.append(result)
+        print(line_of(result), flush=True)
+        write(build_report(about | {"left": len(chosen) - len(found)}, found, time.perf_counter() - begin))
+
+    def write(report: dict[str, Any]) -> None:
+        if args.json:
+            write_text(args.json, json.dumps(report, indent=1) + "\n", "json")
+        if args.html:
+            write_text(args.html, as_html(report), "html")
+
+    results = run_checks(plan, chosen, take)
     seconds = time.perf_counter() - begin
-    report = build_report(about | {"seed": args.seed, "quick": args.quick}, results, seconds)
+    report = build_report(about | {"left": 0}, results, seconds)
     print(summary(results, seconds))
-    if args.json:
-        write_text(args.json, json.dumps(report, indent=1) + "\n", "json")
-    if args.html:
-        write_text(args.html, as_html(report), "html")
+    write(report)
     return exit_codes.OK if report["passed"] else exit_codes.FAILED
 
 

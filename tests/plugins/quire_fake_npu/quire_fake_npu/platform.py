@@ -27,14 +27,18 @@ class NpuPlatform(Platform):
 
     name = "npu"
 
+    @property
+    def is_async(self) -> bool:
+        """Whether steps are planned before the last one has ended."""
+        return os.environ.get(MODE, "async") == "async"
+
     def capabilities(self) -> Capabilities:
-        is_async = os.environ.get(MODE, "async") == "async"
         return Capabilities(
             dtypes=Explained(DTYPES, "what the host's cores compute with"),
             activation_dtype=Explained("model", "no unit wants another type"),
             graphs=Explained("none", "plain PyTorch's attention reads lengths on the host, which cannot be captured"),
-            async_output=Explained(is_async, "copies to the host arrive when an event is waited for")
-            if is_async
+            async_output=Explained(True, "copies to the host arrive when an event is waited for")
+            if self.is_async
             else Explained(False, f"{MODE}=sync"),
             fp8=Explained(False, "the device has no float8 arithmetic"),
             sleep=Explained(True, "pages and weights can be freed and made again"),
@@ -65,7 +69,7 @@ class NpuPlatform(Platform):
     def runtime(self, config: EngineConfig) -> NpuRuntime:
         from quire_fake_npu.runtime import NpuRuntime
 
-        return NpuRuntime(self.local_device(config))
+        return NpuRuntime(self.local_device(config), is_async=self.is_async)
 
     def runner_class(self) -> str:
         return "quire.worker.device_runner:DeviceRunner"

@@ -47,10 +47,14 @@ class NpuUploads(UploadStream):
 
 
 class NpuRuntime(DeviceRuntime):
-    """One device, by its number on this host."""
+    """One device, by its number on this host.
 
-    def __init__(self, index: int) -> None:
-        self._driver = driver()
+    Args:
+        is_async: it has events of its own; else Quire's, which wait for everything.
+    """
+
+    def __init__(self, index: int, *, is_async: bool) -> None:
+        self._driver, self._is_async = driver(), is_async
         self._device = torch.device("npu", index)
 
     def device(self) -> torch.device:
@@ -69,4 +73,4 @@ class NpuRuntime(DeviceRuntime):
         return None
 
     def event(self) -> DeviceEvent:
-        return NpuEvent()
+        return NpuEvent() if self._is_async else super().event()
