@@ -3,10 +3,15 @@
 import argparse
 import json
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.engine.arg_parser import switch
 from quire.entrypoints import exit_codes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quire.conformance.suite import Result
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from quire.benchmarks.common import write_text
     from quire.conformance.contract import select_checks
-    from quire.conformance.report import as_html, build_report, line_of, summary
-    from quire.conformance.suite import Plan, Result, run_checks
+    from quire.conformance.report import line_of, summary
+    from quire.conformance.suite import Plan, run_checks
     from quire.envs import set_default
     from quire.platforms.host import usable_cpus
 
@@ -45,27 +50,48 @@ def run(args: argparse.Namespace) -> int:
     jobs = args.jobs or max(1, min(12, usable_cpus() // 2))
     plan = Plan(args.platform, args.seed, args.quick, jobs, args.timeout)
     begin = time.perf_counter()
-    about |= {"seed": args.seed, "quick": args.quick}
-    found: list[Result] = []
+    files = _Files(about | {"seed": args.seed, "quick": args.quick}, args.json, args.html, len(chosen))
 
-    def take(result: Result) -> None:
-        """Reports are whole at any time: a machine may stop in the middle."""
-        found.append(result)
+    def take(result: "Result") -> None:
         print(line_of(result), flush=True)
-        write(build_report(about | {"left": len(chosen) - len(found)}, found, time.perf_counter() - begin))
-
-    def write(report: dict[str, Any]) -> None:
-        if args.json:
-            write_text(args.json, json.dumps(report, indent=1) + "\n", "json")
-        if args.html:
-            write_text(args.html, as_html(report), "html")
+        files.take(result)
 
     results = run_checks(plan, chosen, take)
     seconds = time.perf_counter() - begin
-    report = build_report(about | {"left": 0}, results, seconds)
     print(summary(results, seconds))
-    write(report)
-    return exit_codes.OK if report["passed"] else exit_codes.FAILED
+    return exit_codes.OK if files.write(results) else exit_codes.FAILED
+
+
+class _Files:
+    """The reports, whole at any time: a machine may stop in the middle.
+
+    Args:
+        about: the platform and the machine.
+        count: of checks.
+    """
+
+    def __init__(self, about: dict[str, Any], json_path: str | None, html_path: str | None, count: int) -> None:
+        self._about, self._paths, self._count = about, (json_path, html_path), count
+        self._found: list[Result] = []
+        self._begin = time.perf_counter()
+
+    def take(self, result: "Result") -> None:
+        """One more result."""
+        self._found.append(result)
+        self.write(self._found)
+
+    def write(self, results: "Sequence[Result]") -> bool:
+        """Whether nothing failed so far."""
+        from quire.benchmarks.common import write_text
+        from quire.conformance.report import as_html, build_report
+
+        about = self._about | {"left": self._count - len(results)}
+        report = build_report(about, results, time.perf_counter() - self._begin)
+        texts = (("json", lambda: json.dumps(report, indent=1) + "\n"), ("html", lambda: as_html(report)))
+        for path, (setting, make) in zip(self._paths, texts, strict=True):
+            if path:
+                write_text(path, make(), setting)
+        return report["passed"]
 
 
 def _check_numbers(args: argparse.Namespace) -> None:
