@@ -197,8 +197,20 @@ VARIABLES: dict[str, Variable] = {
 """The variables by name. A declaration above has no value, so each access goes through `__getattr__`."""
 
 
+_added: list[Mapping[str, Variable]] = []
+
+
+def know(variables: Mapping[str, Variable]) -> None:
+    """Know the variables of a table, too: plugins declare theirs in one that grows."""
+    _added.append(variables)
+
+
+def _declared() -> dict[str, Variable]:
+    return {**VARIABLES, **{name: each for table in _added for name, each in table.items()}}
+
+
 def __getattr__(name: str) -> Any:
-    variable = VARIABLES.get(name)
+    variable = VARIABLES.get(name) or _declared().get(name)
     if variable is None:
         raise AttributeError(f"module 'quire.envs' has no attribute {name!r}")
     text = os.environ.get(name)
@@ -212,7 +224,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *VARIABLES})
+    return sorted({*globals(), *_declared()})
 
 
 def foreign(name: str) -> str | None:
@@ -246,13 +258,17 @@ def with_defaults(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def relevant_environment() -> dict[str, str]:
-    """The variables that are set and that Quire, torch or the hub's client read; for a bug report."""
+    """The variables that are set and that Quire, plugins, torch or the hub's client read; for a bug report."""
     prefixes = ("QUIRE_", "CUDA_", "NCCL_", "OMP_", "MKL_", "TORCH", "PYTORCH_")
-    names = ("HF_HUB_OFFLINE", "HF_HOME", "KMP_AFFINITY", "LD_PRELOAD")
+    names = ("HF_HUB_OFFLINE", "HF_HOME", "KMP_AFFINITY", "LD_PRELOAD", *_declared())
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith(prefixes) or name in names}
 
 
 def unknown_variables() -> list[tuple[str, str | None]]:
-    """QUIRE_ names in the environment that Quire does not know, each with the nearest known name."""
-    unknown = sorted(name for name in os.environ if name.startswith("QUIRE_") and name not in VARIABLES)
-    return [(name, nearest(name, VARIABLES)) for name in unknown]
+    """Names in the environment that Quire does not know, each with the nearest known name: all that begin with `QUIRE_`, and
+    those that are nearly a plugin's."""
+    known = _declared()
+    prefixes = tuple({f"{name.partition('_')[0]}_" for name in known})
+    unknown = sorted(name for name in os.environ if name.startswith(prefixes) and name not in known)
+    pairs = [(name, nearest(name, known)) for name in unknown]
+    return [(name, near) for name, near in pairs if near is not None or name.startswith("QUIRE_")]

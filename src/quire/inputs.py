@@ -30,5 +30,11 @@ class TokensPrompt(_PromptOptions):
     prompt: NotRequired[str]
 
 
+class DataPrompt(TypedDict):
+    """An application's own data, for an IO processor."""
+
+    data: Any
+
+
 PromptType = str | list[int] | TextPrompt | TokensPrompt
 """Every form that `LLM.generate` and its like take for one prompt."""

@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType, MethodType
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
@@ -43,6 +43,7 @@ class _Formatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
+        text += "".join(f" {name}={value}" for name, value in _current_fields().items())
         label = f"({self.process_label}) " if self.process_label else ""
         lead = f"{self.prefix}{label}"
         if "\n" in text:
@@ -73,12 +74,32 @@ class _JsonFormatter(logging.Formatter):
             "pid": record.process,
             "message": record.getMessage(),
         }
+        entry |= _current_fields()
         entry |= getattr(record, "fields", {})  # figures that the message tells in words
         if self.prefix:
             entry["prefix"] = self.prefix
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
         return json.dumps(entry, ensure_ascii=False, default=str)
+
+
+_tables: list[Mapping[str, Callable[[], object]]] = []
+
+
+def show_fields(fields: Mapping[str, Callable[[], object]]) -> None:
+    """Add to each line what the functions of a table give: plugins put theirs in one that grows."""
+    _tables.append(fields)
+
+
+def _current_fields() -> dict[str, object]:
+    """The added fields' values now; a function that fails gives the name of its error, so that nothing is lost but the value."""
+    values: dict[str, object] = {}
+    for name, function in [item for table in _tables for item in table.items()]:
+        try:
+            values[name] = function()
+        except Exception as error:
+            values[name] = type(error).__name__
+    return values
 
 
 class _StreamHandler(logging.StreamHandler[TextIO]):

@@ -1,10 +1,6 @@
 """Every example of `examples/` runs on the demo model and prints what its page says."""
 
 import importlib.util
-import os
-import subprocess
-import sys
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -68,39 +64,6 @@ def test_tool_calls(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     run("tool_calls", url)
     called, answered = capsys.readouterr().out.splitlines()[-2:]
     assert called.startswith("calculate(") and called.endswith("= 84") and "84" in answered
-
-
-_USE_PLUGIN = """
-from quire import LLM, SamplingParams
-from quire.parsers.formats import TOOLS
-llm = LLM(hf_overrides={"architectures": ["AcornForCausalLM"]}, max_model_len=512)
-answer = llm.chat([{"role": "user", "content": "What is 17 + 25?"}], SamplingParams(temperature=0, max_tokens=20))
-print("acorn" in TOOLS, answer[0].outputs[0].text)
-"""
-
-
-def test_a_plugin_that_is_installed_adds_a_model_and_a_format(tmp_path: Path) -> None:
-    """The metadata that pip would write, beside the package."""
-    declared = tomllib.loads((EXAMPLES / "plugin" / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    metadata = tmp_path / f"{declared['name'].replace('-', '_')}-{declared['version']}.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text(f"Name: {declared['name']}\nVersion: {declared['version']}\n", encoding="utf-8")
-    groups = [
-        "\n".join((f"[{group}]", *(f"{name} = {path}" for name, path in points.items())))
-        for group, points in declared["entry-points"].items()
-    ]
-    (metadata / "entry_points.txt").write_text("\n".join(groups), encoding="utf-8")
-    paths = [str(tmp_path), str(EXAMPLES / "plugin" / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    ran = subprocess.run(
-        [sys.executable, "-c", _USE_PLUGIN],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert "True 17 + 25 = 42" in ran.stdout
 
 
 def test_the_readme_names_every_example() -> None:

@@ -5,9 +5,25 @@ from collections.abc import Sequence
 
 from quire.attention.interface import AttentionBackend, AttentionRequest
 from quire.errors import ConfigError
-from quire.plugins.registry import import_path
+from quire.plugins.registry import Registry, import_path
 
 BUILT_IN_BACKENDS = ("quire.attention.cpu:CpuBackend", "quire.attention.reference:ReferenceBackend")
+
+
+BACKENDS: Registry[type[AttentionBackend]] = Registry("attention backend", "attention_backend")
+"""The backends of plugins, which are asked before the platform's own."""
+
+
+def register_attention_backend(
+    name: str, backend: type[AttentionBackend] | str, *, override: bool = False, owner: str | None = None
+) -> None:
+    """Add a backend: a class or its path. Its `supports` should say no on devices that it does not know
+    (`current_platform().name`). `override`, `owner`: see `Registry.register`.
+
+    Raises:
+        ConfigError: the name is taken.
+    """
+    BACKENDS.register(name, backend, override=override, owner=owner)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,13 +46,13 @@ def select_backend(
 
     Args:
         requests: what the model's layers need; a backend must serve all of them.
-        candidates: class paths, best first.
+        candidates: the platform's class paths, best first; plugins' backends are asked before them.
         forced: a backend's name that the user insists on, or a class path of his own.
 
     Raises:
         ConfigError: no such name, or nobody (or not the forced one) can serve these layers.
     """
-    backends = [load_backend(path) for path in candidates]
+    backends = [*BACKENDS.values(), *(load_backend(path) for path in candidates)]
     if forced is not None:
         by_name = {backend.name: backend for backend in backends}
         if forced not in by_name and ":" in forced:

@@ -68,6 +68,7 @@ class ModelConfig:
     rope_scaling: dict[str, Any] | None = None
     rope_theta: float | None = None
     pooling: PoolingConfig | None = None
+    io_processor_plugin: str | None = None
     hub: HubModel | None = None
 
     @property

@@ -151,6 +151,7 @@ class Resolver:
             hf_overrides={} if callable(args.hf_overrides) else dict(args.hf_overrides),
             override_generation_config=dict(args.override_generation_config),
             pooling=pooling,
+            io_processor_plugin=args.io_processor_plugin,
             hub=hub,
         )
 

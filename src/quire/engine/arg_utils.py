@@ -40,7 +40,10 @@ class EngineArgs(EngineSettings):
 
     @classmethod
     def add_cli_args(cls, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        """Add a flag for every field, grouped; returns the parser."""
+        """Add a flag for every field, grouped; returns the parser. Plugins are loaded first: they add values of flags."""
+        from quire.plugins import load_general_plugins
+
+        load_general_plugins("frontend")
         arg_parser.add_engine_flags(parser, cls)
         return parser
 
@@ -57,8 +60,8 @@ class EngineArgs(EngineSettings):
         from quire.plugins import load_general_plugins
 
         bootstrap("frontend", only_first=True)
-        _warn_unknown_variables()
         load_general_plugins("frontend")
+        _warn_unknown_variables()
         check_settings(self)
         if self.logging_config:
             apply_logging(self.logging_config)

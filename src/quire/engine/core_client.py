@@ -32,7 +32,7 @@ from quire.engine.messages import (
 from quire.engine.watchdog import Watchdog
 from quire.errors import EngineDeadError, EngineError, describe
 from quire.executor.interface import Executor
-from quire.logger import init_logger
+from quire.logger import init_logger, trace_this_thread_if_asked
 from quire.patch import bootstrap
 from quire.request import EngineCoreOutputs
 
@@ -254,6 +254,7 @@ class ThreadClient(CoreClient):
     def _run(self) -> None:
         try:
             bootstrap("core")
+            trace_this_thread_if_asked(self._config.instance_id)
             core = EngineCore(self._config, serves=True)
             self.ready = core.ready()
             self._watchdog = Watchdog(core.heartbeat.words, self._on_hang)

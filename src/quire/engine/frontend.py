@@ -12,10 +12,12 @@ from quire.adapters import LoRARequest
 from quire.config import EngineConfig, ModelConfig
 from quire.engine.core_client import CoreClient
 from quire.engine.input_processor import InputProcessor, ProcessedRequest, TokenizedPrompt, prepare_grammars
+from quire.engine.io_processor import load_io_processor
 from quire.engine.messages import AbortRequests, AddRequests, GivenUp
 from quire.engine.output_processor import OutputProcessor, StatsHook
 from quire.engine.pooling_processor import PoolingProcessor
 from quire.engine.request_record import NO_TOKENS, PoolingRecord, RequestRecord
+from quire.engine.stat_loggers import load_stat_loggers
 from quire.engine.tokenization import Tokenization
 from quire.engine.tokenizer_source import TokenizerSource
 from quire.errors import ConfigError, EngineError, RequestError
@@ -44,6 +46,7 @@ class Frontend(Generic[ClientT]):
 
     Attributes:
         events: what happened to it besides answers.
+        io_processor: the plugin's that `io_processor_plugin` names.
     """
 
     def __init__(
@@ -57,7 +60,9 @@ class Frontend(Generic[ClientT]):
     ) -> None:
         self.events = EventLog() if metrics is None else metrics.events
         self.tokenizer_source = source = TokenizerSource(config.model, for_server=for_server)
-        self._outputs = OutputProcessor([*([] if metrics is None else [metrics]), *stat_hooks])
+        own = [] if metrics is None else [metrics]
+        self._outputs = OutputProcessor([*own, *stat_hooks, *load_stat_loggers(config)])
+        self.io_processor = load_io_processor(config)
         self._stats_logger: StatsLogger | None = None
         if metrics is not None and not config.observability.disable_log_stats:
             self._stats_logger = StatsLogger(metrics, config.observability.log_stats_interval_s)

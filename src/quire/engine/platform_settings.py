@@ -1,4 +1,4 @@
-"""What a platform says of settings, before anything is derived from them: values for what the user left open, then rules.
+"""What plugins and a platform say of settings, before anything is derived: values for what the user left open, then rules.
 
 A setting whose value is its default counts as left open. Knows settings and platforms; knows nothing of what settings mean.
 """
@@ -13,27 +13,30 @@ from quire.engine.settings import EngineSettings
 from quire.errors import ConfigError, did_you_mean
 from quire.logger import init_logger
 from quire.platforms.interface import Platform, SettingRule
+from quire.plugins.vendor import SETTING_DEFAULTS
 
 logger = init_logger(__name__)
 SettingsT = TypeVar("SettingsT", bound=EngineSettings)
 
 
 def settle_settings(args: SettingsT, platform: Platform, hf_config: HFConfig) -> tuple[SettingsT, dict[str, str]]:
-    """The settings as the platform has them, and for each that is not at its default who set it: `user`, or `platform NAME`.
+    """The settings as plugins and the platform have them, and for each that is not at its default who set it: `user`,
+    `plugin NAME` or `platform NAME`.
 
     Raises:
-        ConfigError: the platform refuses a value, or names a setting that there is not.
+        ConfigError: the platform refuses a value, or somebody names a setting that there is not, or gives it a wrong value.
     """
     fields = {field.name: field for field in dataclasses.fields(args)}
     set_by = {name: "user" for name, field in fields.items() if getattr(args, name) != default_of(field)}
     who, changes = f"platform {platform.name}", dict[str, Any]()
-    for name, value in platform.setting_defaults(hf_config).items():
-        _check_name(name, fields, platform)
-        if name not in set_by:
-            fields[name].metadata["check"](name, value)
-            changes[name], set_by[name] = value, who
+    for source, defaults in (*_plugin_defaults(hf_config), (who, platform.setting_defaults(hf_config))):
+        for name, value in defaults.items():
+            _check_name(name, fields, source)
+            if name not in set_by:
+                fields[name].metadata["check"](name, value)
+                changes[name], set_by[name] = value, source
     for rule in platform.setting_rules():
-        _check_name(rule.setting, fields, platform)
+        _check_name(rule.setting, fields, who)
         value = changes.get(rule.setting, getattr(args, rule.setting))
         if value not in rule.allowed:
             changes[rule.setting], set_by[rule.setting] = _reset(rule, value, platform), who
@@ -53,11 +56,17 @@ def _reset(rule: SettingRule, value: Any, platform: Platform) -> Any:
     return rule.reset_to[0]
 
 
-def _check_name(name: str, fields: Mapping[str, Any], platform: Platform) -> None:
+def _plugin_defaults(hf_config: HFConfig) -> list[tuple[str, Mapping[str, Any]]]:
+    """What plugins give to settings that are left open, and who they are."""
+    return [
+        (f"plugin {SETTING_DEFAULTS.entry(name).owner}", defaults(hf_config))
+        for name, defaults in SETTING_DEFAULTS.items()
+    ]
+
+
+def _check_name(name: str, fields: Mapping[str, Any], who: str) -> None:
     if name not in fields:
-        message = (
-            f"the platform {platform.name!r} speaks of a setting {name!r} that there is not{did_you_mean(name, fields)}"
-        )
+        message = f"the {who} speaks of a setting {name!r} that there is not{did_you_mean(name, fields)}"
         raise ConfigError(message, setting="device")
 
 

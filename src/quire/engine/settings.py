@@ -135,6 +135,9 @@ class EngineSettings:
     pooler_config: dict[str, Any] | None = setting(
         None, mapping(), 'JSON object: how to pool, for example {"seq_pooling_type": "MEAN", "use_activation": false}'
     )
+    io_processor_plugin: str | None = setting(
+        None, TEXT, "name of an installed IO processor: an application's data in, its answers out (docs/plugins.md)"
+    )
     structured_outputs_config: dict[str, Any] | None = setting(
         None, mapping(), 'JSON object: {"backend": "auto", "guidance" or "xgrammar", "disable_any_whitespace": true}'
     )

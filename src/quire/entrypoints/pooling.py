@@ -9,13 +9,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypedDict, Unpack, cast
 
 from quire.engine.input_processor import ProcessedRequest, TokenizedPrompt, check_params
+from quire.engine.io_processor import prompts_of
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.pooling_processor import join_pieces
 from quire.engine.tokenization import Tokenization
 from quire.entrypoints.conversations import Adapters, adapters_per_prompt, as_prompts, check_count
 from quire.entrypoints.scoring import check_scores, cosine, pair_prompts, pair_texts
 from quire.errors import EngineError, RequestError
-from quire.inputs import PromptType
+from quire.guards import is_dict
+from quire.inputs import DataPrompt, PromptType
 from quire.outputs import (
     ClassificationRequestOutput,
     EmbeddingRequestOutput,
@@ -55,7 +57,7 @@ class PoolingMethods:
 
     def encode(
         self,
-        prompts: PromptType | Sequence[PromptType],
+        prompts: PromptType | Sequence[PromptType] | DataPrompt,
         pooling_params: PoolingPerPrompt = None,
         *,
         pooling_task: str | None = None,
@@ -68,17 +70,31 @@ class PoolingMethods:
         """What the pooler gives for each prompt: one vector, or an array with a row for each token.
 
         Args:
+            prompts: or an object with `data`, for the plugin of `io_processor_plugin`; the one output then has its answer.
             pooling_params: for all prompts, or one for each.
             pooling_task: `embed`, `classify`, `token_embed` or `token_classify`; None takes the model's first.
             truncate_prompt_tokens: as in `PoolingParams`.
             prompt_name: put this prompt of config_sentence_transformers.json before each text.
         """
+        if is_dict(prompts) and "data" in prompts:
+            return [self._encode_data(prompts["data"], pooling_params, use_tqdm, lora_request)]
         tokenization = Tokenization.of(tokenization_kwargs)
         processor = self.llm_engine.pooling_processor
         special = tokenization.add_special_tokens is not False
         tokenized = processor.tokenize_batch(as_prompts(prompts), special, prompt_name)
         params = _params_per_prompt(pooling_params, len(tokenized), pooling_task, truncate_prompt_tokens)
         return self._pool(tokenized, [tokenization.of_pooling(each) for each in params], use_tqdm, lora_request)
+
+    def _encode_data(
+        self, data: Any, params: PoolingPerPrompt, use_tqdm: bool | Callable[..., Any], adapters: Adapters
+    ) -> Any:
+        processor = self.llm_engine.io_processor
+        if processor is None:
+            raise RequestError("a prompt with data needs io_processor_plugin, which names a plugin", param="data")
+        merged = processor.merge_pooling_params(params if isinstance(params, PoolingParams) else None)
+        outputs = self.encode(prompts_of(processor, data), merged, use_tqdm=use_tqdm, lora_request=adapters)
+        tokens = [token_id for output in outputs for token_id in output.prompt_token_ids]
+        return PoolingRequestOutput(outputs[0].request_id, processor.post_process(outputs), tokens, True)
 
     def embed(
         self, prompts: PromptType | Sequence[PromptType], **options: Unpack[EncodeOptions]

@@ -11,6 +11,8 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar, cast
 
+from quire.plugins.registry import BUILT_IN_OWNER, current_owner
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -116,25 +118,29 @@ def kernel(
     platform: str,
     priority: int = 0,
     unavailable: Predicate = lambda: None,
-    owner: str = "quire",
+    owner: str | None = None,
     invariant: bool = True,
     needs_scratch: bool = True,
     tolerance: float = 0.0,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register an implementation of `op`, whose signature is the declaration's.
 
+    Args:
+        owner: who registers, for messages; None: Quire for its own modules, else the plugin that is being loaded, or the program.
+
     Raises:
         ValueError: the same operation, platform and priority are registered twice.
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        entry = Kernel(op, platform, function, priority, unavailable, owner, invariant, needs_scratch, tolerance)
+        who = owner or (BUILT_IN_OWNER if function.__module__.startswith("quire.") else current_owner())
+        entry = Kernel(op, platform, function, priority, unavailable, who, invariant, needs_scratch, tolerance)
         existing = _kernels.setdefault(op, [])
         for other in existing:
             if (other.platform, other.priority) == (platform, priority):
                 raise ValueError(
                     f"kernel {op!r} for platform {platform!r} with priority {priority} is registered by both "
-                    f"{other.owner!r} and {owner!r}: give one another priority"
+                    f"{other.owner!r} and {who!r}: give one another priority"
                 )
         existing.append(entry)
         return function

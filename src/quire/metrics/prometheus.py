@@ -11,8 +11,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from quire.config import CacheConfig
+from quire.logger import init_logger
 from quire.metrics.engine_metrics import EngineMetrics, Histogram
 from quire.metrics.events import EventKind
+from quire.plugins.vendor import METRICS
+
+logger = init_logger(__name__)
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "quire:"
@@ -179,6 +183,20 @@ class EngineCollector(Collector):
             yield counter
 
 
+class PluginCollector(Collector):
+    """The metrics that plugins add; one that fails is named in the log once, and left out of the scrape."""
+
+    def collect(self) -> Iterable[Metric]:
+        """Called by the registry for each scrape."""
+        found: list[Metric] = []
+        for name, families in METRICS.items():
+            try:
+                found += families()
+            except Exception as error:
+                logger.warning_once("the metrics %r of %s failed: %r", name, METRICS.entry(name).owner, error)
+        return found
+
+
 class PrometheusExposition:
     """A registry of its own: two servers in a process do not mix. `others` tell more than the engine's figures."""
 
@@ -187,7 +205,7 @@ class PrometheusExposition:
     ) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(EngineCollector(metrics, info, names))
-        for other in others:
+        for other in (*others, PluginCollector()):
             self.registry.register(other)
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)

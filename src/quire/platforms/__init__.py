@@ -52,7 +52,7 @@ def _class_path_for(wanted: str, setting: str) -> str:
         return path
     if wanted in BUILT_IN:
         return BUILT_IN[wanted]
-    answers = {name: path for name in plugins if (path := _ask(name)) is not None}
+    answers = {name: path for name, path in ask_all().items() if path is not None}
     if wanted != "auto":
         for path in answers.values():
             if _platform_at(path).name == wanted:
@@ -75,6 +75,13 @@ def _best_built_in() -> str:
     if why is not None:
         logger.debug("not on the cuda platform: %s", why)
     return BUILT_IN["cpu" if why is not None else "cuda"]
+
+
+def ask_all() -> dict[str, str | None]:
+    """What each platform plugin answers, by name; of one that fails, None."""
+    from quire.plugins import PLATFORM_GROUP, find_plugins
+
+    return {name: _ask(name) for name in find_plugins(PLATFORM_GROUP)}
 
 
 def _ask(name: str, *, must_work: bool = False) -> str | None:

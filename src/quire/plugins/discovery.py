@@ -129,7 +129,7 @@ def find_plugins(group: str) -> dict[str, Plugin]:
     for plugin in plugins:
         if plugin.state == "refused" and plugin.why.startswith("the packages"):
             logger.error("Plugin %r of %s is left out: %s", plugin.name, group, plugin.why)
-    return {plugin.name: plugin for plugin in plugins if plugin.state != "refused"}
+    return {plugin.name: plugin for plugin in plugins if not _refusal(plugin, plugins)}
 
 
 def load(plugin: Plugin) -> Any:

@@ -2,18 +2,20 @@
 
 Two kinds. Per request: callables in `SamplingParams.logits_processors` (in-process engines only), each
 `(output_token_ids, logits) -> logits` or `(prompt_token_ids, output_token_ids, logits) -> logits` on one row. Per engine:
-subclasses of `LogitsProcessor`, given as classes or as class paths in the engine argument `logits_processors`.
+subclasses of `LogitsProcessor`, given as classes or as class paths in the engine argument `logits_processors`, or by plugins.
 """
 
 from __future__ import annotations
 
 import abc
-import importlib
 import inspect
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import ConfigError
+from quire.logger import init_logger
+from quire.plugins import LOGITS_PROCESSORS_GROUP, load_plugins
+from quire.plugins.registry import import_path
 from quire.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     import torch
 
     from quire.config import EngineConfig
+
+logger = init_logger(__name__)
 
 
 class LogitsProcessor(abc.ABC):
@@ -72,12 +76,24 @@ def load_logits_processors(
     return loaded
 
 
+def load_plugin_processors(
+    config: EngineConfig, device: torch.device, is_pin_memory: bool = False
+) -> list[LogitsProcessor]:
+    """The processors of installed plugins. One that cannot be made is named in the log and left out."""
+    loaded: list[LogitsProcessor] = []
+    for name, target in load_plugins(LOGITS_PROCESSORS_GROUP).items():
+        try:
+            loaded += load_logits_processors([target], config, device, is_pin_memory)
+        except Exception:
+            logger.exception("The logits processor %r cannot be made and is left out", name)
+    return loaded
+
+
 def _import_class(path: str) -> Any:
-    module, separator, name = path.partition(":") if ":" in path else path.rpartition(".")
-    if not separator or not module:
+    if not path.replace(":", ".").rpartition(".")[0]:
         raise ConfigError(f"logits_processors: {path!r} is not of the form module:Class", setting="logits_processors")
     try:
-        return getattr(importlib.import_module(module), name)
+        return import_path(path)
     except (ImportError, AttributeError) as error:
         raise ConfigError(
             f"logits_processors: {path!r} cannot be imported: {error}", setting="logits_processors"

@@ -20,7 +20,7 @@ from quire.errors import EngineError
 from quire.layers.interface import CausalLM
 from quire.model_loader import load_model
 from quire.platforms.interface import DeviceMemory, DeviceRuntime, Platform
-from quire.sample.logits_processor import load_logits_processors
+from quire.sample.logits_processor import load_logits_processors, load_plugin_processors
 from quire.sampling_params import SamplingParams
 from quire.spec_decode.verification import Acceptance, Verified
 from quire.worker.adapter_steps import AdapterSteps
@@ -81,9 +81,9 @@ class Runner(abc.ABC):
         self._model = self._loaded.model
         self._pooler = make_pooler(config, self._model, self._device, max_tokens)
         self._backend: AttentionBackend = self._loaded.backend
-        processors = load_logits_processors(
-            model.logits_processors, config, self._device, self._capabilities.pinning.value
-        )
+        can_pin = self._capabilities.pinning.value
+        processors = load_logits_processors(model.logits_processors, config, self._device, can_pin)
+        processors += load_plugin_processors(config, self._device, can_pin)
         self._grammars = WorkerGrammars(config, jumps=jumps)
         self._sampler = self._parts.sampler(
             self._max_rows, model.vocab_size, runtime, model.logprobs_mode, processors, self._grammars

@@ -7,6 +7,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from typing import Any
 
@@ -37,6 +38,10 @@ def run(args: argparse.Namespace) -> int:
 
 def collect() -> dict[str, dict[str, Any]]:
     """Every section; one that cannot be found out says why instead of failing."""
+    from quire.plugins import load_general_plugins
+    from quire.plugins.vendor import REPORT_SECTIONS
+
+    load_general_plugins("inspector")
     return {
         "quire": _quire(),
         "machine": _machine(),
@@ -45,6 +50,7 @@ def collect() -> dict[str, dict[str, Any]]:
         "plugins": _plugins(),
         "patches": _patches(),
         "environment": _environment(),
+        **{title: _section(collect) for title, collect in REPORT_SECTIONS.items()},
     }
 
 
@@ -125,6 +131,13 @@ def _patches() -> dict[str, Any]:
     found = patch.describe()
     lines = {each["id"]: f"{each['state']}  ({each['package']}) {each['why']}" for each in found.get("patches", ())}
     return {"digest": found["digest"], **lines} if found else {}
+
+
+def _section(collect: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+    try:
+        return dict(collect())
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}
 
 
 def _environment() -> dict[str, Any]:

@@ -26,12 +26,13 @@ def main(arguments: list[str]) -> int:
     from quire.entrypoints.http.api_keys import key_text, keys_of_plain
     from quire.entrypoints.http.siblings import Siblings
     from quire.entrypoints.server.process import ServerProcess
-    from quire.logger import set_process_label
+    from quire.logger import set_process_label, trace_this_thread_if_asked
     from quire.patch import check_same, settle
 
     set_up_log(args)
     folder, number = told["folder"], told["number"]
     set_process_label(f"frontend {number}")
+    trace_this_thread_if_asked(told["config"]["instance_id"])
     check_server_flags(args)  # which loads the parsers that they name
     keys = keys_of_plain(told["keys"])
     app, state = make_app(args, keys)

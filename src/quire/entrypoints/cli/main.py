@@ -34,6 +34,7 @@ GROUPS = {
     },
     "this installation": {
         "compile-cache": "compile a model's GPU kernels before they are needed",
+        "plugins": "list the plugins and what became of them, or write a new one",
         "collect-env": "tell about this machine and installation",
         "completion": "print a script that completes commands and flags in bash, zsh or fish",
     },

@@ -1,5 +1,6 @@
 """The routes that answer each input by itself: `/v1/embeddings`, `/classify` and `/pooling`."""
 
+import asyncio
 import base64
 import itertools
 import json
@@ -10,6 +11,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
+from quire.engine.io_processor import prompts_of
 from quire.entrypoints.http.errors import bad_field
 from quire.entrypoints.http.state import ServerState
 from quire.entrypoints.pooling_api import pooling_protocol as protocol
@@ -59,14 +61,38 @@ async def answer_classification(
 
 async def answer_pooling(
     state: ServerState, request: protocol.PoolingRequest, public_id: str
-) -> protocol.PoolingResponse | Response:
-    """What the pooler gives for every input, of any task that the model has."""
+) -> protocol.PoolingResponse | protocol.IOProcessorResponse | Response:
+    """What the pooler gives for every input, of any task that the model has; of `data`, what an IO processor makes of it."""
+    if request.data is not None:
+        return await _answer_data(state, request, public_id)
 
     def write(index: int, pooled: PoolingOutput) -> protocol.PoolingData:
         return protocol.PoolingData(index, _numbers(pooled, request))
 
     wanted = {name: getattr(request, name) for name in ("task", "dimensions", "step_tag_id", "returned_token_ids")}
     return await _answer(state, request, "pooling", public_id, protocol.PoolingResponse, write, wanted)
+
+
+async def _answer_data(
+    state: ServerState, request: protocol.PoolingRequest, public_id: str
+) -> protocol.IOProcessorResponse:
+    processor = state.engine.io_processor
+    if processor is None:
+        raise bad_field("data", "this server has no IO processor: start it with --io-processor-plugin NAME.")
+    state.resolve_model(request.model)
+    require_pooling(state)
+    prompts = await asyncio.to_thread(prompts_of, processor, request.data, public_id)
+    given = PoolingParams(
+        task=request.task,
+        use_activation=activation(request, request.normalize),
+        dimensions=request.dimensions,
+        truncate_prompt_tokens=request.truncate_prompt_tokens,
+        truncation_side=request.truncation_side,
+    )
+    params = processor.merge_pooling_params(given)
+    outputs = await run_pooling(state, request, prompts, params, public_id, field="data")
+    answer = await asyncio.to_thread(processor.post_process, outputs, public_id)
+    return protocol.IOProcessorResponse(public_id, int(time.time()), answer)
 
 
 async def _answer(

@@ -62,6 +62,7 @@ class PoolingRequest(EncodedFields, kw_only=True):
     """Body of `POST /pooling`."""
 
     task: str | None = None
+    data: Any = None
     step_tag_id: int | None = None
     returned_token_ids: list[int] | None = None
 
@@ -166,6 +167,14 @@ class PoolingData(msgspec.Struct):
     index: int
     data: list[float | list[float]] | str
     object: str = "pooling"
+
+
+class IOProcessorResponse(msgspec.Struct):
+    """Answer of `POST /pooling` to `data`: the IO processor's own."""
+
+    request_id: str
+    created_at: int
+    data: Any
 
 
 class PoolingResponse(PoolingAnswer, kw_only=True):
