@@ -51,9 +51,9 @@ def build_app(
 ) -> "Application":
     """An application around `state`; the engine may be set later."""
     state.responses = ResponseStore(state.settings.responses_store)
-    dev = DEV_ROUTES if envs.QUIRE_SERVER_DEV_MODE else ()
-    added = plugin_endpoints(state, {endpoint.path for endpoint in (*WORK, *OPERATIONS, *DEV_ROUTES)})
-    state.http.watch([endpoint.path for endpoint in (*WORK, *OPERATIONS, *added)])
+    own = [*WORK, *OPERATIONS, *(DEV_ROUTES if envs.QUIRE_SERVER_DEV_MODE else ())]
+    endpoints = [*own, *plugin_endpoints(state, own)]
+    state.http.watch([endpoint.path for endpoint in endpoints])
     pages = (*(build_console_routes() if console else ()), *(build_docs_routes() if docs else ()))
     work_paths = {endpoint.path for endpoint in WORK}
     if state.settings.batch_store is not None:
@@ -73,7 +73,6 @@ def build_app(
         open_paths = paths if state.settings.api_key_for == "all" else paths | PROBED_PATHS
         middleware.append(Middleware(Authentication, keys=KeyRing(api_keys), open_paths=open_paths))
     middleware.append(Middleware(ErrorAnswers, settings=state.settings, allows_direct=not extra_middleware))
-    endpoints = [*WORK, *OPERATIONS, *dev, *added]
     routes = [*build_routes(endpoints), *pages]
     if docs:
         routes.append(Route("/openapi.json", _document(endpoints), methods=["GET"]))

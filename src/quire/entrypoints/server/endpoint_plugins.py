@@ -4,7 +4,7 @@ An entry point names a function that is given the server's state and returns `En
 middleware as all others. A plugin that fails, or wants a path that is taken, is named in the log and left out.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from quire.entrypoints.http.route_tools import Endpoint
 from quire.entrypoints.http.state import ServerState
@@ -15,9 +15,9 @@ from quire.plugins import ENDPOINTS_GROUP, find_plugins, load
 logger = init_logger(__name__)
 
 
-def plugin_endpoints(state: ServerState, taken: Collection[str]) -> list[Endpoint]:
-    """The routes of the plugins; `taken`: paths of the server's own."""
-    owners = dict.fromkeys(taken, "quire")
+def plugin_endpoints(state: ServerState, own: Sequence[Endpoint]) -> list[Endpoint]:
+    """The routes of the plugins; `own`: the server's."""
+    owners = dict.fromkeys((endpoint.path for endpoint in own), "quire")
     added: list[Endpoint] = []
     for name, plugin in find_plugins(ENDPOINTS_GROUP).items():
         try:
