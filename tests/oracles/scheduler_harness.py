@@ -95,6 +95,7 @@ class SchedulerHarness:
         max_model_len: int = 64,
         min_common_tokens: int = 16,
         preparer: SlowPreparer | None = None,
+        num_adapters: int = 0,
         guessing: Guessing | None = None,
         **settings: int | float | bool,
     ) -> None:
@@ -115,7 +116,7 @@ class SchedulerHarness:
         self.scheduler = Scheduler(config, cache, self.kv_config, hash_key=b"test", min_common_tokens=min_common_tokens)
         self.preparer = preparer
         if preparer is not None:
-            self.scheduler.waiting.preparations = Preparations(preparer)
+            self.scheduler.waiting.preparations = Preparations(preparer, num_adapters)
         self.config = config
         self.depth = depth
         if guessing is not None:

@@ -7,6 +7,7 @@ wait for a place get one. Knows adapters by name; what is in a place is the work
 
 import dataclasses
 import itertools
+from collections.abc import Iterable
 
 from quire.core.request_state import Request
 
@@ -90,10 +91,11 @@ class AdapterSlots:
         self._free.append(victim.number)
         return True
 
-    def close(self, num_wanted: int) -> None:
-        """So many adapters wait for a place that others hold: let places close for them, but at most half of all. Those that are
-        closing go first, then those with the fewest holders."""
-        wanted = min(num_wanted, max(1, self._count // 2))
+    def close_for(self, waiting: Iterable[Request]) -> None:
+        """Let as many places close as adapters of these requests have none, but at most half of all. Those that are closing go
+        first, then those with the fewest holders."""
+        keys = {request.source.adapter.key for request in waiting if request.source.adapter is not None}
+        wanted = min(len(keys - self._slots.keys()), max(1, self._count // 2))
         held = sorted(self._slots.values(), key=lambda slot: (not slot.is_closing, len(slot.holders), slot.used))
         for number, slot in enumerate(slot for slot in held if slot.is_loaded):
             slot.is_closing = number < wanted

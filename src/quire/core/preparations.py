@@ -72,8 +72,9 @@ class Preparations:
         if self._preparer is None:
             return False
         if self._is_ready(request):
-            self.leave(request)
             request.adapter_slot = self.adapters.hold(request)
+            if self._forget(request):
+                self._begin()
             return False
         self._ahead.pop(request.request_id, None)
         self._line[request.request_id] = request
@@ -119,12 +120,16 @@ class Preparations:
         return len(self) > 0
 
     def leave(self, request: Request) -> None:
-        """A request starts, or has ended, wherever it was, or has given its row back: somebody else's turn may have come."""
+        """A request has ended, wherever it was, or has given its row back: somebody else's turn may have come."""
+        was_here, has_released = self._forget(request), self.adapters.release(request)
+        if was_here or has_released:
+            self._begin()
+
+    def _forget(self, request: Request) -> bool:
+        """Whether it was held back, or was prepared and had not started; it no longer is."""
         places = (self._line, self._begun, self._ready, self._ahead)
         found = [place.pop(request.request_id, None) for place in places]
-        has_released = self.adapters.release(request)
-        if self._line and (has_released or any(found)):
-            self._begin()
+        return any(found)
 
     def _take_in(self, wait_s: float) -> None:
         assert self._preparer is not None
@@ -140,11 +145,12 @@ class Preparations:
 
     def _begin(self) -> None:
         """Begin what may be begun, in the order of precedence. What has become known meanwhile is ready."""
-        assert self._preparer is not None
-        without_place: set[str] = set()
+        if self._preparer is None:
+            return
+        self.adapters.close_for(self._line.values())
         for request in sorted(self._line.values(), key=lambda one: one.rank):
             if not self.adapters.is_ready(request):
-                self._begin_loading(request, without_place)
+                self._begin_loading(request)
                 continue
             if self.has_grammar(request) and (
                 sum(map(self.has_grammar, self._begun.values())) >= _MOST_BEGUN
@@ -157,18 +163,15 @@ class Preparations:
             else:
                 self._begun[request.request_id] = request
                 self._preparer.prepare(request.source)
-        self.adapters.close(len(without_place))
 
-    def _begin_loading(self, request: Request, without_place: set[str]) -> None:
-        """Have a request's adapter loaded, if it has a place; the names of others are added to a set."""
-        assert self._preparer is not None and request.source.adapter is not None
+    def _begin_loading(self, request: Request) -> None:
+        """Have a request's adapter loaded, if there is a place for it."""
+        assert self._preparer is not None
         slot = self.adapters.take(request)
-        if slot is None:
-            without_place.add(request.source.adapter.key)
-            return
-        del self._line[request.request_id]
-        self._begun[request.request_id] = request
-        self._preparer.load_adapter(request.source, slot)
+        if slot is not None:
+            del self._line[request.request_id]
+            self._begun[request.request_id] = request
+            self._preparer.load_adapter(request.source, slot)
 
     def _num_before(self, request: Request) -> int:
         return sum(other.rank < request.rank for other in (*self._begun.values(), *self._ahead.values()))
