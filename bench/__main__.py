@@ -11,6 +11,7 @@ BENCHMARKS = {
     "scheduler": "microseconds a request and step, without a model",
     "grammars": "structured outputs: microseconds a mask, milliseconds of all masks of a step, by kind of grammar",
     "forms": "answers that follow a JSON schema beside free ones, in rounds that alternate",
+    "answers": "how long the making of a long answer keeps other requests waiting, in pieces and in one go",
     "frontend": "the server around the engine: microseconds a streamed token by part, and added latency",
     "servers": "two ways to run `quire serve`, in rounds that alternate: the core in a process beside the core in a thread",
     "host": "the engine's own thread around the device's work: microseconds a step and a request, by stage",

@@ -45,6 +45,16 @@ def test_demo_refuses_a_task_that_there_is_not(capsys):
     assert "juggling" in capsys.readouterr().err
 
 
+def test_long_answers_are_made_in_one_go_and_in_pieces(tmp_path, capsys):
+    results = run_json(tmp_path, "answers", "--tokens", "400", "--width", "40", "--entries", "3", "--rounds", "1")[
+        "results"
+    ]
+    assert [each["way"] for each in results] == ["in one go", "in pieces"] * 3
+    for whole, pieces in zip(results[::2], results[1::2], strict=True):
+        assert whole["answer"] == pieces["answer"] and whole["megabytes"] == pieces["megabytes"] > 0
+    assert "longest, ms" in capsys.readouterr().out
+
+
 def test_forms_are_compared_with_free_answers(tmp_path, capsys):
     sizes = ["--batch-sizes", "1", "3", "--input-len", "6", "--output-len", "8", "--rounds", "2"]
     results = run_json(tmp_path, "forms", *sizes)["results"]

@@ -10,13 +10,12 @@ import hashlib
 from collections.abc import Callable
 from typing import Any, cast
 
-import msgspec
-
 from quire.engine.request_stream import OutputStream
 from quire.entrypoints.anthropic import protocol
 from quire.entrypoints.anthropic.conversion import to_chat_request
 from quire.entrypoints.anthropic.protocol import Block, TextBlock, ThinkingBlock, ToolUseBlock, error_event
 from quire.entrypoints.http.errors import bad_field
+from quire.entrypoints.http.long_bodies import encode
 from quire.entrypoints.http.state import ServerState
 from quire.entrypoints.http.streaming import failure_of
 from quire.entrypoints.openai.answers import PieceReader
@@ -31,8 +30,6 @@ from quire.parsers.pieces import Piece
 from quire.parsers.thinking import check_budget
 from quire.sampling_params import SamplingParams
 
-_encode = msgspec.json.Encoder().encode
-
 _DELTAS = {
     "content": b'{"type":"text_delta","text":',
     "reasoning": b'{"type":"thinking_delta","thinking":',
@@ -41,7 +38,7 @@ _DELTAS = {
 
 
 def event(kind: str, **fields: Any) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode({"type": kind, **fields}))
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), encode({"type": kind, **fields}))
 
 
 class BlockWriter:
@@ -82,7 +79,7 @@ class BlockWriter:
     def write_delta(self, text: str) -> bytes:
         """More text of the open block."""
         self._texts.append(text)
-        return self._head + _encode(text) + b"}}\n\n"
+        return self._head + encode(text) + b"}}\n\n"
 
     def close(self) -> bytes:
         """End the open block, if there is one."""

@@ -13,6 +13,7 @@ from starlette.routing import Route
 from quire.engine.caller import CALLER, check_timeout
 from quire.entrypoints.http.decoding import read_body
 from quire.entrypoints.http.errors import HTTPError, bad_field
+from quire.entrypoints.http.long_bodies import encode, json_body
 from quire.entrypoints.http.siblings import OWN
 from quire.entrypoints.http.state import ServerState
 
@@ -68,11 +69,11 @@ def _by_method(handlers: dict[str, Handler]) -> Handler:
 
 
 _TRUTH = {"true": True, "1": True, "false": False, "0": False}
-_encode = msgspec.json.Encoder().encode
 
 
 def json_response(body: Any, status: int = 200) -> Response:
-    return Response(_encode(body), status_code=status, media_type="application/json")
+    """An answer as JSON; a long one is written between other requests' work."""
+    return json_body(body, status)
 
 
 def flag_of(request: Request, name: str, default: bool) -> bool:
@@ -110,7 +111,7 @@ async def tell_siblings(request: Request, body: msgspec.Struct) -> None:
     """Have the server's other processes do the same, with this body."""
     siblings = state_of(request).siblings
     if siblings is not None and OWN not in request.query_params:
-        await siblings.tell(request.url.path, _encode(body))
+        await siblings.tell(request.url.path, encode(body))
 
 
 def public_id(request: Request, body: RequestWithId) -> str:

@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 
 from quire.engine.request_stream import MergedStream, OutputStream
+from quire.entrypoints.http.long_bodies import encode
 from quire.entrypoints.http.state import ServerSettings
 from quire.entrypoints.http.streaming import failure_of
 from quire.entrypoints.openai.generation import Generation, total_timing, total_usage
 from quire.entrypoints.openai.protocol import GenerationFields, StreamOptions, Timing, Usage
 
 DONE = b"data: [DONE]\n\n"
-_encode = msgspec.json.Encoder().encode
 
 
 class ChunkWriter:
@@ -28,7 +28,7 @@ class ChunkWriter:
     """
 
     def __init__(self, fields: dict[str, Any], text_field: tuple[str, str], include_usage: bool) -> None:
-        self._head = b"data: " + _encode(fields)[:-1] + b',"choices":['
+        self._head = b"data: " + encode(fields)[:-1] + b',"choices":['
         self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
         self._text_field = text_field
         self._heads: dict[str | tuple[int, str], bytes] = {}
@@ -41,22 +41,22 @@ class ChunkWriter:
         if head is None:
             before = self._text_field[0].replace("content", field)
             head = self._heads[key] = self._head + b'{"index":%d,%s' % (index, before.encode())
-        return b"".join((head, _encode(text), self._text_tail))
+        return b"".join((head, encode(text), self._text_tail))
 
     def choice(self, choice: Any, usage: Usage | None = None, beside: dict[str, Any] | None = None) -> bytes:
         """A chunk with one choice of any content, and with other fields beside the choices."""
-        tail = self._tail if usage is None else b'],"usage":' + _encode(usage) + b"}\n\n"
+        tail = self._tail if usage is None else b'],"usage":' + encode(usage) + b"}\n\n"
         if beside:
-            tail = b"]," + _encode(beside)[1:-1] + tail[1:]
-        return self._head + _encode(choice) + tail
+            tail = b"]," + encode(beside)[1:-1] + tail[1:]
+        return self._head + encode(choice) + tail
 
     def usage(self, usage: Usage, timing: Timing | None = None) -> bytes:
         """The last chunk before the end: no choice, the whole stream's usage, and its times where they are wanted."""
         metrics = b""
         if timing is not None:
             known = {name: value for name, value in msgspec.structs.asdict(timing).items() if value is not None}
-            metrics = b',"metrics":' + _encode(known)
-        return self._head + b'],"usage":' + _encode(usage) + metrics + b"}\n\n"
+            metrics = b',"metrics":' + encode(known)
+        return self._head + b'],"usage":' + encode(usage) + metrics + b"}\n\n"
 
 
 CHAT_TEXT = ('"delta":{"content":', '},"logprobs":null,"finish_reason":null}')

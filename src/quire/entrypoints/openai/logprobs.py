@@ -6,12 +6,16 @@ the tokenizer for a token's bytes, and which tokens are special.
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
+from quire.entrypoints.http.long_bodies import Made
 from quire.entrypoints.openai.protocol import ChatLogprobs, CompletionLogprobs, TokenLogprob, TokenTopLogprob
 from quire.logprobs import Logprob, LogprobsOnePosition
 from quire.tokenizers.interface import Tokenizer
 from quire.tokenizers.token_texts import bytes_of, texts_at
 
+FEW_TOKENS = 64
+"""Entries of so many tokens are made at once."""
 LOWEST = -9999.0
 """JSON has no infinity; OpenAI and others write this for a token that cannot be sampled."""
 
@@ -45,12 +49,18 @@ def chat_logprobs(
     tokenizer: Tokenizer | None = None,
 ) -> ChatLogprobs:
     """Logprobs of chat tokens. `top`: how many of the likeliest tokens are shown; None: all of a position, sampled one first."""
-    content: list[TokenLogprob] = []
-    for token_id, position in zip(token_ids, positions, strict=False):
+
+    def write(pair: tuple[int, LogprobsOnePosition]) -> TokenLogprob:
+        token_id, position = pair
         token, logprob, raw = _chat_token(token_id, position[token_id], as_ids, tokenizer)
         entries = top_entries(position, top) if top is not None else list(position.items())
         best = [TokenTopLogprob(*_chat_token(other, entry, as_ids, tokenizer)) for other, entry in entries]
-        content.append(TokenLogprob(token, logprob, raw, best))
+        return TokenLogprob(token, logprob, raw, best)
+
+    pairs = list(zip(token_ids, positions, strict=False))
+    if len(pairs) <= FEW_TOKENS:
+        return ChatLogprobs([write(pair) for pair in pairs])
+    content: Any = Made(pairs, write)  # while the answer is written
     return ChatLogprobs(content)
 
 
@@ -144,16 +154,15 @@ def _offsets(texts: Sequence[str], whole: str) -> list[int]:
     return offsets
 
 
-def prompt_logprobs_json(
-    positions: Iterable[LogprobsOnePosition | None],
-) -> list[dict[str, dict[str, float | int | str | None]] | None]:
-    """`prompt_logprobs` as vLLM writes them: one object a position, keyed by token id."""
-    return [
-        None
-        if not position
-        else {
-            str(token_id): {"logprob": finite(entry.logprob), "rank": entry.rank, "decoded_token": entry.decoded_token}
-            for token_id, entry in position.items()
-        }
-        for position in positions
-    ]
+def prompt_logprobs_json(positions: Sequence[LogprobsOnePosition | None]) -> Any:
+    """`prompt_logprobs` as vLLM writes them: one object a position, keyed by token id, each made when it is written."""
+    return Made(positions, _prompt_position)
+
+
+def _prompt_position(position: LogprobsOnePosition | None) -> dict[str, dict[str, float | int | str | None]] | None:
+    if not position:
+        return None
+    return {
+        str(token_id): {"logprob": finite(entry.logprob), "rank": entry.rank, "decoded_token": entry.decoded_token}
+        for token_id, entry in position.items()
+    }

@@ -131,10 +131,10 @@ async def _answer(
 
 
 def _numbers(pooled: PoolingOutput, request: protocol.EncodedFields) -> Any:
-    """A vector or rows as JSON's numbers, or as base64 of their bytes."""
+    """A vector or rows, whose numbers become JSON's when they are written, or base64 of their bytes."""
     if request.encoding_format == "base64":
         return base64.b64encode(_as_bytes(pooled, request)).decode()
-    return pooled.data.tolist()
+    return pooled.data
 
 
 def _as_bytes(pooled: PoolingOutput, request: protocol.EncodedFields) -> bytes:

@@ -9,18 +9,18 @@ from typing import Any
 import msgspec
 
 from quire.entrypoints.http.errors import HTTPError
+from quire.entrypoints.http.long_bodies import encode
 from quire.entrypoints.openai.protocol import TokenLogprob
 from quire.entrypoints.responses import protocol
 from quire.parsers.pieces import Piece
 
-_encode = msgspec.json.Encoder().encode
 _NAMES = {"content": "output_text", "reasoning": "reasoning_text", "arguments": "function_call_arguments"}
 
 
 def error_event(error: HTTPError) -> bytes:
     """An error in a stream whose status has already been sent, and whose response could not be kept."""
     fields = {"message": error.detail.message, "code": error.detail.code, "param": error.detail.param}
-    return b"event: error\ndata: %b\n\n" % _encode({"type": "error", **fields, "sequence_number": 0})
+    return b"event: error\ndata: %b\n\n" % encode({"type": "error", **fields, "sequence_number": 0})
 
 
 class OpenItem(msgspec.Struct):
@@ -118,7 +118,7 @@ class EventWriter:
         self.kind = kind
         place: dict[str, Any] = {"item_id": self._item.id, "output_index": self._index}
         name = f"response.{_NAMES[kind]}.delta"
-        fields = _encode({"type": name, **place} | ({"content_index": 0} if part is not None else {}))
+        fields = encode({"type": name, **place} | ({"content_index": 0} if part is not None else {}))
         self._head = b"event: %b\ndata: %b" % (name.encode(), fields[:-1])
         opened = self._event("response.output_item.added", output_index=self._index, item=self._item)
         return [opened] if part is None else [opened, self._part("added", part)]
@@ -132,10 +132,10 @@ class EventWriter:
         """More text of the open item: the common event, of which only the text is encoded."""
         self._texts.append(text)
         self._logprobs += logprobs
-        told = b',"logprobs":' + (_encode(logprobs) if logprobs else b"[]") if self.kind == "content" else b""
+        told = b',"logprobs":' + (encode(logprobs) if logprobs else b"[]") if self.kind == "content" else b""
         tail = b',"sequence_number":%d}\n\n' % self._number
         self._number += 1
-        return b"".join((self._head, b',"delta":', _encode(text), told, tail))
+        return b"".join((self._head, b',"delta":', encode(text), told, tail))
 
     def _of_item(self, kind: str, **fields: Any) -> bytes:
         return self._event(kind, item_id=self._item.id, output_index=self._index, **fields)
@@ -147,6 +147,6 @@ class EventWriter:
         return self._of_part(f"response.content_part.{happened}", part=part)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
-        body = _encode({"type": kind, **fields, "sequence_number": self._number})
+        body = encode({"type": kind, **fields, "sequence_number": self._number})
         self._number += 1
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), body)

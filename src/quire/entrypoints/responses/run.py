@@ -15,6 +15,7 @@ import msgspec
 
 from quire.engine.request_stream import OutputStream
 from quire.entrypoints.http.errors import HTTPError
+from quire.entrypoints.http.long_bodies import encode
 from quire.entrypoints.http.state import ServerState
 from quire.entrypoints.http.streaming import failure_of
 from quire.entrypoints.openai.answers import PieceReader
@@ -31,7 +32,6 @@ from quire.sampling_params import SamplingParams
 
 logger = init_logger(__name__)
 
-_encode = msgspec.json.Encoder().encode
 _ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 
 
@@ -244,7 +244,7 @@ class ResponseJob:
         response = self.response
         if not response.store:
             return
-        body, given = _encode(response), _encode(self.items)
+        body, given = encode(response), encode(self.items)
         stream = None if events is None else b"".join(events)
         item_ids = [item.id for item in response.output]
         record = Record(response.id, response.previous_response_id, not self.is_over, body, given, stream, item_ids)
@@ -272,7 +272,7 @@ async def find(state: ServerState, response_id: str) -> Record:
         response = msgspec.json.decode(record.body, type=protocol.ResponseObject)
         response.status = "failed"
         response.error = protocol.ResponseError("server_error", "The server ended before the response was complete.")
-        record.body, record.is_running = _encode(response), False
+        record.body, record.is_running = encode(response), False
     return record
 
 

@@ -55,6 +55,7 @@ from quire.entrypoints.pooling_api.generative_scoring import answer_generative_s
 from quire.entrypoints.pooling_api.inputs import answer_classification, answer_embeddings, answer_pooling
 from quire.entrypoints.pooling_api.pairs import answer_rerank, answer_score
 from quire.entrypoints.responses import handlers as responses_api
+from quire.tokenizers.interface import Tokenizer
 
 
 def _streaming_route(
@@ -122,9 +123,14 @@ async def tokenize(request: Request) -> Response:
     token_ids = await tokenize_prompt(body, tokenizer, state.settings.default_chat_template_kwargs)
     strings = None
     if body.return_token_strs:
-        strings = [str(token) for token in require_tokenizer(tokenizer, "prompt").convert_ids_to_tokens(token_ids)]
+        named = require_tokenizer(tokenizer, "prompt")
+        strings = await run_sized(len(token_ids), _token_strings, named, token_ids)
     limit = state.engine.config.model.max_model_len
     return json_response(TokenizeResponse(len(token_ids), limit, token_ids, strings))
+
+
+def _token_strings(tokenizer: Tokenizer, token_ids: list[int]) -> list[str]:
+    return [str(token) for token in tokenizer.convert_ids_to_tokens(token_ids)]
 
 
 async def detokenize(request: Request) -> Response:
