@@ -41,7 +41,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "config/observability.py",
     ),
     "pinning": ("platforms", "kernels/triton", "conformance"),
-    "component": ("worker/components.py", "conformance"),
+    "component": ("conformance",),
 }
 """By rule, the folders and files where it does not hold."""
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from quire.config import EngineConfig
 from quire.engine import core_process
 from quire.logger import init_logger, set_process_label
+from quire.platforms import current_platform
 from quire.processes import Child, begin_child, name_process
 
 logger = init_logger(__name__)
@@ -28,11 +29,12 @@ _MAX_WORDS = 1 << 16
 
 
 def wants_spare(config: EngineConfig) -> bool:
-    """Whether a spare is kept: as the user says; else for one device that is no CPU. Ranks would import for themselves."""
+    """Whether a spare is kept: as the user says; else for one device beside the host. Ranks would import for themselves."""
     parallel = config.parallel
     if parallel.spare_core is not None:
         return parallel.spare_core
-    return config.device.device != "cpu" and parallel.tensor_parallel_size == 1
+    on_host = current_platform(config.device.device).capabilities().computes_on_host
+    return not on_host.value and parallel.tensor_parallel_size == 1
 
 
 class SpareCores:
