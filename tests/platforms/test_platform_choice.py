@@ -98,7 +98,8 @@ def test_the_allow_list_hides_plugins(install, monkeypatch: pytest.MonkeyPatch) 
 def test_an_unknown_name_lists_what_there_is(install) -> None:
     install("one")
     with pytest.raises(
-        ConfigError, match=r"device='cpx' is not a platform \(did you mean 'cpu'\?\); allowed: auto, cuda, cpu, one"
+        ConfigError,
+        match=r"device='cpx' is not a platform \(did you mean 'cpu'\?\); allowed: auto, cuda, cpu, rocm, xpu, mps, one",
     ):
         current_platform("cpx")
 

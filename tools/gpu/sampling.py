@@ -32,8 +32,8 @@ from quire.kernels.triton.norm import activations, gather, norms
 from quire.kernels.triton.sampling import draw as sampling
 from quire.kernels.triton.sampling import filters, filters_window, logprobs, penalties
 from quire.kernels.triton.sampling import heads as sampling_heads
-from quire.platforms.cuda import CudaMemory
 from quire.platforms.interface import HostMemory
+from quire.platforms.torch_gpu import PinnedMemory
 from quire.sample.sampler import Sampler
 from quire.sampling_params import SamplingParams
 
@@ -267,7 +267,7 @@ def check_sampler() -> None:
         rng = random.Random(mode)
         rows = 24
         ours, theirs = (
-            Sampler(rows, VOCABULARY, CudaMemory(DEVICE), mode),
+            Sampler(rows, VOCABULARY, PinnedMemory(DEVICE), mode),
             Sampler(rows, VOCABULARY, HostMemory(), mode),
         )
         for row in range(rows):
@@ -325,7 +325,7 @@ def time_sampler() -> None:
         ("all", {"top_p": 0.95, "top_k": 40, "presence_penalty": 0.5, "logit_bias": {5: 1.0}, "logprobs": 5}),
     ):
         for rows in (1, 256):
-            sampler = Sampler(rows, VOCABULARY, CudaMemory(DEVICE))
+            sampler = Sampler(rows, VOCABULARY, PinnedMemory(DEVICE))
             for row in range(rows):
                 sampler.add_row(row, SamplingParams(**params), list(range(500)), [], row)
             rows_S = np.arange(rows, dtype=np.int32)

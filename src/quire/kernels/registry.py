@@ -8,7 +8,7 @@ calls the implementation that was chosen. A platform's implementation is registe
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, ParamSpec, TypeVar, cast
 
 from quire.plugins.registry import BUILT_IN_OWNER, current_owner
@@ -78,13 +78,14 @@ def use(choices: Mapping[str, Choice]) -> None:
         dispatcher.__setstate__((function, (), {}, vars(dispatcher)))
 
 
-def select(platform: str, *, deterministic: bool = False) -> None:
+def select(platform: str, *, deterministic: bool = False, shares: Collection[str] = ()) -> None:
     """Choose an implementation for every operation; called once by the platform, before a model is built.
 
     Args:
         deterministic: only implementations whose rows do not depend on the batch.
+        shares: platforms whose kernels this one runs too, where they say that they can.
     """
-    use({op: choose(op, platform, deterministic=deterministic) for op in operations()})
+    use({op: choose(op, platform, deterministic=deterministic, shares=shares) for op in operations()})
 
 
 def choices() -> dict[str, Choice]:
@@ -158,16 +159,16 @@ def operations() -> list[str]:
     return sorted(_kernels)
 
 
-def choose(op: str, platform: str, *, deterministic: bool = False) -> Choice:
-    """The best implementation that can run on a platform; ties are impossible by construction.
+def choose(op: str, platform: str, *, deterministic: bool = False, shares: Collection[str] = ()) -> Choice:
+    """The best implementation that can run on a platform; the platform's own goes before a shared one of the same priority.
 
     Args:
-        deterministic: only implementations whose rows do not depend on the batch.
+        deterministic, shares: as of `select`.
     """
     passed_over: list[tuple[Kernel, str]] = []
     best: Kernel | None = None
-    for entry in sorted(_kernels.get(op, []), key=lambda k: -k.priority):
-        if entry.platform not in (platform, "any"):
+    for entry in sorted(_kernels.get(op, []), key=lambda k: (-k.priority, k.platform != platform)):
+        if entry.platform not in (platform, *shares, "any"):
             continue
         reason = entry.unavailable()
         if reason is None and deterministic and not entry.invariant:

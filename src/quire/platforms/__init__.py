@@ -18,6 +18,13 @@ logger = init_logger(__name__)
 BUILT_IN = {"cuda": "quire.platforms.cuda:CudaPlatform", "cpu": "quire.platforms.cpu:CpuPlatform"}
 """Platforms of this package, best first: name to class path."""
 
+UNTESTED = {
+    "rocm": "quire.platforms.rocm:RocmPlatform",
+    "xpu": "quire.platforms.xpu:XpuPlatform",
+    "mps": "quire.platforms.mps:MpsPlatform",
+}
+"""Those that have never run on their hardware: used if they are named, and never chosen."""
+
 
 def current_platform(device: str = "auto") -> Platform:
     """The platform for a `device` setting: `auto`, a built-in name, or a platform plugin's name.
@@ -50,14 +57,14 @@ def _class_path_for(wanted: str, setting: str) -> str:
         if path is None:
             raise ConfigError(f"{setting}={wanted!r}: that platform plugin says it cannot run here", setting=setting)
         return path
-    if wanted in BUILT_IN:
-        return BUILT_IN[wanted]
+    if wanted in BUILT_IN or wanted in UNTESTED:
+        return {**BUILT_IN, **UNTESTED}[wanted]
     answers = {name: path for name, path in ask_all().items() if path is not None}
     if wanted != "auto":
         for path in answers.values():
             if _platform_at(path).name == wanted:
                 return path
-        raise _unknown(wanted, setting, [*BUILT_IN, *plugins])
+        raise _unknown(wanted, setting, [*BUILT_IN, *UNTESTED, *plugins])
     if len(answers) > 1:
         raise ConfigError(
             f"the platform plugins {' and '.join(sorted(answers))} both claim this machine: choose one with QUIRE_PLATFORM "

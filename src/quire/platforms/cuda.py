@@ -6,11 +6,10 @@ the configuration asks it questions before anything is built, through NVIDIA's m
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib.metadata
 import importlib.util
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import ConfigError
@@ -19,9 +18,6 @@ from quire.logger import init_logger
 from quire.platforms.host import usable_cpus
 from quire.platforms.interface import (
     Capabilities,
-    DeviceEvent,
-    DeviceMemory,
-    DeviceRuntime,
     Explained,
     Platform,
     RecordedStep,
@@ -30,6 +26,7 @@ from quire.platforms.interface import (
     WorkerProcess,
 )
 from quire.platforms.nvml import Gpu, visible_gpus
+from quire.platforms.torch_gpu import TorchGpuRuntime, TorchGraph, TorchUploads
 from quire.worker import startup
 
 if TYPE_CHECKING:
@@ -43,8 +40,6 @@ logger = init_logger(__name__)
 
 DTYPES = ("bfloat16", "float16", "float32")
 MIN_CAPABILITY = (8, 0)
-COPY_BYTES = 2 << 30
-"""Far beyond any cache."""
 LARGE_MEMORY = 70 << 30
 """Bytes of device memory from which steps may be large by default."""
 
@@ -64,90 +59,6 @@ def why_unusable() -> str | None:
 
 def _dotted(capability: tuple[int, int]) -> str:
     return ".".join(map(str, capability))
-
-
-class CudaEvent(DeviceEvent):
-    """An event on the current stream."""
-
-    def __init__(self) -> None:
-        import torch
-
-        self._event = torch.cuda.Event(enable_timing=True)
-
-    def record(self) -> None:
-        self._event.record()
-
-    def wait(self) -> None:
-        self._event.synchronize()
-
-    def hold_back(self, stream: torch.cuda.Stream) -> None:
-        """What the stream gets from now on begins after this event."""
-        stream.wait_event(self._event)
-
-    def milliseconds_since(self, earlier: DeviceEvent) -> float:
-        assert isinstance(earlier, CudaEvent)
-        return earlier._event.elapsed_time(self._event)
-
-
-class CudaGraph(RecordedStep):
-    """A captured graph."""
-
-    def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
-        self._graph = graph
-
-    def replay(self, num_tokens: int, num_logits: int) -> None:
-        """Submit the whole graph."""
-        self._graph.replay()
-
-
-class CudaMemory(DeviceMemory):
-    """A GPU's memory, and pinned memory of the host."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def device(self) -> torch.device:
-        return self._device
-
-    def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.pin_memory()
-
-    def host_empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        import torch
-
-        return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
-
-
-class CudaUploads(UploadStream):
-    """A stream beside the worker's."""
-
-    def __init__(self, device: torch.device) -> None:
-        import torch
-
-        self._device = device
-        self._main = torch.cuda.current_stream(device)
-        self._stream = torch.cuda.Stream(device)
-
-    def staging(self, num_bytes: int) -> torch.Tensor:
-        import torch
-
-        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
-
-    def fence(self) -> None:
-        self._stream.wait_stream(self._main)
-
-    def submit(self, target: torch.Tensor, source: torch.Tensor) -> DeviceEvent:
-        import torch
-
-        with torch.cuda.stream(self._stream):
-            target.copy_(source, non_blocking=True)
-            event = CudaEvent()
-            event.record()
-        return event
-
-    def join(self, event: DeviceEvent) -> None:
-        assert isinstance(event, CudaEvent)
-        event.hold_back(self._main)
 
 
 class _CudaProfiler:
@@ -174,7 +85,7 @@ class _CudaProfiler:
         torch.cuda.nvtx.range_pop()
 
 
-class CudaRuntime(CudaMemory, DeviceRuntime):
+class CudaRuntime(TorchGpuRuntime):
     """One GPU, and the stream that the worker's thread submits to.
 
     Args:
@@ -184,62 +95,9 @@ class CudaRuntime(CudaMemory, DeviceRuntime):
     def __init__(self, index: int = 0, kernels: KernelPreparation | None = None) -> None:
         import torch
 
-        super().__init__(torch.device("cuda", index))
+        super().__init__("cuda", index)
         self._kernels = kernels
-        torch.cuda.set_device(self._device)
         torch.backends.cuda.matmul.allow_tf32 = False
-        # Graphs are captured on, and replayed to, a stream of our own; the default one would wait for everybody's.
-        self._stream = torch.cuda.Stream(self._device)
-        torch.cuda.set_stream(self._stream)
-        self._pool: Any = None
-
-    def synchronize(self) -> None:
-        import torch
-
-        torch.cuda.synchronize(self._device)
-
-    def memory_info(self) -> tuple[int, int]:
-        import torch
-
-        free, total = torch.cuda.mem_get_info(self._device)
-        # What the allocator holds and does not use is free for this process.
-        return free + torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device), total
-
-    def peak_memory(self) -> int:
-        import torch
-
-        return torch.cuda.max_memory_allocated(self._device)
-
-    def memory_stats(self) -> dict[str, int]:
-        import torch
-
-        reserved, allocated = torch.cuda.memory_reserved(self._device), torch.cuda.memory_allocated(self._device)
-        return super().memory_stats() | {"reserved": reserved, "allocated": allocated}
-
-    def record(self, function: Callable[[], Any], num_tokens: int, num_logits: int) -> RecordedStep | None:
-        return self.capture(function)
-
-    def bandwidth(self) -> float | None:
-        import torch
-
-        source = torch.empty(COPY_BYTES, dtype=torch.uint8, device=self._device)
-        target = torch.empty_like(source)
-        best = float("inf")
-        for _ in range(6):
-            begin, end = CudaEvent(), CudaEvent()
-            begin.record()
-            target.copy_(source)
-            end.record()
-            end.wait()
-            best = min(best, end.milliseconds_since(begin))
-        del source, target
-        torch.cuda.empty_cache()
-        return 2 * COPY_BYTES / (best / 1e3)
-
-    def event(self) -> DeviceEvent:
-        return CudaEvent()
-
-    loads_kernels_late = True
 
     def rehearse(self, launch_all: Callable[[], Any], *, feature: str = "") -> None:
         if self._kernels is not None:
@@ -260,19 +118,6 @@ class CudaRuntime(CudaMemory, DeviceRuntime):
         if self._kernels is not None:
             self._kernels.finish()
 
-    @contextlib.contextmanager
-    def beside_steps(self) -> Generator[None]:
-        import torch
-
-        torch.cuda.set_device(self._device)
-        with torch.cuda.stream(torch.cuda.Stream(self._device)):
-            yield
-
-    def adopt_thread(self) -> None:
-        import torch
-
-        torch.cuda.set_device(self._device)  # else the thread's first call would make a context on device 0
-
     def profiler_activities(self) -> list[Any]:
         import torch
 
@@ -280,11 +125,6 @@ class CudaRuntime(CudaMemory, DeviceRuntime):
 
     def vendor_profiler(self) -> VendorProfiler:
         return _CudaProfiler()
-
-    def release_unused(self) -> None:
-        import torch
-
-        torch.cuda.empty_cache()
 
     def started(self) -> None:
         if self._kernels is not None:
@@ -302,7 +142,7 @@ class CudaRuntime(CudaMemory, DeviceRuntime):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             function()
-        return CudaGraph(graph)
+        return TorchGraph(graph)
 
 
 class CudaPlatform(Platform):
@@ -392,7 +232,7 @@ class CudaPlatform(Platform):
         ops.select(self.name, deterministic=deterministic)
 
     def upload_stream(self, device: torch.device) -> UploadStream | None:
-        return CudaUploads(device)
+        return TorchUploads(device)
 
     def attention_backends(self) -> list[str]:
         libraries = ("flash:FlashBackend", "flashinfer:FlashInferBackend")

@@ -277,6 +277,9 @@ def test_a_platform_without_a_gpu_says_why(monkeypatch):
     monkeypatch.setattr(fp8.torch.cuda, "is_available", lambda: False)
     fp8.unavailable.cache_clear()
     try:
+        assert fp8.unavailable() == "written in NVIDIA's assembly (PTX)"  # in the interpreter there is no NVIDIA
+        fp8.unavailable.cache_clear()
+        monkeypatch.setattr(fp8, "is_nvidia", lambda: True)
         assert fp8.unavailable() == "no GPU is visible"
     finally:
         fp8.unavailable.cache_clear()

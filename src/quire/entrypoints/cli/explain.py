@@ -25,9 +25,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--for", dest="usage", choices=contexts, default=UsageContext.API_SERVER.value, help=text)
     serve.add_arguments(parser)
+    text = "tell about a platform instead of a model, also where its device is not there: cuda, rocm, xpu, mps, cpu, a plugin's"
+    parser.add_argument("--platform", metavar="NAME", help=text)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.platform:
+        return _run_platform(args)
     from quire.engine.arg_utils import EngineArgs, UsageContext
     from quire.entrypoints.cli.serve import take_model
     from quire.platforms import current_platform
@@ -43,6 +47,14 @@ def run(args: argparse.Namespace) -> int:
         print()
     else:
         print(as_text(report))
+    return 0
+
+
+def _run_platform(args: argparse.Namespace) -> int:
+    from quire.entrypoints.cli.explain_platform import as_text, explain_platform
+
+    report = explain_platform(args.platform)
+    print(json.dumps(report, indent=2, default=str) if args.json else as_text(report))
     return 0
 
 

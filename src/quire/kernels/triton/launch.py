@@ -49,10 +49,31 @@ def interpreted() -> bool:
     return bool(knobs.runtime.interpret)
 
 
+_vendor = "nvidia"
+
+
+def set_vendor(name: str) -> None:
+    """Whose GPUs kernels are for: `nvidia`, `amd` or `intel`. A platform says it before kernels are imported."""
+    global _vendor
+    _vendor = name
+    for known in (compute_capability, has_dependent_launch, num_processors, launch_options):
+        known.cache_clear()
+
+
+def is_nvidia() -> bool:
+    """Whether kernels may hold NVIDIA's assembly (PTX); not in the interpreter either."""
+    return _vendor == "nvidia" and not interpreted()
+
+
 @functools.cache
 def compute_capability() -> tuple[int, int]:
-    """The device's; (0, 0) in the interpreter."""
-    return torch.cuda.get_device_capability() if not interpreted() and torch.cuda.is_available() else (0, 0)
+    """NVIDIA's number for the device; (0, 0) for others' devices and in the interpreter."""
+    return torch.cuda.get_device_capability() if is_nvidia() and torch.cuda.is_available() else (0, 0)
+
+
+def current_device() -> int:
+    """The number of this thread's device."""
+    return torch.xpu.current_device() if _vendor == "intel" else torch.cuda.current_device()
 
 
 @functools.cache
@@ -64,7 +85,11 @@ def has_dependent_launch() -> bool:
 @functools.cache
 def num_processors() -> int:
     """Multiprocessors of the device; a small number in the interpreter."""
-    return 4 if interpreted() else torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+    if interpreted():
+        return 4
+    if _vendor == "intel":
+        return torch.xpu.get_device_properties(current_device()).max_compute_units
+    return torch.cuda.get_device_properties(current_device()).multi_processor_count
 
 
 @functools.cache

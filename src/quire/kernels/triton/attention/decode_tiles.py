@@ -6,7 +6,7 @@ Legend: M rows of a query tile, padded for the matrix units; L keys of a tile, R
 import triton
 import triton.language as tl
 
-from quire.kernels.triton.attention.rope import INTERPRETED
+from quire.kernels.triton.attention.rope import PORTABLE
 
 LOG2E = tl.constexpr(1.4426950408889634)
 FP8_TO_FP16 = tl.constexpr(256.0)
@@ -16,7 +16,7 @@ FP8_TO_FP16 = tl.constexpr(256.0)
 @triton.jit
 def load_pages(address_L):
     """Page ids. Hidden from the compiler's pipeline, which would halve the tiles in flight for the sake of a cached load."""
-    if INTERPRETED:
+    if PORTABLE:
         return tl.load(address_L)
     return tl.inline_asm_elementwise("ld.global.b32 $0, [$1];", "=r,l", [address_L], tl.int32, is_pure=True, pack=1)
 
@@ -55,7 +55,7 @@ def softmax_step(
 def unpack_pairs(pairs):
     """Two float8 e4m3 in 16 bits as two float16, 256 times too small: the bits of one format moved to their places in the
     other, whose exponent has a bias 8 larger."""
-    if INTERPRETED:
+    if PORTABLE:
         bits = pairs.to(tl.int32)
         even = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)
         odd = (bits & 0x8000) | ((bits & 0x7F00) >> 1)

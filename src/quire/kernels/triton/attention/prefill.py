@@ -28,9 +28,9 @@ from quire.attention.interface import AttentionMetadata, AttentionParams
 from quire.kernels.triton.attention.decode_kernel import is_short
 from quire.kernels.triton.launch import (
     cdiv,
+    compute_capability,
     gdc_launch_dependents,
     gdc_wait,
-    interpreted,
     launch_options,
     next_power_of_2,
 )
@@ -381,7 +381,7 @@ GLUON_RELEASE = "3.6."
 @functools.cache
 def _hopper_kernel() -> ModuleType | None:
     """The module of Hopper's own kernel, where it can run. Its dialect is still changing between Triton's releases."""
-    if interpreted() or torch.cuda.get_device_capability()[0] != 9 or not triton.__version__.startswith(GLUON_RELEASE):
+    if compute_capability()[0] != 9 or not triton.__version__.startswith(GLUON_RELEASE):
         return None
     try:
         return importlib.import_module("quire.kernels.triton.attention.hopper")

@@ -14,7 +14,7 @@ from quire.kernels.triton.launch import (
     cdiv,
     gdc_launch_dependents,
     gdc_wait,
-    interpreted,
+    is_nvidia,
     launch_options,
     next_power_of_2,
 )
@@ -26,7 +26,8 @@ VALUES_PER_PROGRAM = 4096
 FP8_MAX = tl.constexpr(448.0)
 """The largest value of float8 e4m3."""
 
-INTERPRETED = tl.constexpr(interpreted())
+PORTABLE = tl.constexpr(not is_nvidia())
+"""Whether kernels are plain Triton, without NVIDIA's assembly."""
 
 
 @triton.jit

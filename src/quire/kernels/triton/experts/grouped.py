@@ -15,6 +15,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from quire.kernels.triton.launch import (
     cdiv,
+    current_device,
     gdc_launch_dependents,
     gdc_wait,
     interpreted,
@@ -298,7 +299,7 @@ def shared_bytes() -> int:
     if interpreted():
         return 1 << 20
     utilities = triton.runtime.driver.active.utils
-    return utilities.get_device_properties(torch.cuda.current_device())["max_shared_mem"]
+    return utilities.get_device_properties(current_device())["max_shared_mem"]
 
 
 @functools.cache

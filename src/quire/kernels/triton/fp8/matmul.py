@@ -19,7 +19,7 @@ from quire.kernels.triton.fp8.quantize import MAX_BLOCK, quantize_rows
 from quire.kernels.triton.fp8.row_products import Tile, block_of, multiply_rows
 from quire.kernels.triton.fp8.scales import apply_scales
 from quire.kernels.triton.fp8.vector import multiply_vectors
-from quire.kernels.triton.launch import interpreted
+from quire.kernels.triton.launch import compute_capability, interpreted, is_nvidia
 from quire.kernels.types import Fp8Scratch, Fp8Weight
 
 VECTOR_ROWS = 1
@@ -38,9 +38,11 @@ def unavailable() -> str | None:
     """Why these kernels cannot run here; None where they can."""
     if interpreted():
         return None
+    if not is_nvidia():
+        return "written in NVIDIA's assembly (PTX)"
     if not torch.cuda.is_available():
         return "no GPU is visible"
-    capability = torch.cuda.get_device_capability()
+    capability = compute_capability()
     if capability < MIN_CAPABILITY:
         return f"compute capability {capability[0]}.{capability[1]}; float8 matrix units come with 8.9"
     return None

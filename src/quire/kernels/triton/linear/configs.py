@@ -7,10 +7,9 @@ shapes and processors, not of models. Legend: T rows, N outputs, K inputs.
 import dataclasses
 import functools
 
-import torch
 import triton
 
-from quire.kernels.triton.launch import interpreted, next_power_of_2, num_processors
+from quire.kernels.triton.launch import current_device, interpreted, next_power_of_2, num_processors
 
 SMALL_MATRIX = 8 << 20
 """Values of a matrix that the L2 cache takes beside what else is in it."""
@@ -94,7 +93,7 @@ def _that_fits(config: DotConfig) -> DotConfig:
 def _shared_memory() -> int:
     """Bytes of shared memory that a program may have."""
     utilities = triton.runtime.driver.active.utils
-    return utilities.get_device_properties(torch.cuda.current_device())["max_shared_mem"]
+    return utilities.get_device_properties(current_device())["max_shared_mem"]
 
 
 def _gemv(rows: int, n: int, k: int, is_small: bool, item_size: int) -> GemvConfig:

@@ -15,7 +15,7 @@ import torch
 import triton
 
 from quire.kernels.packed import code_bits, unpack_nibbles
-from quire.kernels.triton.launch import cdiv, interpreted, tl
+from quire.kernels.triton.launch import cdiv, compute_capability, tl
 from quire.kernels.types import PackedWeight
 
 BLOCK_ROWS = 128
@@ -305,5 +305,5 @@ def decode(words_NW, both_N, KIND: tl.constexpr, PART: tl.constexpr, IS_HALF: tl
 
 
 def may_assemble() -> bool:
-    """Whether two numbers can be made at a time: not in the interpreter, nor before compute capability 9.0."""
-    return not interpreted() and torch.cuda.get_device_capability()[0] >= 9
+    """Whether two numbers can be made at a time: in NVIDIA's assembly, from compute capability 9.0."""
+    return compute_capability()[0] >= 9

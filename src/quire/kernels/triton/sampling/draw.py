@@ -17,7 +17,7 @@ from quire.kernels.triton.launch import (
     cdiv,
     gdc_launch_dependents,
     gdc_wait,
-    interpreted,
+    is_nvidia,
     launch_options,
     next_power_of_2,
     tl,
@@ -288,7 +288,7 @@ def launch_draw(
         RANDOM=is_random,
         FILTERED=filtered is not None,
         TILE=TILE,
-        FAST=not interpreted(),
+        FAST=is_nvidia(),
         num_warps=WARPS,
         **launch_options(),
     )

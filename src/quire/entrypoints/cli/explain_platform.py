@@ -1,0 +1,79 @@
+"""`quire explain --platform NAME`: what would be chosen on a device, also on a machine that does not have it. Needs no model."""
+
+import importlib.util
+from typing import Any
+
+from quire.entrypoints.cli.terminal import columns
+from quire.errors import ConfigError
+from quire.extras import pip_install
+from quire.platforms.interface import Platform
+
+
+def explain_platform(name: str) -> dict[str, Any]:
+    """Capabilities, kernels and attention backends of a platform, and what is NVIDIA's alone, as plain values.
+
+    Raises:
+        ConfigError: there is no such platform, or its kernels cannot be read.
+    """
+    from quire.entrypoints.cli.explain import explain_capabilities
+    from quire.kernels import ops
+    from quire.platforms import current_platform
+
+    platform = current_platform(name)
+    if name in ("cuda", "rocm", "xpu") and importlib.util.find_spec("triton") is None:
+        raise ConfigError.of("platform", f"the kernels of {name} need Triton to be read: {pip_install('triton')}")
+    platform.select_kernels()
+    return {
+        "platform": {"name": platform.name, "device": platform.device_name(), "here": _usable(platform)},
+        "capabilities": explain_capabilities(platform.capabilities()),
+        "kernels": ops.explain(),
+        "attention_backends": platform.attention_backends(),
+        "only on NVIDIA": _nvidia_only(platform),
+    }
+
+
+def _usable(platform: Platform) -> str:
+    """Whether this machine has it, and whether the platform was ever run."""
+    from quire.platforms import BUILT_IN, UNTESTED
+    from quire.platforms.untested import UntestedPlatform
+
+    if isinstance(platform, UntestedPlatform):
+        why = platform.why_unusable()
+        state = "usable" if why is None else f"not usable: {why}; the rest is told for an assumed device"
+        return f"{state}; this platform has never run on its hardware"
+    if platform.name == "cuda" and platform.name in BUILT_IN:
+        from quire.platforms.cuda import why_unusable
+
+        why = why_unusable()
+        return "usable" if why is None else f"not usable: {why}"
+    return "usable" if platform.name not in UNTESTED else "not known"
+
+
+def _nvidia_only(platform: Platform) -> list[dict[str, str]]:
+    if platform.name not in ("cuda", "rocm", "xpu"):
+        return []
+    from quire.kernels.triton.nvidia_only import explain
+
+    return explain()
+
+
+def as_text(report: dict[str, Any]) -> str:
+    """The report for a reader."""
+    capabilities = {name: f"{each['value']!r}  ({each['why']})" for name, each in report["capabilities"].items()}
+    lines = [f"platform {report['platform']['name']}", *columns(report["platform"])]
+    lines += ["", "capabilities", *columns(capabilities)]
+    lines += ["", "kernels", *columns({op: _kernel_line(each) for op, each in report["kernels"].items()})]
+    lines += ["", "attention backends, in this order", *(f"  {path}" for path in report["attention_backends"])]
+    if report["only on NVIDIA"]:
+        parts = {
+            each["what"]: f"{each['here']}; behind: {each['behind']}; else {each['instead']}"
+            for each in report["only on NVIDIA"]
+        }
+        lines += ["", "only on NVIDIA's GPUs", *columns(parts)]
+    return "\n".join(lines)
+
+
+def _kernel_line(entry: dict[str, Any]) -> str:
+    line = f"{entry['chosen']}: {entry['function']}"
+    passed = [each for each in entry["passed_over"] if "priority" not in each["why"]]
+    return f"{line}  (not {'; '.join(each['why'] for each in passed)})" if passed else line
