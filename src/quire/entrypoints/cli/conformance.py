@@ -108,7 +108,7 @@ def _about(name: str) -> dict[str, Any]:
     from importlib.metadata import version
 
     from quire.benchmarks.common import machine
-    from quire.entrypoints.cli.explain import explain_capabilities
+    from quire.entrypoints.cli.explain_platform import explain_capabilities
     from quire.platforms import current_platform
     from quire.version import __version__
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from quire.config import EngineConfig, HFConfig
 from quire.config.hub.listing import HubModel
+from quire.entrypoints.cli.explain_platform import explain_capabilities
 from quire.entrypoints.cli.terminal import columns
-from quire.platforms.interface import Capabilities, Platform
+from quire.platforms.interface import Platform
 
 CONFIG_PARTS = ("model", "cache", "parallel", "scheduler", "device", "load", "attention", "observability")
 _SECRET = ("hf_token",)
@@ -93,14 +94,6 @@ def _config_part(config: EngineConfig, part: str) -> dict[str, Any]:
         if why is not None:
             settings[field.name]["why"] = why
     return settings
-
-
-def explain_capabilities(capabilities: Capabilities) -> dict[str, Any]:
-    """Each value with its reason."""
-    return {
-        field.name: {"value": (because := getattr(capabilities, field.name)).value, "why": because.why}
-        for field in dataclasses.fields(capabilities)
-    }
 
 
 def as_text(report: dict[str, Any]) -> str:

@@ -1,12 +1,13 @@
 """`quire explain --platform NAME`: what would be chosen on a device, also on a machine that does not have it. Needs no model."""
 
+import dataclasses
 import importlib.util
 from typing import Any
 
 from quire.entrypoints.cli.terminal import columns
 from quire.errors import ConfigError
 from quire.extras import pip_install
-from quire.platforms.interface import Platform
+from quire.platforms.interface import Capabilities, Platform
 
 
 def explain_platform(name: str) -> dict[str, Any]:
@@ -15,7 +16,6 @@ def explain_platform(name: str) -> dict[str, Any]:
     Raises:
         ConfigError: there is no such platform, or its kernels cannot be read.
     """
-    from quire.entrypoints.cli.explain import explain_capabilities
     from quire.kernels import ops
     from quire.platforms import current_platform
 
@@ -29,6 +29,14 @@ def explain_platform(name: str) -> dict[str, Any]:
         "kernels": ops.explain(),
         "attention_backends": platform.attention_backends(),
         "only on NVIDIA": _nvidia_only(platform),
+    }
+
+
+def explain_capabilities(capabilities: Capabilities) -> dict[str, Any]:
+    """Each value with its reason."""
+    return {
+        field.name: {"value": (because := getattr(capabilities, field.name)).value, "why": because.why}
+        for field in dataclasses.fields(capabilities)
     }
 
 
