@@ -1,0 +1,116 @@
+"""Speculation on a GPU: tokens with and without it first, then its speed.
+
+    python tools/gpu/speculate.py --json FILE [--only tokens,copy,synthetic,overhead] [--tiny]
+
+`tokens`: a few layers of a model of Llama-3.1-8B's shape, `deterministic`, all guesses verified: greedy, seeded, filtered,
+penalized, constrained, with logprobs; answers must be equal. The others are `quire bench speculate` on the whole shape with dummy
+weights: `copy` prompts that say one text over and over (how many guesses are right is printed: weights are random); `synthetic`,
+in which 70 % of guesses are accepted whatever they are, at 1 and at 256 requests; `overhead`, where hardly a guess is right.
+`--tiny` takes small shapes, for a machine without a GPU.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from cached_prompts import LLAMA_8B, TINY
+
+NGRAM = {"method": "ngram", "num_speculative_tokens": 6}
+ALWAYS = NGRAM | {"enable_adaptive_verification": False, "prompt_lookup_min": 1}
+SYNTHETIC = {
+    "method": "ngram",
+    "num_speculative_tokens": 6,
+    "rejection_sample_method": "synthetic",
+    "synthetic_acceptance_rate": 0.7,
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "seeded": {"temperature": 0.8},
+    "filtered": {"temperature": 0.9, "top_k": 20, "top_p": 0.9, "min_p": 0.01},
+    "penalized": {"temperature": 0.7, "repetition_penalty": 1.1, "frequency_penalty": 0.3},
+    "logprobs": {"temperature": 0.0, "logprobs": 3},
+    "few tokens": {"temperature": 1.0, "allowed_token_ids": list(range(100, 140))},
+    "biased": {"temperature": 0.6, "logit_bias": {200: 9.0, 201: 9.0, 202: 8.0}},
+}  # fmt: skip
+
+
+def answers(folder: str, speculative: dict[str, Any] | None, layers: int) -> tuple[dict[str, list[list[int]]], Any]:
+    """Each kind's tokens for several prompts, all in one batch; and the engine's figures."""
+    from quire import LLM, SamplingParams
+
+    llm = LLM(
+        model=folder, load_format="dummy", skip_tokenizer_init=True, deterministic=True, max_model_len=2048,
+        hf_overrides={"num_hidden_layers": layers}, kv_cache_memory_bytes=1 << 30, speculative_config=speculative,
+    )  # fmt: skip
+    prompts, params, names = [], [], []
+    for number, (name, chosen) in enumerate(KINDS.items()):
+        for size in (20, 300, 1200):
+            passage = [1000 + (37 * number + 11 * place) % 400 for place in range(size // 4)]
+            prompts.append({"prompt_token_ids": passage * 4})
+            params.append(SamplingParams(max_tokens=96, seed=size, ignore_eos=True, **chosen))
+            names.append(name)
+    found: dict[str, list[list[int]]] = {}
+    for name, output in zip(names, llm.generate(prompts, params, use_tqdm=False), strict=True):
+        found.setdefault(name, []).append(list(output.outputs[0].token_ids))
+    return found, llm.call("stats")
+
+
+def check_tokens(folder: str, is_tiny: bool) -> dict[str, Any]:
+    """Whether answers with speculation and without are the same."""
+    layers = 1 if is_tiny else 4
+    plain, _ = answers(folder, None, layers)
+    guessed, stats = answers(folder, ALWAYS, layers)
+    right = sum(stats.accepted_per_position)
+    print(f"{stats.num_draft_tokens} tokens guessed, {right} right")
+    equal = {}
+    for name, streams in plain.items():
+        equal[name] = streams == guessed[name]
+        print(f"{name:12} {'equal' if equal[name] else 'DIFFERENT'}")
+    if not all(equal.values()) or not right:
+        raise SystemExit("answers differ, or no guess was right")
+    return {"equal": equal, "draft_tokens": stats.num_draft_tokens, "accepted_tokens": right}
+
+
+def bench(folder: str, speculative: dict[str, Any], is_tiny: bool, *flags: str) -> dict[str, Any]:
+    """One run of `quire bench speculate`."""
+    pages = "64M" if is_tiny else "14G"
+    command = [
+        *(sys.executable, "-m", "quire.entrypoints.cli.main", "bench", "speculate", "--model", folder, "--json", "-"),
+        *("--load-format", "dummy", "--skip-tokenizer-init", "--max-model-len", "4096", "--disable-log-stats"),
+        *("--kv-cache-memory-bytes", pages, "--speculative-config", json.dumps(speculative), *flags),
+    ]  # fmt: skip
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", required=True)
+    parser.add_argument("--only", default="tokens,copy,synthetic,overhead")
+    parser.add_argument("--tiny", action="store_true")
+    args = parser.parse_args()
+    small = ("--input-len", "64", "--output-len", "32", "--rounds", "1")
+    runs = {
+        "copy": (NGRAM | {"num_speculative_tokens": 16}, ("--pattern", "copy", "--batch-sizes", "1,8,32")),
+        "synthetic": (SYNTHETIC, ("--pattern", "copy", "--batch-sizes", "1,32,256", "--input-len", "256", "--output-len", "128")),
+        "overhead": (NGRAM, ("--pattern", "random", "--batch-sizes", "1,32,256", "--input-len", "256", "--output-len", "128")),
+    }  # fmt: skip
+    report: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(TINY if args.tiny else LLAMA_8B))
+        for name in args.only.split(","):
+            print(f"--- {name}", flush=True)
+            if name == "tokens":
+                report[name] = check_tokens(folder, args.tiny)
+            else:
+                config, flags = runs[name]
+                report[name] = bench(folder, config, args.tiny, *flags, *(small if args.tiny else ()))
+            Path(args.json).write_text(json.dumps(report, indent=1))
+
+
+if __name__ == "__main__":
+    main()
