@@ -1,8 +1,10 @@
 """A server that is asked for more than it can do, in three parts.
 
 `flood`: requests come at many times the rate at which the server answers. Counts what was accepted and what became of it, times
-the refusals, and watches the server's memory and its return to normal.
-`tenants`: one tenant floods a server that shares by turns; the time to first token of another one, alone and beside it.
+the refusals, and watches the server's memory and its return to normal. The flood's own client is busy, so refusals are timed
+beside it, by `light_client.py`, and in the server (its histogram, from a request's head to its answer's end).
+`tenants`: one tenant floods a server that shares by turns; the time to first token of another one (`light_client.py`), alone and
+beside it.
 `neighbours`: the time between tokens of streams beside which long prompts arrive, and what short steps cost in throughput.
 
     python -m bench overload --json bench/results/overload.json
@@ -14,15 +16,18 @@ import contextlib
 import dataclasses
 import json
 import random
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.light_client import WORDS
+
 from quire.benchmarks import common
 from quire.benchmarks.own_server import started
+from quire.entrypoints.http_client import Target, ask
 
-WORDS = ("apple", "river", "stone", "seven", "blue", "house", "twelve", "paper", "window", "green", "night", "garden")
 PARTS = ("flood", "tenants", "neighbours")
 
 
@@ -126,6 +131,28 @@ def milliseconds(values: Sequence[float]) -> dict[str, float]:
     return found | {"max": round(1e3 * max(values), 2), "count": len(values)}
 
 
+async def light_client(*words: object) -> asyncio.subprocess.Process:
+    """`light_client.py` in a process of its own."""
+    pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
+    return await asyncio.create_subprocess_exec(sys.executable, "-m", "bench.light_client", *map(str, words), **pipes)
+
+
+async def seconds_of(process: asyncio.subprocess.Process) -> list[float]:
+    """What it has timed; ends its input. Raises RuntimeError: it failed."""
+    told, _ = await process.communicate()
+    if process.returncode:
+        raise RuntimeError(f"the light client ended with code {process.returncode}")
+    return json.loads(told)
+
+
+def durations(port: int) -> dict[str, float]:
+    """The server's histogram of completions: how many took at most so many seconds."""
+    text = ask(Target("127.0.0.1", port), "GET", "/metrics")[1].decode()
+    mark = "http_request_duration_seconds_bucket{"
+    rows = [line for line in text.splitlines() if line.startswith(mark) and '"/v1/completions"' in line]
+    return {row.split('le="')[1].split('"')[0]: float(row.rsplit(" ", 1)[1]) for row in rows}
+
+
 # --- flood ---
 
 
@@ -157,11 +184,13 @@ async def flood(args: argparse.Namespace, port: int, pid: int) -> dict[str, Any]
             await asyncio.sleep(0.2)
 
     watcher = asyncio.ensure_future(watch())
+    light, before = await light_client("refusals", port), durations(port)
     began, tasks = time.perf_counter(), list[asyncio.Task[Answer]]()
     for number in range(args.requests):
         await asyncio.sleep(max(0.0, began + number / (args.factor * rate) - time.perf_counter()))
         tasks.append(asyncio.ensure_future(client.ask(prompt_of(draw, args.words), args.tokens)))
     sending_s = time.perf_counter() - began
+    light_waits = await seconds_of(light)
     answers = await asyncio.gather(*tasks, return_exceptions=True)
     last_answer = time.perf_counter()
     while (found := await probe(client, args, draw)) is None or found > 2 * calm + 0.01:
@@ -169,6 +198,7 @@ async def flood(args: argparse.Namespace, port: int, pid: int) -> dict[str, Any]
     recovery_s = time.perf_counter() - last_answer
     watcher.cancel()
     client.close()
+    within = {bound: count - before.get(bound, 0.0) for bound, count in durations(port).items()}
     good = [one for one in answers if isinstance(one, Answer)]
     accepted = [one for one in good if one.status == 200]
     refused = [one for one in good if one.status == 429]
@@ -183,6 +213,8 @@ async def flood(args: argparse.Namespace, port: int, pid: int) -> dict[str, Any]
         "neither": args.requests - len(accepted) - len(refused),
         "refusals_without_retry_after": sum(not one.retry_after for one in refused),
         "refusal_ms": milliseconds([one.first_byte for one in refused]) if refused else None,
+        "refusal_ms_light_client": milliseconds(light_waits) if light_waits else None,
+        "answered_by_the_server_within_s": within,
         "recovery_s": round(recovery_s, 3),
         "memory_mib": {"before": round(memory[0]), "most": round(max(memory)), "after": round(resident_mib(processes))},
     }
@@ -191,23 +223,12 @@ async def flood(args: argparse.Namespace, port: int, pid: int) -> dict[str, Any]
 # --- tenants ---
 
 
-async def quiet_tenant(client: Client, args: argparse.Namespace, draw: random.Random) -> list[float]:
-    """Times to first token of a tenant that sends one request after another."""
-    found: list[float] = []
-    for _ in range(args.quiet_requests):
-        answer = await client.ask(prompt_of(draw, args.words), 8, "X-Tenant: quiet\r\n")
-        if answer.status != 200:
-            raise RuntimeError(f"the quiet tenant was refused ({answer.status})")
-        found.append(answer.times[0])
-        await asyncio.sleep(0.02)
-    return found
-
-
 async def tenants(args: argparse.Namespace, port: int, pid: int) -> dict[str, Any]:
     del pid
     client, draw = Client(port), random.Random(2)
     await capacity(client, args, draw)
-    alone = await quiet_tenant(client, args, draw)
+    quiet = ("first-tokens", port, args.quiet_requests, args.words)
+    alone = await seconds_of(await light_client(*quiet))
     ended = 0
 
     async def flooding() -> None:
@@ -220,7 +241,7 @@ async def tenants(args: argparse.Namespace, port: int, pid: int) -> dict[str, An
     flood_tasks = [asyncio.ensure_future(flooding()) for _ in range(8 * args.max_num_seqs)]
     await asyncio.sleep(2.0)
     began, ended = time.perf_counter(), 0
-    beside = await quiet_tenant(client, args, draw)
+    beside = await seconds_of(await light_client(*quiet))
     rate = ended / (time.perf_counter() - began)
     for task in flood_tasks:
         task.cancel()
@@ -284,7 +305,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=int, default=128, help="tokens of an answer")
     parser.add_argument("--requests", type=int, default=5000, help="of the flood")
     parser.add_argument("--factor", type=float, default=50.0, help="the flood's rate over the server's")
-    parser.add_argument("--quiet-requests", type=int, default=100)
+    parser.add_argument("--quiet-requests", type=int, default=400)
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--stream-tokens", type=int, default=400)
     parser.add_argument("--long-words", type=int, default=800)

@@ -16,6 +16,7 @@ def test_a_flood_is_refused_in_part_and_what_was_accepted_is_answered_whole(tmp_
     assert flood["accepted"] >= 24 and flood["refused"] > 0
     assert flood["accepted"] + flood["refused"] == 600 and flood["neither"] == 0
     assert flood["accepted_and_lost"] == 0 and flood["refusals_without_retry_after"] == 0
+    assert flood["refusal_ms_light_client"]["count"] > 0 and flood["answered_by_the_server_within_s"]["+Inf"] >= 600
     assert flood["memory_mib"]["most"] < flood["memory_mib"]["before"] + 200
 
 

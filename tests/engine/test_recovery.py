@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Coroutine
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -85,6 +86,43 @@ def test_killed_again_and_again_each_stream_ends_with_the_oracles_tokens(kind: R
                 tokens = tokens_of(outputs) if kind is RequestOutputKind.DELTA else outputs[-1].outputs[0].token_ids
                 assert list(tokens) == oracle([5, i], length, i)
             await engine.check_health()
+
+    run(main())
+
+
+def test_a_core_that_dies_while_it_starts_is_followed_by_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = tmp_path / "now"
+    monkeypatch.setenv("QUIRE_FAULTS", f"after-start@core:kill:1:{now}")
+
+    async def main() -> None:
+        async with an_engine() as engine:
+            stream = engine.generate([5, 1], sampling(max_tokens=900, seed=1), "a")
+            await anext(stream)
+            pid = engine._client.client.pid
+            now.touch()
+            kill(engine)
+            assert (await collect(stream))[-1].outputs[0].token_ids == oracle([5, 1], 900, 1)
+            assert not now.exists() and engine._client.client.pid != pid
+
+    run(main())
+
+
+def test_a_core_that_dies_while_the_engine_drains_is_replaced_and_the_drain_ends() -> None:
+    async def main() -> None:
+        async with an_engine() as engine:
+            streams = [engine.generate([5, i], sampling(max_tokens=900, seed=i), str(i)) for i in range(4)]
+            for stream in streams:
+                await anext(stream)
+            tasks = [asyncio.ensure_future(collect(stream)) for stream in streams]
+            draining = asyncio.ensure_future(engine.wait_for_requests_to_drain(60))
+            await asyncio.sleep(0)
+            kill(engine)
+            await draining
+            for i, task in enumerate(tasks):
+                assert (await task)[-1].outputs[0].token_ids == oracle([5, i], 900, i)
+            assert engine.events.totals[EventKind.RESTART] == 1
 
     run(main())
 

@@ -131,11 +131,16 @@ BROKEN = "\N{BALLOON}\u5b57\u00e4"
 """Characters of several tokens each."""
 
 
-def test_a_death_within_a_thought_and_within_characters_is_not_seen(
+def test_a_death_within_a_thought_within_characters_and_while_a_grammar_compiles_is_not_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = tmp_path / "now"
-    monkeypatch.setenv("QUIRE_FAULTS", f"after-collect@core:kill:4:{now}")
+    in_grammar = tmp_path / "in grammar"
+    faults = f"after-collect@core:kill:4:{now},before-grammar@core:kill:1:{in_grammar}"
+    monkeypatch.setenv("QUIRE_FAULTS", faults)
+    monkeypatch.setenv(
+        "QUIRE_CPU_THREADS", "1"
+    )  # threads of a step wait for each other, which takes long on a busy machine
     args = AsyncEngineArgs(deterministic=True, max_model_len=512, kv_cache_memory_bytes=32 << 20)
     known_at_death: list[int] = []
 
@@ -176,6 +181,12 @@ def test_a_death_within_a_thought_and_within_characters_is_not_seen(
             now.touch()
             disturbed = await both(engine, "disturbed")
             assert disturbed == await both(engine, "calm")
+            form = StructuredOutputsParams(regex="[a-f]{8}-[0-9]{8}")
+            in_grammar.touch()
+            params = SamplingParams(max_tokens=40, seed=1, structured_outputs=form)
+            disturbed = await streamed(engine, "a", params, "while its grammar compiles")
+            assert disturbed == await streamed(engine, "a", params, "with a grammar") and not in_grammar.exists()
+            assert engine.events.totals[EventKind.RESTART] == 2
         finally:
             engine.shutdown()
 

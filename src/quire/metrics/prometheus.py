@@ -221,7 +221,7 @@ def cache_info(cache_config: CacheConfig) -> dict[str, str]:
     return {field.name: str(getattr(cache_config, field.name)) for field in dataclasses.fields(cache_config)}
 
 
-DURATION_BOUNDS = (0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+DURATION_BOUNDS = (0.005, 0.01, 0.025, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 NO_ROUTE = "none"
 
 
@@ -246,7 +246,10 @@ class HttpMetrics(Collector):
         answer = (route, method if route != NO_ROUTE else "", f"{status // 100}xx")
         self._counts[answer] = self._counts.get(answer, 0) + 1
         if route != NO_ROUTE:
-            self._durations.setdefault((route, method), Histogram(DURATION_BOUNDS)).observe(seconds)
+            histogram = self._durations.get((route, method))
+            if histogram is None:
+                histogram = self._durations[route, method] = Histogram(DURATION_BOUNDS)
+            histogram.observe(seconds)
 
     def _route(self, path: str) -> str:
         if path in self._paths:
