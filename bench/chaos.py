@@ -33,8 +33,9 @@ STEP_POINTS = ("schedule", "execute", "collect", "update", "send")
 OTHER_POINTS = ("start", "utility", "grammar", "weights")
 HANG_S = 5
 """A step that takes longer is a hang here."""
-APART_S = 6.3
-"""Between two deaths of cores that give nothing: ten within 60 s end a server. One that has given something may die at once."""
+APART_S = 60.0
+"""The next death waits until every stream has moved, or so long. A request that gets nothing from two cores in a row is taken for
+the cause of their deaths, and ten cores that give nothing within 60 s end a server."""
 CRASHES_IN_A_ROW = 20
 ONE_THREAD = {"QUIRE_CPU_THREADS": "1"}
 """Of a step: the clients need the cores too, and threads of a step that share a core wait for each other."""
@@ -55,7 +56,7 @@ class Server:
         self.pid, self._folder = pid, folder
         self.chaos = Chaos(url, streams=args.streams, max_tokens=args.max_tokens, seed=args.bench_seed)
         self.draw = random.Random(args.bench_seed)
-        self._last_death, self._num_events = 0.0, 0
+        self._ready_at = 0.0
 
     def kill(self, name: str = CORE, number: signal.Signals = signal.SIGKILL) -> None:
         """Strike a process."""
@@ -64,14 +65,17 @@ class Server:
 
     def wait_for_turn(self) -> None:
         """Until a core may die again: when each stream has moved since the last death, or some time after it."""
-        while self.chaos.num_events < self._num_events and time.monotonic() < self._last_death + APART_S:
+        streams = [number for number, case in enumerate(self.chaos.cases) if case.body["stream"]]
+        last = self.chaos.last_events
+        while any(last.get(number, 0.0) <= self._ready_at for number in streams):
+            if time.monotonic() > self._ready_at + APART_S:
+                break
             time.sleep(0.01)
-        self._last_death = time.monotonic()
 
     def recovery(self) -> float:
         """Seconds until the server is ready again."""
         seconds = self.chaos.recovery()
-        self._num_events = self.chaos.num_events + len(self.chaos.cases)
+        self._ready_at = time.monotonic()
         return seconds
 
     def arm(self, fault: str) -> None:
@@ -253,7 +257,7 @@ def _run_group(args: argparse.Namespace, flags: str, scenarios: Sequence[Scenari
                 scenario = left.pop(0)
                 row = _run_one(server, scenario)
                 is_good = row.is_good
-                print(" | ".join(str(cell) for cell in row.cells()), flush=True)
+                print(" | ".join(str(cell) for cell in row.cells()), *row.errors, sep="\n  ", flush=True)
                 yield row
 
 

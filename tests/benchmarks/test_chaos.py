@@ -67,6 +67,14 @@ def test_what_is_lost_repeated_or_different_is_noticed(monkeypatch: pytest.Monke
     assert not Row("nothing was asked").is_good
 
 
+def test_an_event_in_which_the_thoughts_end_counts_whole() -> None:
+    apart, together = Answer(), Answer()
+    for delta in ({"reasoning": "so"}, {"content": "42"}):
+        apart.take([{"index": 0, "delta": delta}])
+    together.take([{"index": 0, "delta": {"reasoning": "so", "content": "42"}}])
+    assert apart.texts == together.texts == {0: "so42"}
+
+
 def test_a_process_that_is_not_there_is_named(server: ServerProcess) -> None:
     with pytest.raises(ConfigError, match=r"no child 'quire rank 1'; it has .*quire core"):
         find_process(server.popen.pid, "quire rank 1")

@@ -96,7 +96,9 @@ class Answer(msgspec.Struct):
         for choice in choices:
             index = choice.get("index", 0)
             part = choice.get("delta") or choice.get("message") or {}
-            text = choice.get("text") or part.get("content") or part.get("reasoning") or ""
+            text = choice.get("text") or (part.get("reasoning") or "") + (
+                part.get("content") or ""
+            )  # an event may have both
             self.texts[index] = self.texts.get(index, "") + text
             self.token_ids.setdefault(index, []).extend(choice.get("token_ids") or ())
             self.logprobs.setdefault(index, []).extend((choice.get("logprobs") or {}).get("tokens") or ())
@@ -176,7 +178,7 @@ class Chaos:
     """Streams on one server, and what the oracle says of each.
 
     Attributes:
-        num_events: that the streams have got.
+        last_events: when each stream got its last event, by its number.
 
     Raises:
         EngineError: the server cannot answer without faults.
@@ -187,7 +189,7 @@ class Chaos:
         self.target = Target.parse(url, headers, setting="url")
         self._client = OpenAIClient(url, api_key, timeout_s=SILENCE_S)
         self.cases = build_cases(streams, self._client.first_model(), max_tokens, seed)
-        self.num_events = 0
+        self.last_events: dict[int, float] = {}
         self._oracle = [Answer() for _ in self.cases]
         self._ask_all(self._learn)
 
@@ -232,7 +234,7 @@ class Chaos:
             is_over.set()
 
         def note(number: int) -> None:
-            self.num_events += 1
+            self.last_events[number] = time.monotonic()
             if number not in moving and self.cases[number].body["stream"]:
                 moving.add(number)
                 if len(moving) == sum(case.body["stream"] for case in self.cases):
