@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from quire.attention.interface import AttentionBackend, AttentionRequest
+from quire.attention.paged import PagedBackend
 from quire.errors import ConfigError
 from quire.plugins.registry import Registry, import_path
 
@@ -64,6 +65,8 @@ def select_backend(
                 setting="attention_backend",
             )
         backends = [by_name[forced]]
+    if not requests:  # layers that use no backend read their pages in the built-in layout
+        backends = [backend for backend in backends if issubclass(backend, PagedBackend)] or backends
     reasons: dict[str, str] = {}
     chosen: type[AttentionBackend] | None = None
     for backend in backends:
