@@ -161,7 +161,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", choices=("kernels", "engine", "times"))
     args = parser.parse_args()
-    found: dict[str, Any] = {"device": torch.cuda.get_device_name(0)}
+    found: dict[str, Any] = {"device": torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu"}
     with tempfile.TemporaryDirectory() as place:
         if args.only in (None, "kernels"):
             found["kernels"] = check_kernels()

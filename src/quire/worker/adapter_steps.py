@@ -135,17 +135,21 @@ class AdapterSteps:
         """Changes with what steps with adapters consist of."""
         return self.store.version
 
-    def prepare(self, plan: SchedulerOutput) -> None:
-        """Tell the products of a step what adapters its rows have."""
-        slots_B = self._slot_R[plan.rows]
-        self.is_wanted = self._adapters.is_active = bool(slots_B.any())
+    def begin(self, plan: SchedulerOutput) -> bool:
+        """Whether a step has adapters; its products then are those with adapters."""
+        self.is_wanted = self._adapters.is_active = bool(self._slot_R[plan.rows].any())
+        return self.is_wanted
+
+    def prepare(self, plan: SchedulerOutput, rows_S: IntArray) -> None:
+        """Tell the products of a step, of whose rows these need logits, what adapters its rows have."""
         if not self.is_wanted:
             return
         host = self._hosts[self._next]
         self._next = (self._next + 1) % len(self._hosts)
         array: IntArray = host.numpy()
-        self._tokens.fill(array, np.repeat(slots_B, plan.num_scheduled_tokens), is_grouped=self._is_grouped)
-        self._samples.fill(array, np.repeat(slots_B, plan.num_draws()), is_grouped=self._is_grouped)
+        slots_T = np.repeat(self._slot_R[plan.rows], plan.num_scheduled_tokens)
+        self._tokens.fill(array, slots_T, is_grouped=self._is_grouped)
+        self._samples.fill(array, self._slot_R[rows_S], is_grouped=self._is_grouped)
         if self._is_grouped:
             self._buffer.copy_(host, non_blocking=True)
 

@@ -302,7 +302,7 @@ class DeviceRunner(Runner):
         wanted = self._sampler.wanted(batch.rows_S, batch.positions_S)
         slot = self._begin_slot()
         self._inputs.upload(batch)
-        shape = self._with_adapters(plan, self._shape_of(plan, batch, self._sampler.is_plain(wanted)))
+        shape = self._with_adapters(plan, batch, self._shape_of(plan, batch, self._sampler.is_plain(wanted)))
         self._graphs.run(shape)
         pending = PendingStep(self, plan.step_id, batch, slot, self._sampler)
         if batch.first_B is not None:
@@ -413,7 +413,7 @@ class DeviceRunner(Runner):
         slot = self._begin_slot()
         pooler.set_token_types(plan, starts_B)
         self._inputs.upload(batch)
-        shape = self._with_adapters(plan, self._shape_of(plan, batch, False))
+        shape = self._with_adapters(plan, batch, self._shape_of(plan, batch, False))
         self._graphs.run(shape)
         hidden_TD = self._hidden[shape.num_tokens][: plan.total_num_tokens]
         nothing = PreparedBatch(batch.rows_S[:0], batch.positions_S[:0])
@@ -442,14 +442,12 @@ class DeviceRunner(Runner):
             has_short=bool(0 < counts_B[is_short_B].sum() <= SHORT_TOKENS),
         )
 
-    def _with_adapters(self, plan: SchedulerOutput, shape: StepShape) -> StepShape:
+    def _with_adapters(self, plan: SchedulerOutput, batch: PreparedBatch, shape: StepShape) -> StepShape:
         """The shape of a step, whose adapters are told to its products."""
         adapters = self._adapters
-        if adapters is None:
+        if adapters is None or not adapters.begin(plan):
             return shape
-        adapters.prepare(plan)
-        if not adapters.is_wanted:
-            return shape
+        adapters.prepare(plan, batch.rows_S)
         if adapters.version != self._adapters_version:
             self._adapters_version = adapters.version
             self._runtime.synchronize()

@@ -109,10 +109,11 @@ class ModelRunner(Runner):
         adapters = self._adapters
         if adapters is None:
             return self._inputs.prepare(plan)
-        adapters.prepare(plan)
-        if adapters.is_wanted and self._with_adapters.version != adapters.version:
+        if adapters.begin(plan) and self._with_adapters.version != adapters.version:
             self._with_adapters = self._record(adapters.version)
-        return self._inputs.prepare(plan)
+        batch = self._inputs.prepare(plan)
+        adapters.prepare(plan, batch.rows_S)
+        return batch
 
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step."""
