@@ -144,13 +144,13 @@ def test_a_death_within_a_thought_within_characters_and_while_a_grammar_compiles
     args = AsyncEngineArgs(deterministic=True, max_model_len=512, kv_cache_memory_bytes=32 << 20)
     known_at_death: list[int] = []
 
-    async def streamed(engine: AsyncLLM, prompt: str, params: SamplingParams, name: str) -> tuple[list[str], list[int]]:
+    async def streamed(engine: AsyncLLM, prompt: str, params: SamplingParams, name: str) -> tuple[str, list[int]]:
         params.output_kind = RequestOutputKind.DELTA
         texts, token_ids = list[str](), list[int]()
         async for output in engine.generate(prompt, params, name):
             texts.append(output.outputs[0].text)
             token_ids += output.outputs[0].token_ids
-        return texts, token_ids
+        return "".join(texts), token_ids
 
     async def both(engine: AsyncLLM, name: str) -> list[tuple[str, list[int]]]:
         tokenizer = engine.get_tokenizer()
@@ -166,7 +166,7 @@ def test_a_death_within_a_thought_within_characters_and_while_a_grammar_compiles
             runs.append(streamed(engine, "a", broken, f"{name} broken {seed}"))
         results = await asyncio.gather(*runs)
         assert results[0][1].index(tokenizer.convert_tokens_to_ids("</think>")) == 6
-        return [("".join(texts), token_ids) for texts, token_ids in results]
+        return results
 
     async def main() -> None:
         engine = AsyncLLM.from_engine_args(args, core="process")
@@ -191,7 +191,8 @@ def test_a_death_within_a_thought_within_characters_and_while_a_grammar_compiles
             engine.shutdown()
 
     asyncio.run(main())
-    assert len(known_at_death) == 4 and all(0 < known < 6 for known in known_at_death) and not now.exists()
+    assert len(known_at_death) == 5 and all(0 < known < 6 for known in known_at_death[:4]) and not now.exists()
+    assert known_at_death[4] == 0  # its grammar was being compiled
 
 
 async def greedy(engine: AsyncLLM, number: int, name: str, each: Callable[[], None] = lambda: None) -> list[int]:
