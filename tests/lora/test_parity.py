@@ -118,3 +118,20 @@ def test_a_family_of_decoders_equals_peft(architecture: str, tmp_path: Path):
 @pytest.mark.parametrize("architecture", MORE_FAMILIES)
 def test_more_families_equal_peft(architecture: str, tmp_path: Path):
     check_family(architecture, MORE_FAMILIES[architecture], tmp_path)
+
+
+def test_dora_stretches_the_rows_of_matrix_and_update(llm: LLM, llama: Path, tmp_path: Path):
+    targets = ["q_proj", "v_proj", "gate_proj", "down_proj", "o_proj"]
+    dora = make_adapter(llama, tmp_path / "dora", 1, r=6, lora_alpha=9, target_modules=targets, use_dora=True)
+    plain = make_adapter(llama, tmp_path / "plain", 2, r=4, target_modules="all-linear")
+    assert_parity(llm, llama, [dora, None, plain])
+    assert_parity(llm, llama, [dora])  # once more, from the host's copy or the same place
+
+
+def test_whole_matrices_and_biases_take_the_place_of_the_bases(tmp_path: Path):
+    base = make_tiny_model("Qwen2ForCausalLM", tmp_path / "base", tie_word_embeddings=False)
+    llm = make_llm(base)
+    saved = make_adapter(base, tmp_path / "s", 1, r=4, target_modules=QV, modules_to_save=["lm_head", "embed_tokens"])
+    biased = make_adapter(base, tmp_path / "b", 2, r=4, target_modules=QV, bias="all")
+    inner = make_adapter(base, tmp_path / "i", 3, r=4, target_modules=["k_proj"], lora_bias=True, use_dora=False)
+    assert_parity(llm, base, [None, saved, biased, inner])

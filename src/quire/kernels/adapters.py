@@ -28,6 +28,8 @@ class AdapterPart:
         up: [R, N]; each output has its segment's numbers, with the adapter's scale.
         segments: bit s is set where segment s is updated.
         gain, shift: float32 [N]; outputs are multiplied by the gain, then the shift and the update are added. None: 1 and 0.
+        magnitude: float32 [N], of DoRA: the rows of matrix and update together are to get these lengths. Before it is used, gain
+            and `up` have to be made of it.
     """
 
     down: Tensor
@@ -35,6 +37,7 @@ class AdapterPart:
     segments: int
     gain: Tensor | None = None
     shift: Tensor | None = None
+    magnitude: Tensor | None = None
 
     @property
     def rank(self) -> int:
@@ -59,6 +62,7 @@ class AdapterTable:
         num_segments: S.
         dtype: of what the addresses point to.
         parts: by slot, the tensors that the addresses point to.
+        has_gains: some part has one, so that outputs have to be alone before the update.
         most_ranks, most_adapters: no slot has a larger rank, and no batch more adapters.
     """
 
@@ -67,6 +71,7 @@ class AdapterTable:
     num_segments: int
     dtype: torch.dtype
     parts: list[AdapterPart | None]
+    has_gains: bool = False
     most_ranks: int = 512
     most_adapters: int = 1 << 16
 

@@ -48,6 +48,7 @@ class Decoder(CausalLM):
         eps = spec.norm.eps if spec.final_eps is None else spec.final_eps
         self._last_norm = dataclasses.replace(spec.norm, eps=eps)
         self._weights: dict[str, Any] = {}
+        self._linears: dict[str, LinearWeight] = {}
         self._hyper_head = None if spec.hyper is None else HyperConnection(spec.hyper, is_head=True)
         self._inputs = None if spec.layer_input is None else LayerInputs(spec, self.dtype, self.linear_method)
         shared: dict[str, Any] = vars(context) | {"max_positions": self.max_positions}
@@ -133,6 +134,7 @@ class Decoder(CausalLM):
     def _set_weight(self, module: str, weight: Weight) -> None:
         if isinstance(weight, LinearWeight):
             weight.name = module
+            self._linears[module] = weight
         if module.startswith("layers."):
             _, index, name = module.split(".")
             self._layers[int(index)].set_weight(name, weight)
@@ -252,6 +254,10 @@ class Decoder(CausalLM):
                 whole = LinearWeight(count, whole.in_features, whole.dtype, whole.data[rows], bias=bias, name="lm_head")
             self._weights["lm_head"] = whole
         return self._weights["lm_head"]
+
+    def linear(self, module: str) -> LinearWeight:
+        """A module's matrix."""
+        return self._head() if module == "lm_head" else self._linears[module]
 
     @property
     def has_whole_head(self) -> bool:

@@ -67,11 +67,11 @@ class Adapters:
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Products of the base alone."""
-        self.is_active = False
+        was_active, self.is_active = self.is_active, False
         try:
             yield
         finally:
-            self.is_active = True
+            self.is_active = was_active
 
 
 class AdaptedProducts(LinearMethod):
@@ -139,6 +139,10 @@ class AdaptedProducts(LinearMethod):
         table = self.adapters.table(weight)
         if table is None:
             super().apply_add(x_TK, weight, residual_TN, scratch_TN)
+            return
+        if table.has_gains:
+            self.apply(x_TK, weight, scratch_TN)
+            ops.add(scratch_TN, residual_TN)
             return
         with self.adapters.paused():
             super().apply_add(x_TK, weight, residual_TN, scratch_TN)

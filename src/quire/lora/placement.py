@@ -7,7 +7,7 @@ Legend: R rank, K inputs, N outputs, S segments.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -16,6 +16,7 @@ from quire.kernels.adapters import TILE, AdapterPart
 from quire.layers.modules import Module
 from quire.layers.parallel import ParallelPlan
 from quire.layers.weights import CheckpointTensor, RowSlice
+from quire.lora.magnitude import NONE
 from quire.lora.peft_folder import PeftAdapter, Update
 from quire.models.spec import DecoderSpec
 
@@ -41,6 +42,7 @@ class Places:
 
     Args:
         sources: what of a checkpoint fills the model, on this rank.
+        bias_of: a module's bias, on this rank.
         has_whole_head: each rank computes all logits, where the embedding serves as the head.
 
     Attributes:
@@ -53,9 +55,11 @@ class Places:
         spec: DecoderSpec,
         sources: Mapping[str, CheckpointTensor],
         plan: ParallelPlan,
+        bias_of: Callable[[str], torch.Tensor | None],
         *,
         has_whole_head: bool = True,
     ) -> None:
+        self._plan, self._bias_of = plan, bias_of
         self._spec = spec
         self._segments: dict[str, Segment] = {}
         self.modules: dict[str, int] = {}
@@ -104,6 +108,18 @@ class Places:
         ]
         return torch.tensor(sorted(tiles, key=lambda tile: tile[1]), dtype=torch.int32)
 
+    def segment_of_outputs(self, module: str) -> torch.Tensor:
+        """[N]: each output's segment."""
+        segment_N = torch.zeros(self.shapes[module][0], dtype=torch.int32)
+        for segment, first, count in self.tiles(module).tolist():
+            segment_N[first : first + count] = segment
+        return segment_N
+
+    def is_summed(self, module: str) -> bool:
+        """Whether ranks share a matrix's inputs, and sum their outputs."""
+        shard = next(each.module.shard for each in self._segments.values() if each.module.name == module)
+        return shard == "columns" and self._plan.size > 1
+
     def find(self, name: str) -> Segment | None:
         """The segment that a matrix of the checkpoint, as an adapter names it, fills."""
         return next((self._segments[each] for each in self._spellings(name) if each in self._segments), None)
@@ -146,23 +162,59 @@ class Places:
     def _join(self, module: str, updates: Sequence[tuple[Segment, Update]], dtype: torch.dtype) -> AdapterPart:
         """One part of the updates of a module's segments."""
         num_segments, (outputs, inputs) = self.modules[module], self.shapes[module]
-        rank, bits = max(update.rank for _, update in updates), 0
-        is_embedding = updates[0][0].module.kind == "embedding"
-        up_RN = torch.zeros(rank, outputs)
-        down = torch.zeros((inputs, rank) if is_embedding else (num_segments * rank, inputs))
+        if updates[0][0].module.kind == "embedding":
+            return _embedding_part(updates[0][1], dtype)
+        wholes = [update.whole is not None for _, update in updates]
+        rank = inputs if any(wholes) else max(update.rank for _, update in updates)
+        part = AdapterPart(torch.zeros(num_segments * rank, inputs), torch.zeros(rank, outputs), 0)
+        if any(wholes) or any(update.bias is not None or update.magnitude is not None for _, update in updates):
+            part.gain, part.shift = torch.ones(outputs), torch.zeros(outputs)
+        if any(update.magnitude is not None for _, update in updates):
+            part.magnitude = torch.full((outputs,), NONE)
         for segment, update in updates:
-            assert update.down is not None and update.up is not None
-            bits |= 1 << segment.number
-            if is_embedding:
-                down[:, : update.rank] = update.down.float().T
-                up_RN[: update.rank] = update.scale * update.up.float().T
-                continue
-            first = segment.number * rank
-            down[first : first + update.rank] = update.down[:, segment.columns]
-            for block in segment.blocks:
-                rows = update.scale * update.up[block.rows].float().T
-                up_RN[: update.rank, block.at : block.at + rows.shape[1]] = rows
-        return AdapterPart(down.to(dtype), up_RN.to(dtype), bits)
+            self._fill(part, segment, update, rank)
+        part.down, part.up = part.down.to(dtype), part.up.to(dtype)
+        return part
+
+    def _fill(self, part: AdapterPart, segment: Segment, update: Update, rank: int) -> None:
+        """Put one segment's update in its place."""
+        down, up = update.down, update.up
+        if (
+            update.whole is not None
+        ):  # in the place of the matrix: its product is made nothing, and the update is all of it
+            down, up = torch.eye(segment.module.columns), update.whole
+        first = segment.number * rank
+        if down is not None and up is not None:
+            part.segments |= 1 << segment.number
+            down = down[:, segment.columns]
+            down = down[segment.columns] if update.whole is not None else down
+            part.down[first : first + len(down)] = down
+        for block in segment.blocks:
+            place = slice(block.at, block.at + _length(segment, block))
+            if up is not None:
+                rows = update.scale * up[block.rows].float().T
+                rows = rows[segment.columns] if update.whole is not None else rows
+                part.up[: len(rows), place] = rows
+            if part.gain is not None and update.whole is not None:
+                part.gain[place] = 0.0
+            if part.magnitude is not None and update.magnitude is not None:
+                part.magnitude[place] = update.magnitude[block.rows].float()
+            if part.shift is not None:
+                part.shift[place] = self._shift(segment, update, block)
+
+    def _shift(self, segment: Segment, update: Update, block: RowSlice) -> torch.Tensor:
+        """What is added to a block's outputs. Ranks that share a matrix's inputs sum their outputs: the first one adds it."""
+        base = self._bias_of(segment.module.name)
+        place = slice(block.at, block.at + _length(segment, block))
+        base = torch.zeros(_length(segment, block)) if base is None else base[place].float().cpu()
+        if segment.module.shard == "columns" and self._plan.rank > 0:
+            return torch.zeros_like(base)
+        if update.whole is not None:
+            return base if update.bias is None else update.bias[block.rows].float()
+        if update.bias is None:
+            return torch.zeros_like(base)
+        given = update.bias[block.rows].float()
+        return given - base if update.is_whole_bias else update.scale * given
 
 
 def _length(segment: Segment, block: RowSlice) -> int:
@@ -174,13 +226,31 @@ def _problem(segment: Segment, update: Update) -> str:
     module = segment.module
     if module.plain:
         return "is a router, or stays apart from the other matrices: it cannot be adapted"
-    if update.down is None or update.up is None:
-        return "has a whole matrix or a bias: only low-rank updates can be served"
-    if update.magnitude is not None or update.bias is not None:
-        return "has a magnitude or a bias: only low-rank updates can be served"
     is_embedding = module.kind == "embedding"
+    if is_embedding and (update.magnitude is not None or update.bias is not None):
+        return "is an embedding with a magnitude or a bias, which cannot be served"
     inputs, outputs = (segment.rows, module.columns) if is_embedding else (module.columns, segment.rows)
-    if (update.down.shape[1], update.up.shape[0]) != (inputs, outputs):
-        theirs = f"[{update.up.shape[0]}, {update.down.shape[1]}]"
-        return f"is [{outputs}, {inputs}] in the model, and {theirs} in the adapter"
+    theirs: list[int] = [outputs, inputs]
+    if update.down is not None and update.up is not None:
+        theirs = [update.up.shape[0], update.down.shape[1]]
+    elif update.whole is not None:
+        theirs = list(update.whole.shape[::-1] if is_embedding else update.whole.shape)
+    if theirs != [outputs, inputs]:
+        hint = " (added tokens cannot be served)" if module.name in ("embedding", "lm_head") else ""
+        return f"is [{outputs}, {inputs}] in the model, and {theirs} in the adapter{hint}"
+    for name, vector in (("bias", update.bias), ("magnitude", update.magnitude)):
+        if vector is not None and list(vector.shape) != [outputs]:
+            return f"has {outputs} outputs, and a {name} of shape {list(vector.shape)}"
     return ""
+
+
+def _embedding_part(update: Update, dtype: torch.dtype) -> AdapterPart:
+    """A table by token, and what its rows are multiplied by."""
+    if update.whole is not None:
+        width = update.whole.shape[1]
+        part = AdapterPart(update.whole.to(dtype), torch.eye(width, dtype=dtype), 1)
+        part.gain, part.shift = torch.zeros(width), torch.zeros(width)
+        return part
+    assert update.down is not None and update.up is not None
+    up_RD = update.scale * update.up.float().T
+    return AdapterPart(update.down.T.to(dtype).contiguous(), up_RD.to(dtype).contiguous(), 1)

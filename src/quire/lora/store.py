@@ -10,7 +10,6 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import math
-import queue
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 
@@ -20,7 +19,10 @@ from quire.adapters import LoRARequest, read_config
 from quire.config.engine import LoRAConfig
 from quire.errors import ConfigError
 from quire.kernels.adapters import FIELDS, AdapterPart, AdapterTable
+from quire.kernels.types import LinearWeight
+from quire.layers.decoder import Decoder
 from quire.logger import init_logger
+from quire.lora.magnitude import apply_magnitude, squared_rows, update_squares
 from quire.lora.method import Adapters
 from quire.lora.peft_folder import read_lora
 from quire.lora.placement import Places
@@ -88,16 +90,16 @@ class AdapterStore:
         config: LoRAConfig,
         adapters: Adapters,
         places: Places,
-        dtype: torch.dtype,
+        model: Decoder,
         runtime: DeviceRuntime,
         num_slots: int,
         max_tokens: int,
     ) -> None:
-        self._config, self._adapters, self._places, self._dtype = config, adapters, places, dtype
+        self._config, self._adapters, self._places, self._model = config, adapters, places, model
         self._runtime, self._device = runtime, runtime.device()
         self.version = 0
         self._hosts: OrderedDict[str, Packed] = OrderedDict()
-        self._loaded: queue.SimpleQueue[tuple[int, Packed]] = queue.SimpleQueue()
+        self._loaded: dict[int, Packed] = {}
         self._slots: list[Packed | None] = [None] * num_slots
         shape = (len(places.modules), len(FIELDS), num_slots)
         self._entries_MFL = torch.zeros(shape, dtype=torch.int64, device=self._device)
@@ -106,7 +108,7 @@ class AdapterStore:
                 self._entries_MFL[number],
                 places.tiles(module).to(self._device),
                 num_segments,
-                dtype,
+                model.dtype,
                 [None] * num_slots,
                 most_ranks=0,
                 most_adapters=0,
@@ -115,6 +117,8 @@ class AdapterStore:
         }
         self._numbers = {module: number for number, module in enumerate(places.modules)}
         self._max_tokens = max_tokens
+        self._activation = model.context.activation_dtype
+        self._squares: dict[str, torch.Tensor] = {}
         self._make_room(config.max_lora_rank or FIRST_RANK)
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "adapters")
 
@@ -138,7 +142,7 @@ class AdapterStore:
         keeps = self._config.max_cpu_loras or MOST_ON_HOST
         while len(self._hosts) > keeps:
             self._hosts.popitem(last=False)
-        self._loaded.put((slot, self._upload(host)))
+        self._loaded[slot] = self._upload(host)
 
     def _upload(self, host: Packed) -> Packed:
         """Bring an adapter to the device, in memory of the steps' stream, beside the steps."""
@@ -166,12 +170,37 @@ class AdapterStore:
                 f"{request.lora_path} has rank {adapter.max_rank}, and max_lora_rank is {limit}: raise it, or leave it out",
                 setting="max_lora_rank",
             )
-        return Packed.of(self._places.place(adapter, self._dtype), self._runtime)
+        return Packed.of(self._places.place(adapter, self._model.dtype), self._runtime)
 
-    def settle(self) -> None:
-        """Let steps find what was loaded since the last call."""
-        while not self._loaded.empty():
-            self._install(*self._loaded.get())
+    def settle(self, slot: int) -> None:
+        """Let steps find what was loaded into a place, if that is new."""
+        loaded = self._loaded.pop(slot, None)
+        if loaded is not None:
+            self._finish(loaded)
+            self._install(slot, loaded)
+
+    def _finish(self, loaded: Packed) -> None:
+        """Make gains of magnitudes, which takes products with the base's matrices."""
+        for module, part in loaded.parts.items():
+            if part.magnitude is not None:
+                weight, segment_N = self._model.linear(module), self._places.segment_of_outputs(module)
+                squares_N = self._squares_of(module) + update_squares(part, segment_N, weight, self._product)
+                if self._places.is_summed(module):
+                    self._model.communicator.all_reduce(squares_N)
+                apply_magnitude(part, squares_N, weight.bias)
+
+    def _squares_of(self, module: str) -> torch.Tensor:
+        """The sums of squares of a matrix's rows."""
+        if module not in self._squares:
+            self._squares[module] = squared_rows(self._model.linear(module), self._product, self._device)
+        return self._squares[module]
+
+    def _product(self, x_TK: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
+        """x @ weight.T of the base alone, in float32."""
+        out_TN = torch.empty(len(x_TK), weight.out_features, dtype=self._activation, device=self._device)
+        with self._adapters.paused():
+            self._model.linear_method.apply(x_TK.to(self._activation).contiguous(), weight, out_TN)
+        return out_TN.float() if weight.bias is None else out_TN.float() - weight.bias
 
     def _install(self, slot: int, loaded: Packed) -> None:
         entries_MF = torch.zeros(len(self._all), len(FIELDS), dtype=torch.int64)
@@ -180,6 +209,9 @@ class AdapterStore:
             if part is None:
                 continue
             entries_MF[self._numbers[module]] = torch.tensor(part.entry())
+            if part.gain is not None and not table.has_gains:
+                table.has_gains = True
+                self.version += 1
             if module not in self._adapters.tables:
                 self._adapters.tables[module] = table
                 self.version += 1

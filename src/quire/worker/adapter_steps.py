@@ -111,13 +111,15 @@ class AdapterSteps:
         self._buffer = buffer
         self._adapters.tokens = self._tokens.rows_in(buffer, is_grouped=is_grouped)
         self._adapters.samples = self._samples.rows_in(buffer, is_grouped=is_grouped)
-        self._dtype, self._places = (
-            model.dtype,
-            Places(model.spec, model.sources, model.plan, has_whole_head=model.has_whole_head),
+        self._dtype = model.dtype
+        self._places = Places(
+            model.spec,
+            model.sources,
+            model.plan,
+            lambda module: model.linear(module).bias,
+            has_whole_head=model.has_whole_head,
         )
-        self.store = AdapterStore(
-            config.lora, self._adapters, self._places, model.dtype, runtime, num_slots, max_tokens
-        )
+        self.store = AdapterStore(config.lora, self._adapters, self._places, model, runtime, num_slots, max_tokens)
         self._adapters.is_deterministic = config.model.deterministic
         self.is_wanted = False
 
@@ -128,7 +130,7 @@ class AdapterSteps:
         for request in plan.new_requests:
             self._slot_R[request.row] = request.adapter_slot
             if request.adapter_slot:
-                self.store.settle()
+                self.store.settle(request.adapter_slot)
 
     @property
     def version(self) -> int:

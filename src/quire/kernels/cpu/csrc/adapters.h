@@ -52,7 +52,7 @@ QUIRE_INLINE void over_slots(const AdapterArguments& args, int64_t begin, int64_
         while (last < end && last - t < ADAPTER_ROWS && args.slots[last] == slot) ++last;
         if (slot > 0) {
             AdapterSlot entry(args, slot);
-            if (entry.rank > 0) body(entry, t, last - t);
+            if (entry.rank > 0 || entry.gain) body(entry, t, last - t);
         }
         t = last;
     }
