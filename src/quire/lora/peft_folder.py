@@ -118,10 +118,9 @@ def _split(path: str, name: str) -> tuple[str, str]:
     for ending, part in _PARTS.items():
         if within.endswith(f".{ending}"):
             return within.removesuffix(f".{ending}"), part
-    if within.endswith(
-        (".base_layer.weight", ".base_layer.bias")
-    ):  # PEFT saves a copy of embeddings with their updates
+    if within.endswith(".base_layer.weight"):  # PEFT saves a copy of embeddings with their updates
         return within, ""
+    within = within.replace(".base_layer.bias", ".bias")
     module, _, kind = within.rpartition(".")
     if kind in ("weight", "bias") and ".lora_" not in within:
         return module.removesuffix(".modules_to_save.default"), {"weight": "whole", "bias": "bias"}[kind]
