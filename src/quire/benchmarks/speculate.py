@@ -1,7 +1,8 @@
 """`quire bench speculate`: the same requests with speculation and without, in turns: tokens a second, guesses, equal tokens.
 
 Patterns: `copy` prompts say one text over and over, as an answer does that quotes or edits its input; `random` prompts are
-answered with random draws, so that hardly a guess is right.
+answered with random draws, so that hardly a guess is right (a model that repeats itself is guessed for there, too). Prompts are
+computed before the clock starts.
 """
 
 import argparse
@@ -79,12 +80,14 @@ def _compare(engines: dict[str, Any], args: argparse.Namespace, size: int) -> di
 
     temperature = args.temperature if args.pattern == "copy" else 1.0
     params = SamplingParams(temperature=temperature, seed=1, max_tokens=args.output_len, ignore_eos=True)
+    one = SamplingParams(max_tokens=1)
     rates: dict[str, list[float]] = {name: [] for name in engines}
     tokens: dict[str, list[Any]] = {name: [] for name in engines}
     before = engines["with"].call("stats")
     for number in range(args.rounds + 1):
         for name in engines if number % 2 else reversed(engines):
             prompts = _prompts(engines[name], args, size, number)
+            engines[name].generate(prompts, one, use_tqdm=False)  # from here on the prompts are cached
             began = time.perf_counter()
             outputs = engines[name].generate(prompts, params, use_tqdm=False)
             seconds = time.perf_counter() - began
