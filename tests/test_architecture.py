@@ -31,7 +31,7 @@ COMPONENTS = {field.name: field.default.__name__ for field in dataclasses.fields
 ROOMS: dict[str, tuple[str, ...]] = {
     "device module": ("platforms", "kernels/triton", "distributed/nccl.py"),
     "torch.distributed": ("distributed",),
-    # config/observability.py: a profiler's name, as vLLM has it.
+    # config/observability.py: a profiler's name, as vLLM has it. explain_platform.py: platforms without their hardware.
     "device name": (
         "platforms",
         "kernels/triton",
@@ -39,6 +39,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "attention/cpu.py",
         "distributed/nccl.py",
         "config/observability.py",
+        "entrypoints/cli/explain_platform.py",
     ),
     "pinning": ("platforms", "kernels/triton", "conformance"),
     "component": ("conformance",),

@@ -193,6 +193,8 @@ def can_run(words: list[str], block: Block, is_slow_welcome: bool) -> bool:
     """Whether a command needs only the demo model, the demo server, and files that the block itself makes."""
     if words[0] == "quire":
         starts_server = words[1] == "serve" and not any(word.startswith("--help") for word in words)
+        if words[1:3] == ["bench", "chaos"]:  # it kills the process that is named
+            return False
         if starts_server or words in _WAITS_FOR_A_PERSON or (words[1] in _SLOW and not is_slow_welcome):
             return False
         parts = [part for word in words[2:] for part in word.split()]  # a word may be a command line itself

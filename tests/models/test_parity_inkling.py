@@ -18,6 +18,7 @@ from quire.errors import ConfigError, RequestError
 from quire.models.registry import ModelRegistry
 
 NAME = "InklingForCausalLM"
+PUBLISHED = "InklingForConditionalGeneration"
 SHAPES: dict[str, dict[str, Any]] = {
     "every kind of layer": {},
     "no growth, width 2, one shared expert": {"log_scaling_n_floor": None, "conv_kernel_size": 2, "n_shared_experts": 1},
@@ -85,6 +86,7 @@ def test_a_published_checkpoint_is_read_by_its_own_names(reference_kernels, tmp_
     model = InklingForConditionalGeneration(config).eval()
     randomize(model, seed=0)
     model.save_pretrained(tmp_path)
+    assert model.config.architectures == [PUBLISHED]
     names = set(load_file(tmp_path / "model.safetensors"))
     assert {
         "model.llm.layers.1.mlp.experts.w13_weight",

@@ -384,7 +384,7 @@ def test_experts_stay_small_where_the_host_may_look_at_the_router(cpu, tmp_path,
             loaded = load(platform, tmp_path / "stored")
         torch.testing.assert_close(logprobs_of(loaded), expected, rtol=0, atol=1e-3)
         is_small = platform is cpu and "fp8" not in name
-        assert (loaded.model._layers[0].mlp.mixture._one_by_one is not None) == is_small
+        assert (loaded.model._layers[0].mlp.mixture._experts._listed is not None) == is_small
         assert ("36 matrices of experts or embeddings were made plain" in caplog.text) == (
             not is_small and "fp8" not in name
         )
@@ -400,7 +400,7 @@ def test_experts_that_are_stored_in_part_are_used_so(cpu, tmp_path, plain):
     expected = logprobs_of(load(cpu, tmp_path / "stored/worth"))
     loaded = load(cpu, tmp_path / "stored")
     torch.testing.assert_close(logprobs_of(loaded), expected, rtol=0, atol=1e-3)
-    experts = loaded.model._layers[0].mlp.mixture._one_by_one
+    experts = loaded.model._layers[0].mlp.mixture._experts._listed
     kinds = {name: type(getattr(experts, name)[0]).__name__ for name in ("gate_up", "down")}
     assert kinds[{"down_proj": "down", "up_proj": "gate_up"}[plain]] == "LinearWeight"
     assert "PackedWeight" in kinds.values()
@@ -413,7 +413,7 @@ def test_a_plain_mixtures_experts_are_rounded_one_by_one(cpu, tmp_path, kind, ca
     with caplog.at_level("WARNING", logger="quire"):
         loaded = load(cpu, path, quantization=kind)
     assert "Experts stay" not in caplog.text
-    experts = loaded.model._layers[0].mlp.mixture._one_by_one
+    experts = loaded.model._layers[0].mlp.mixture._experts._listed
     assert {type(weight) for weight in (*experts.gate_up, *experts.down)} == {PackedWeight}
     assert (experts.gate_up[0].out_features, len(experts.gate_up)) == (128, 4)
     moved = (logprobs_of(loaded) - logprobs_of(plain)).abs().mean()
@@ -450,7 +450,7 @@ def test_gpt_oss_experts_are_read_from_blocks(cpu, tmp_path):
     for platform in (cpu, ahead):
         loaded = load(platform, tmp_path / "stored")
         torch.testing.assert_close(logprobs_of(loaded), expected, rtol=0, atol=1e-3)
-        assert (loaded.model._layers[0].mlp.mixture._one_by_one is not None) == (platform is cpu)
+        assert (loaded.model._layers[0].mlp.mixture._experts._listed is not None) == (platform is cpu)
     assert (logprobs_of(load(cpu, path)) - expected).abs().max() > 0.01
 
 

@@ -279,7 +279,7 @@ def test_experts_stay_plain_and_stored_ones_are_made_plain(float8_cpu, tmp_path,
     with caplog.at_level("WARNING", logger="quire"):
         loaded = load(float8_cpu, tmp_path / "stored")
     assert "36 matrices of experts or embeddings were made plain" in caplog.text
-    experts = loaded.model._layers[1].mlp.mixture._experts.down_EDI
+    experts = loaded.model._layers[1].mlp.mixture._experts.weights.down_EDI
     expected = [worth[f"model.layers.1.mlp.experts.{e}.down_proj.weight"] for e in range(4)]
     assert torch.equal(experts, torch.stack(expected))
 

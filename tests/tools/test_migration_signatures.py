@@ -20,6 +20,7 @@ from tests.oracles.tiny_models import make_tiny_model
 from tools.migration_table import ABSENT, ROOT, check_attributes, notes
 
 from quire import LLM, AsyncLLMEngine, PoolingParams, RequestOutput, SamplingParams
+from quire.adapters import LoRARequest
 from quire.distributed.weight_transfer import TrainerGroup
 from quire.engine.arg_utils import AsyncEngineArgs, EngineArgs, UsageContext
 from quire.engine.vllm_settings import DEFAULTS
@@ -40,6 +41,7 @@ REQUIRED: dict[str, Any] = {
     "prompts": ["hello"], "prompt": "hello", "messages": CHAT, "data_1": "one", "data_2": "two", "method": "bandwidth",
     "request_id": "r", "request_ids": ["r"], "engine_args": EngineArgs(**SETTINGS), "sampling_params": PARAMS, "params": PARAMS,
     "pooling_params": PoolingParams(), "new_version": "1", "request": {"init_info": TRAINER.init_info},
+    "lora_request": LoRARequest("pirate", 1, str(Path(__file__).parents[2] / "examples/demo_adapters/pirate")),
 }  # fmt: skip
 LEGAL: dict[str, list[Any]] = {
     "use_tqdm": [False], "lora_request": [], "priority": [1], "tokenization_kwargs": [{"add_special_tokens": False}],
@@ -239,6 +241,8 @@ def test_methods_of_async_llm_engine_take_each_keyword(
         if name == "encode":
             folder = make_tiny_model("BertModel", tmp_path, vocab_size=llm.model_config.vocab_size)
             values = {"model": str(folder), "tokenizer": llm.model_config.tokenizer_path, "num_gpu_blocks_override": 64}
+        if name == "add_lora":
+            values = SETTINGS | {"enable_lora": True}  # of the demo model, which has adapters
         engine = AsyncLLMEngine.from_engine_args(AsyncEngineArgs(**values))
         try:
             for required, keywords in calls("quire:AsyncLLMEngine", name):

@@ -45,11 +45,11 @@ async def test_profiles_need_a_setting_that_the_error_names(path, server):
 
 
 @pytest.mark.parametrize("path", ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
-async def test_what_is_not_there_yet_says_so(path, server):
+async def test_adapters_need_a_setting_that_the_error_names(path, server):
     async with server() as s:
         response = await s.client.post(path, json={})
-        assert response.status_code == 400 and response.json()["error"]["code"] == "not_supported"
-        assert "yet" in response.json()["error"]["message"]
+        assert response.status_code == 400 and response.json()["error"]["code"] == "adapters_off"
+        assert "--enable-lora" in response.json()["error"]["message"]
 
 
 async def test_tokenizer_info_tells_the_tokenizer_and_its_template(server, tmp_path):

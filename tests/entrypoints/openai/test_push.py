@@ -217,7 +217,7 @@ def test_a_failure_of_the_parser_or_of_the_writer_ends_the_stream_with_an_error(
     def fail(*args):
         raise ValueError("broken")
 
-    asyncio.run(main(lambda patch, connection: patch.setattr(chunks, "_encode", fail)))
+    asyncio.run(main(lambda patch, connection: patch.setattr(chunks, "encode", fail)))
     asyncio.run(main(lambda patch, connection: patch.setattr(connection.body, "write", fail)))
 
 

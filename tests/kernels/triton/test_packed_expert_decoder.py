@@ -51,7 +51,7 @@ def load(platform, path, dtype="float16", size=1, rank=0, whole=False, **setting
 
 
 def experts_of(loaded):
-    return loaded.model._layers[0].mlp.mixture._experts
+    return loaded.model._layers[0].mlp.mixture._experts.weights
 
 
 def is_kept(loaded):
