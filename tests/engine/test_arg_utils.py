@@ -314,10 +314,10 @@ def test_an_unknown_keyword_gets_a_hint() -> None:
 
 
 def test_what_is_not_there_yet_is_accepted_at_its_default_and_refused_otherwise() -> None:
-    EngineArgs(enable_lora=False, kv_transfer_config=None, compilation_config={})  # type: ignore[call-arg]
-    with pytest.raises(ConfigError, match="enable_lora=True is not available yet") as error:
-        EngineArgs(enable_lora=True)  # type: ignore[call-arg]
-    assert error.value.setting == "enable_lora"
+    EngineArgs(cpu_offload_gb=0, kv_transfer_config=None, compilation_config={})  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match=r"cpu_offload_gb=4 is not available") as error:
+        EngineArgs(cpu_offload_gb=4)  # type: ignore[call-arg]
+    assert error.value.setting == "cpu_offload_gb"
     with pytest.raises(ConfigError, match="kv_transfer_config="):
         AsyncEngineArgs(kv_transfer_config={"kv_role": "x"})  # type: ignore[call-arg]
 

@@ -6,7 +6,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, cast, get_args
 
-from quire.adapters import LoRARequest
+from quire.adapters import LoRARequest, check_adapter
 from quire.errors import NotSupportedError, RequestError, instead_of
 from quire.inputs import PromptType
 from quire.json_text import TooDeepError, parse_json
@@ -44,9 +44,9 @@ def check_count(given: Sequence[object], count: int, name: str) -> None:
 
 
 def adapters_per_prompt(given: Adapters, count: int) -> Sequence[LoRARequest | None]:
-    """One for each prompt, or none. Raises RequestError: there are more or fewer."""
-    if given is None or isinstance(given, LoRARequest):
-        return [given] * count
+    """One for each prompt, or none. Raises RequestError: there are more or fewer, or it is no adapter."""
+    if not isinstance(given, Sequence):
+        return [None if given is None else check_adapter(given)] * count
     check_count(given, count, "lora_request")
     return given
 
