@@ -133,7 +133,7 @@ def test_a_plus_appends_to_a_list_of_a_json_option() -> None:
 
 
 VLLM_DEFAULTS = [
-    ["--kv-transfer-config", "{}"], ["--no-enable-dbo"], ["--max-loras", "1"], ["--no-enable-mm-embeds"],
+    ["--kv-transfer-config", "{}"], ["--no-enable-dbo"], ["--no-enable-mm-embeds"],
     ["--compilation-config.level", "3"], ["-cc.mode=3"], ["-dcp", "1"], ["--all2all-backend=allgather_reducescatter"],
     ["-O1"], ["-O", "2"], ["-O3"], ["--optimization-level", "2"],
 ]  # fmt: skip
@@ -346,7 +346,7 @@ def test_a_file_that_cannot_be_meant_is_refused(tmp_path: Path, text: str, messa
 
 
 def test_a_file_may_hold_dotted_keys_empty_values_and_defaults_of_what_is_not_there(tmp_path: Path) -> None:
-    text = "hf-overrides.a.b: 1\nhf-overrides.a.c: x\nrevision:\nmax-loras: 1\nenable-dbo: false\n"
+    text = "hf-overrides.a.b: 1\nhf-overrides.a.c: x\nrevision:\nenable-dbo: false\n"
     text += "seed: 7\noptimization-level: 0\n"
     expected = {"hf_overrides": {"a": {"b": 1, "c": "x"}}, "seed": 7, "enforce_eager": True}
     assert changed("--config", write(tmp_path / "a.yaml", text)) == expected

@@ -199,7 +199,7 @@ def test_an_unknown_load_format_is_refused(llama):
     platform.select_kernels()
     with pytest.raises(
         ConfigError,
-        match="load_format='tarball' is not supported; allowed: dummy, sharded_state, auto, hf, safetensors",
+        match="load_format='tarball' is not known; allowed: auto, bitsandbytes, hf, mistral, pt, safetensors",
     ):
         load_model(config, platform, torch.device("cpu"), 64, 16)
 

@@ -1,10 +1,13 @@
 """The made-up device for tests of this folder."""
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.oracles import fake_npu
+
+from quire.plugins import discovery
 
 
 @pytest.fixture(scope="session")
@@ -16,8 +19,11 @@ def npu_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def npu(npu_site: Path, monkeypatch: pytest.MonkeyPatch, kept_selection: None) -> None:
+def npu(npu_site: Path, monkeypatch: pytest.MonkeyPatch, kept_selection: None) -> Iterator[None]:
     """The plugin can be found, by this process and its children, for one test."""
+    discovery.forget()  # what another test of this process has found
     monkeypatch.syspath_prepend(str(npu_site))
     monkeypatch.delenv("QUIRE_PLUGINS", raising=False)
     monkeypatch.delenv("QUIRE_PLATFORM", raising=False)
+    yield
+    discovery.forget()

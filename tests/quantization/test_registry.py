@@ -22,7 +22,7 @@ class Int8(UnquantizedLinear):
 
 @pytest.fixture(autouse=True)
 def _restored(monkeypatch):
-    monkeypatch.setattr(registry, "_methods", dict(registry._methods))
+    monkeypatch.setattr(registry.METHODS, "_entries", dict(registry.METHODS._entries))
     register_linear_method("mine", Int8)
 
 
@@ -58,7 +58,7 @@ def test_an_unknown_format_is_refused_with_the_known_ones():
 
 
 def test_a_second_registration_needs_override():
-    with pytest.raises(ConfigError, match="'mine' is already registered by Int8"):
+    with pytest.raises(ConfigError, match="quantization 'mine' is already registered by 'the program'"):
         register_linear_method("mine", UnquantizedLinear)
     register_linear_method("mine", UnquantizedLinear, override=True)
 
