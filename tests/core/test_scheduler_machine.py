@@ -96,13 +96,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         group_id = f"group{self.count}" if siblings > 1 else None
         eos = self.harness.model.eos_token_id
         form = data.draw(st.sampled_from([None, "a", "b", f"new {self.count}"]), label="form")
+        is_background = data.draw(st.sampled_from([False, False, True]))  # siblings are one client's request
         for _ in range(siblings):
             self.count += 1
             fields = {
                 "seed": self.count,
                 "group_id": group_id,
                 "priority": data.draw(st.integers(0, 2)),
-                "is_background": data.draw(st.sampled_from([False, False, True])),
+                "is_background": is_background,
                 "tenant": data.draw(st.sampled_from("ab")),
                 "tenant_weight": data.draw(st.sampled_from([0.5, 3.0])),
                 "cache_salt": data.draw(st.sampled_from([None, None, "x"])),
