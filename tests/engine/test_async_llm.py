@@ -194,11 +194,14 @@ def test_a_bad_request_raises_and_the_engine_goes_on(engine):
         for prompt, params in [([], sampling()), ([9999], sampling()), ([5], sampling(logprobs=99))]:
             with pytest.raises(RequestError):
                 await collect(engine.generate(prompt, params, "bad"))
-        running = engine.generate([5], sampling(max_tokens=50, seed=1), "twice")
-        await anext(running)
-        with pytest.raises(RequestError, match="in use"):
-            await collect(engine.generate([5], sampling(), "twice"))
-        assert (await collect(running))[-1].finished
+        # Both are added before the event loop sees an output: the first cannot have ended when the second comes.
+        first, second = await asyncio.gather(
+            collect(engine.generate([5], sampling(max_tokens=50, seed=1), "twice")),
+            collect(engine.generate([5], sampling(), "twice")),
+            return_exceptions=True,
+        )
+        assert isinstance(second, RequestError) and "in use" in str(second)
+        assert isinstance(first, list) and first[-1].finished
 
     asyncio.run(main())
 
