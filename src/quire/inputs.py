@@ -9,11 +9,14 @@ from typing import Any, NotRequired, TypedDict
 class _PromptOptions(TypedDict):
     """What every dict prompt may also say.
 
-    `cache_salt` keeps the prompt's cached pages apart from those of other salts.
+    `cache_salt` keeps the prompt's cached pages apart from those of other salts. `multi_modal_data` is
+    `{"image": one or several}`: PIL images, arrays or tensors, for the markers of the prompt in order; `multi_modal_uuids` names
+    them in place of the hashes of their content, and `mm_processor_kwargs` are options of the model's processor.
     """
 
     cache_salt: NotRequired[str]
-    multi_modal_data: NotRequired[Any]
+    multi_modal_data: NotRequired[dict[str, Any]]
+    multi_modal_uuids: NotRequired[dict[str, Any]]
     mm_processor_kwargs: NotRequired[dict[str, Any]]
 
 

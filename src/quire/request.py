@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.adapters import LoRARequest
+from quire.media import MediaItem
 from quire.pooling_params import PoolingParams
 from quire.sampling_params import SamplingParams
 
@@ -62,6 +63,7 @@ class EngineRequest(msgspec.Struct, array_like=True, omit_defaults=True):
         arrival_time: seconds, `time.monotonic()` of the frontend.
         priority: lower runs earlier, under the `priority` policy.
         adapter: that its tokens are computed with.
+        media: what stands in the prompt besides text, in order.
     """
 
     request_id: str
@@ -80,6 +82,7 @@ class EngineRequest(msgspec.Struct, array_like=True, omit_defaults=True):
     is_background: bool = False
     is_continuation: bool = False
     adapter: LoRARequest | None = None
+    media: list[MediaItem] = []
 
     def __post_init__(self) -> None:
         self.prompt_token_ids = token_array(self.prompt_token_ids)

@@ -144,14 +144,23 @@ def test_flags_of_what_is_not_there_are_taken_at_their_defaults(words: list[str]
     assert changed(*words) == {}
 
 
+def test_settings_of_media_are_settings_of_their_own() -> None:
+    asked = ["--language-model-only", "--limit-mm-per-prompt", '{"image": 2}', "--mm-processor-cache-gb", "0"]
+    assert changed(*asked, "--mm-processor-kwargs.num_crops", "4") == {
+        "language_model_only": True,
+        "limit_mm_per_prompt": {"image": 2},
+        "mm_processor_cache_gb": 0.0,
+        "mm_processor_kwargs": {"num_crops": 4},
+    }
+
+
 @pytest.mark.parametrize(
     "words",
     [
         ["--cudagraph-capture-sizes", "1", "2", "4"], ["--moe-backend", "marlin"], ["--disable-cascade-attn"],
         ["--no-enable-flashinfer-autotune"], ["-cc", '{"cudagraph_mode": "FULL_DECODE_ONLY"}'], ["--compilation-config", "3"],
-        ["--language-model-only"], ["--limit-mm-per-prompt", '{"image": 2}'], ["--limit-mm-per-prompt.video=0"],
-        ["--mm-processor-cache-gb", "0"], ["--mm-encoder-tp-mode", "data"], ["--skip-mm-profiling"],
-        ["--allowed-media-domains", "a.example", "b.example"], ["--mm-processor-kwargs.num_crops", "4"],
+        ["--mm-encoder-tp-mode", "data"], ["--skip-mm-profiling"],
+        ["--allowed-media-domains", "a.example", "b.example"],
         ["--kernel-config.moe_backend", "triton"], ["--kernel-config", '{"enable_jit_warmup": false}'],
         ["--safetensors-load-strategy=eager"], ["--no-use-tqdm-on-load"], ["-cc.pass_config.fuse_norm_quant", "true"],
     ],

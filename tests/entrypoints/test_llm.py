@@ -290,8 +290,8 @@ def test_prompts_are_truncated_as_tokenization_kwargs_say(llm):
         for value in values:
             with pytest.raises(RequestError):
                 prompt_ids(**{name: value})
-    with pytest.raises(RequestError, match="media input"):
-        llm.generate("x", sampling(), use_tqdm=False, mm_processor_kwargs={"num_crops": 4})
+    with pytest.raises(RequestError, match="reads no media"):
+        llm.generate({"prompt": "x", "multi_modal_data": {"image": 1}}, sampling(), use_tqdm=False)
 
 
 def test_metrics_are_a_list_of_counters_gauges_and_histograms(folder):

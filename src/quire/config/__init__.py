@@ -12,6 +12,7 @@ from quire.config.engine import (
 )
 from quire.config.hf_config import HFConfig
 from quire.config.model import ModelConfig
+from quire.config.multimodal import MultiModalConfig
 from quire.config.observability import ObservabilityConfig, ProfilerConfig, StructuredOutputsConfig
 from quire.config.pooling import PoolerConfig, PoolingConfig
 
@@ -24,6 +25,7 @@ __all__ = [
     "LoRAConfig",
     "LoadConfig",
     "ModelConfig",
+    "MultiModalConfig",
     "ObservabilityConfig",
     "ParallelConfig",
     "PoolerConfig",

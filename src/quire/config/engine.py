@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any, Literal, Self
 
 from quire.config.model import ModelConfig
+from quire.config.multimodal import MultiModalConfig
 from quire.config.observability import ObservabilityConfig, StructuredOutputsConfig
 from quire.config.reasoning import ReasoningConfig
 from quire.config.speculative import SpeculativeConfig
@@ -189,6 +190,7 @@ class EngineConfig:
 
     Attributes:
         lora: None: no request can have an adapter.
+        multimodal: None: no request can have media.
         instance_id: a short random id, in logs and metrics.
         provenance: for settings that were derived, `"scheduler.max_num_seqs" -> "why"`; `quire explain` prints it.
         set_by: for settings (fields of `EngineArgs`) that are not at their defaults, who set them: `user` or `platform NAME`.
@@ -205,6 +207,7 @@ class EngineConfig:
     structured_outputs: StructuredOutputsConfig = dataclasses.field(default_factory=StructuredOutputsConfig)
     reasoning: ReasoningConfig = dataclasses.field(default_factory=ReasoningConfig)
     lora: LoRAConfig | None = None
+    multimodal: MultiModalConfig | None = None
     speculative: SpeculativeConfig | None = None
     instance_id: str = ""
     provenance: dict[str, str] = dataclasses.field(default_factory=dict[str, str])

@@ -30,6 +30,7 @@ class ModelConfig:
         model_impl: the implementation: Quire's spec (`quire`, or `vllm`), Transformers, or the spec if there is one
             (`auto`).
         pooling: what prompts become; None for a model that generates.
+        modalities: what prompts may have besides text.
         hub: where weights that are not in `path` yet are fetched from; None for a model of this machine.
     """
 
@@ -69,6 +70,7 @@ class ModelConfig:
     rope_theta: float | None = None
     pooling: PoolingConfig | None = None
     io_processor_plugin: str | None = None
+    modalities: tuple[str, ...] = ()
     hub: HubModel | None = None
 
     @property
@@ -112,7 +114,7 @@ class ModelConfig:
     @property
     def is_multimodal_model(self) -> bool:
         """Whether requests may have media."""
-        return False
+        return bool(self.modalities)
 
     @property
     def is_encoder_decoder(self) -> bool:

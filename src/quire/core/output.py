@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.codec import convert
+from quire.media import MediaItem
 from quire.pooling_params import PoolingParams
 from quire.request import Pooled, TokenIds, TokenLogprobs, token_array
 from quire.sampling_params import SamplingParams
@@ -33,6 +34,7 @@ class NewRequestData(msgspec.Struct, array_like=True, omit_defaults=True):
         block_ids: one list of page ids a KV group, in order of position; 0 is the null page.
         seed: the request's sampling seed, always concrete (drawn by the frontend when the user gave none).
         adapter_slot: where the workers have its adapter; 0 without one.
+        media: what stands in the prompt besides text, in order; without what encoders read.
     """
 
     request_id: str
@@ -45,6 +47,7 @@ class NewRequestData(msgspec.Struct, array_like=True, omit_defaults=True):
     pooling_params: PoolingParams | None = None
     seed: int = 0
     adapter_slot: int = 0
+    media: list[MediaItem] = []
 
     def __post_init__(self) -> None:
         self.token_ids = token_array(self.token_ids)
@@ -69,6 +72,8 @@ class SchedulerOutput(msgspec.Struct):
         drafts: by row, guesses of the tokens behind its last one, which are scheduled with it. The row draws behind each of its
             last tokens; a draft that is not what was drawn before it ends the row's draws, and the worker computes the row's
             next tokens from there on.
+        dropped_media: keys of items whose embeddings are not needed any more, to be forgotten first.
+        encodes: items whose embeddings this step or a later one needs, with what encoders read.
         extras: what plugins add, as data by name; `read_extra` gives it its type again on the other side.
     """
 
@@ -84,6 +89,8 @@ class SchedulerOutput(msgspec.Struct):
     swap_ins: list[tuple[int, int]] = []
     known_tokens: list[tuple[int, int, list[int]]] = []
     drafts: dict[int, list[int]] = {}
+    dropped_media: list[str] = []
+    encodes: list[MediaItem] = []
     extras: dict[str, Any] = {}
 
     def num_draws(self) -> IntArray:

@@ -64,6 +64,7 @@ def build_new_request(request: Request) -> NewRequestData:
         pooling_params=request.source.pooling_params,
         seed=request.source.seed,
         adapter_slot=request.adapter_slot,
+        media=[item.without_tensors() for item in request.source.media],
     )
 
 

@@ -23,6 +23,8 @@ GROUPS = {
     "block_size": "KV cache",
     "pipeline_parallel_size": "Parallel",
     "max_num_batched_tokens": "Scheduler",
+    "limit_mm_per_prompt": "Media",
+    "enable_lora": "Adapters",
     "speculative_config": "Speculation",
     "device": "Device",
     "disable_log_stats": "Observability",

@@ -17,6 +17,7 @@ from quire.config import (
     HFConfig,
     LoadConfig,
     ModelConfig,
+    MultiModalConfig,
     ParallelConfig,
     SchedulerConfig,
     limits,
@@ -34,8 +35,9 @@ from quire.engine.platform_settings import check_ranks, settle_settings
 from quire.engine.settings import OTHER_FORMATS, SAME_FORMATS, SAME_HASHES, EngineSettings
 from quire.engine.vllm_settings import LIST, NO_EFFECT
 from quire.errors import ConfigError
-from quire.guards import is_sequence
+from quire.guards import is_mapping, is_sequence
 from quire.logger import init_logger, leave_logging_alone, use_log_config, use_log_format, use_log_level
+from quire.multimodal.families import FAMILIES
 from quire.platforms.host import usable_memory
 from quire.platforms.interface import Capabilities, Platform
 
@@ -58,6 +60,8 @@ SectionT = TypeVar("SectionT")
 DEMO_MODEL = "quire-demo"
 """The name of the built-in demo model, which is also used if no model is named."""
 DEFAULT_BLOCK_SIZE = 16
+MAX_ENCODER_BUDGET = 16384
+"""Embeddings of media that a step may compute: as many as the largest image of Qwen2.5-VL has."""
 STEP_FACTOR = 2.0
 """A prompt makes the steps of those who decode at most so many times longer, by default."""
 
@@ -151,8 +155,32 @@ class Resolver:
             hf_overrides={} if callable(args.hf_overrides) else dict(args.hf_overrides),
             override_generation_config=dict(args.override_generation_config),
             pooling=pooling,
+            modalities=self._modalities(architecture, pooling),
             io_processor_plugin=args.io_processor_plugin,
             hub=hub,
+        )
+
+    def _modalities(self, architecture: str, pooling: PoolingConfig | None) -> tuple[str, ...]:
+        """What prompts may have besides text: what the model reads, but for what the user turned off."""
+        args = self.args
+        if architecture not in FAMILIES or pooling is not None or args.language_model_only:
+            return ()
+        if args.model_impl == "transformers" or _limit_of(args.limit_mm_per_prompt, "image") == 0:
+            return ()
+        return ("image",)
+
+    def multimodal(self, model: ModelConfig) -> MultiModalConfig | None:
+        """How media are read; None where none are."""
+        if not model.modalities:
+            return None
+        limits_of = {name: _limit_of(self.args.limit_mm_per_prompt, name) for name in self.args.limit_mm_per_prompt}
+        budget = min(MAX_ENCODER_BUDGET, model.max_model_len)
+        return MultiModalConfig(
+            limit_mm_per_prompt={name: limit for name, limit in limits_of.items() if limit is not None},
+            mm_processor_kwargs=dict(self.args.mm_processor_kwargs or {}),
+            mm_processor_cache_gb=float(self.args.mm_processor_cache_gb),
+            encoder_budget=budget,
+            encoder_cache_size=budget,
         )
 
     def _pooling(self, path: str, hf_config: HFConfig, architecture: str) -> PoolingConfig | None:
@@ -442,3 +470,14 @@ def apply_logging(given: Mapping[str, Any]) -> None:
         use_log_level("DEBUG" if config.log_level == "NOTSET" else config.log_level)
     if config.formatter is not None:
         use_log_format(config.formatter)
+
+
+def _limit_of(given: Mapping[str, Any], modality: str) -> int | None:
+    """Most items of a modality: a number, or vLLM's object with a `count`. Raises ConfigError for anything else."""
+    limit = given.get(modality)
+    if is_mapping(limit):
+        limit = limit.get("count")
+    if limit is None or (isinstance(limit, int) and not isinstance(limit, bool) and limit >= 0):
+        return limit
+    message = f"limit_mm_per_prompt.{modality}={limit!r} is not valid: it must be a whole number, 0 or more"
+    raise ConfigError(message, setting="limit_mm_per_prompt")

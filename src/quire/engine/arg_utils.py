@@ -94,6 +94,7 @@ class EngineArgs(EngineSettings):
             ),
             reasoning=read_reasoning_config(settled.reasoning_config, settled.structured_outputs_config),
             lora=section(LoRAConfig, settled) if settled.enable_lora else None,
+            multimodal=resolver.multimodal(model),
             speculative=resolver.speculative(model),
             instance_id=instance_id,
             provenance=provenance,

@@ -91,8 +91,8 @@ class BeamSearch:
 
     def next_prompts(self) -> list[TokenizedPrompt]:
         """What to run: one token each, with `step_params`."""
-        salt = self.prompt.cache_salt
-        return [TokenizedPrompt(self.prompt.token_ids + beam.token_ids, None, salt) for beam in self._running]
+        prompt = dataclasses.replace(self.prompt, text=None, array=None)
+        return [dataclasses.replace(prompt, token_ids=prompt.token_ids + beam.token_ids) for beam in self._running]
 
     def advance(self, outputs: Sequence[RequestOutput]) -> None:
         """Take in the outputs of `next_prompts`, in its order."""

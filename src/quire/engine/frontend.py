@@ -20,7 +20,7 @@ from quire.engine.request_record import NO_TOKENS, PoolingRecord, RequestRecord
 from quire.engine.stat_loggers import load_stat_loggers
 from quire.engine.tokenization import Tokenization
 from quire.engine.tokenizer_source import TokenizerSource
-from quire.errors import ConfigError, EngineError, RequestError
+from quire.errors import ConfigError, EngineError
 from quire.inputs import PromptType
 from quire.logger import init_logger
 from quire.metrics.engine_metrics import EngineMetrics, StatsLogger
@@ -195,8 +195,9 @@ def make_record(processed: ProcessedRequest) -> RequestRecord:
     )
 
 
-def check_unsupported(mm_processor_kwargs: Any = None) -> None:
-    """Raises RequestError: a request has options of media."""
-    if mm_processor_kwargs:
-        message = "media input is not supported yet: leave mm_processor_kwargs out"
-        raise RequestError(message, param="mm_processor_kwargs")
+def with_processor_options(prompts: list[PromptType], options: dict[str, Any] | None) -> list[PromptType]:
+    """Prompts whose media are processed with these options, where they name none of their own."""
+    if not options:
+        return prompts
+    given: Any = {"mm_processor_kwargs": options}
+    return [given | prompt if isinstance(prompt, dict) else prompt for prompt in prompts]

@@ -21,6 +21,8 @@ from quire.config import EngineConfig, ModelConfig, limits
 from quire.engine.tokenizer_source import TokenizerSource
 from quire.errors import RequestError
 from quire.inputs import PromptType
+from quire.media import MediaItem
+from quire.multimodal.processor import MediaProcessor
 from quire.parsers.choice import AUTO, NONE, apply_response_template, apply_strings, choose_formats
 from quire.parsers.thinking import check_budget, find_prompt_thinking
 from quire.pooling_params import PoolingParams
@@ -32,8 +34,8 @@ from quire.tokenizers.interface import Tokenizer
 
 _SEED_BITS = 63
 _GOLDEN = 0x9E3779B97F4A7C15
+_LONG_TEXT = 1 << 30
 _UNSUPPORTED_PROMPT_KEYS = {
-    "multi_modal_data": "media input",
     "prompt_embeds": "prompt embeddings",
     "encoder_prompt": "encoder-decoder prompts",
 }
@@ -58,6 +60,7 @@ class TokenizedPrompt:
 
     Attributes:
         array: the token ids once more, where they were converted already.
+        media: what stands in the prompt besides text, in order.
     """
 
     token_ids: list[int]
@@ -65,9 +68,13 @@ class TokenizedPrompt:
     cache_salt: str | None = None
     token_type_ids: list[int] | None = None
     array: TokenIds | None = None
+    media: list[MediaItem] = dataclasses.field(default_factory=list[MediaItem])
 
     def with_ids(self, token_ids: list[int]) -> "TokenizedPrompt":
-        """The same with other token ids: a part of these, usually."""
+        """The same with other token ids: a part of these, usually.
+        Raises RequestError: the prompt has media, whose places would be others."""
+        if self.media and len(token_ids) != len(self.token_ids):
+            raise RequestError("a prompt with media cannot be truncated", param="truncate_prompt_tokens")
         return self if token_ids is self.token_ids else dataclasses.replace(self, token_ids=token_ids, array=None)
 
 
@@ -166,6 +173,7 @@ class InputProcessor:
         self._random = random.Random(config.model.seed)
         self._serial = itertools.count()
         self._bad_words: dict[tuple[str, ...], list[list[int]]] = {}
+        self.media = None if config.multimodal is None else MediaProcessor(config.model, config.multimodal)
 
     def distinguish(self, first_serial: int) -> None:
         """Give ids and seeds of one's own, where several frontends share a core."""
@@ -175,9 +183,11 @@ class InputProcessor:
     # --- prompts ---
 
     def needs_tokenizer(self, prompt: PromptType) -> int:
-        """Characters that have to be tokenized; 0 for a prompt that is token ids already."""
+        """Characters that have to be tokenized; 0 for a prompt that is token ids already. Media count as a long text."""
         if isinstance(prompt, str):
             return len(prompt)
+        if isinstance(prompt, Mapping) and prompt.get("multi_modal_data") is not None:
+            return _LONG_TEXT
         if isinstance(prompt, Mapping) and "prompt_token_ids" not in prompt:
             text: Any = prompt.get("prompt")
             return len(text) if isinstance(text, str) else 0
@@ -217,11 +227,24 @@ class InputProcessor:
         if text is not None and not isinstance(text, str):
             raise RequestError(f"prompt must be text, not {type(text).__name__}", param="prompt")
         if (token_ids := prompt.get("prompt_token_ids")) is not None:
-            return TokenizedPrompt(self._check_token_ids(token_ids, "prompt_token_ids"), text, salt)
+            ids = self._check_token_ids(token_ids, "prompt_token_ids")
+            return self.with_media(TokenizedPrompt(ids, text, salt), prompt)
         if text is None:
             found = ", ".join(map(repr, prompt)) or "nothing"
             raise RequestError(f"a prompt needs 'prompt' or 'prompt_token_ids'; this one has {found}", param="prompt")
-        return TokenizedPrompt(self._encode(text, add_special_tokens), text, salt)
+        return self.with_media(TokenizedPrompt(self._encode(text, add_special_tokens), text, salt), prompt)
+
+    def with_media(self, tokenized: TokenizedPrompt, prompt: Mapping[str, Any]) -> TokenizedPrompt:
+        """The prompt with the media that it names in its tokens' places; itself where it names none.
+        Raises RequestError: they cannot be used, or the model reads none."""
+        data = prompt.get("multi_modal_data")
+        if not data:
+            return tokenized
+        if self.media is None:
+            raise RequestError(f"multi_modal_data: {self._model.model!r} reads no media here", param="multi_modal_data")
+        options = prompt.get("mm_processor_kwargs")
+        ids, items = self.media.apply(tokenized.token_ids, data, prompt.get("multi_modal_uuids"), options)
+        return dataclasses.replace(tokenized, token_ids=ids, media=items)
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return self.require_tokenizer().encode(text, add_special_tokens)
@@ -311,6 +334,7 @@ class InputProcessor:
                 group_id=core_id if params.n > 1 else None,
                 is_continuation=is_continuation,
                 adapter=adapter,
+                media=prompt.media,
             )
             for index in range(params.n)
         ]

@@ -251,6 +251,17 @@ class EngineSettings:
         1, whole(1, 2**20), "tokens of a stream that are sent together, after the first one; a request may ask for more"
     )
 
+    limit_mm_per_prompt: dict[str, Any] = setting(
+        {}, mapping(), 'JSON object: most items of a modality in one prompt, for example {"image": 4}; 0: none is read'
+    )
+    language_model_only: bool = setting(False, FLAG, "read no media, and load no weights that only media need")
+    mm_processor_kwargs: dict[str, Any] | None = setting(
+        None, mapping(), 'JSON object: options of the model\'s media processor, for example {"max_pixels": 1003520}'
+    )
+    mm_processor_cache_gb: float = setting(
+        4.0, number(0.0), "GiB of host memory in which a frontend keeps processed media for their next use; 0: none"
+    )
+
     enable_lora: bool = setting(False, FLAG, "take requests with adapters (LoRA)")
     max_loras: int | None = setting(
         None, whole(1, 2**16), "adapters that a step may have at once; none: as many as max_num_seqs"

@@ -19,7 +19,7 @@ from quire.engine.arg_utils import EngineArgs
 from quire.engine.beam_search import BeamSearch, BeamSearches
 from quire.engine.collector import CollectorPause
 from quire.engine.control import EngineControl
-from quire.engine.frontend import check_unsupported
+from quire.engine.frontend import with_processor_options
 from quire.engine.input_processor import ProcessedRequest, TokenizedPrompt, check_params
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.tokenization import Tokenization
@@ -164,11 +164,10 @@ class LLM(PoolingMethods, EngineControl):
             lora_request: an adapter for all prompts, or one (or None) for each.
             priority: one number for all prompts, or one for each; lower runs first, under the `priority` policy.
             tokenization_kwargs: `add_special_tokens`, `truncate_prompt_tokens`, `truncation_side`.
-            mm_processor_kwargs: for media, which no model reads yet.
+            mm_processor_kwargs: options of the model's media processor, for prompts that name none of their own.
         """
-        check_unsupported(mm_processor_kwargs)
         with CollectorPause() as pause:
-            tokenized = self._tokenize(prompts, tokenization_kwargs)
+            tokenized = self._tokenize(prompts, tokenization_kwargs, mm_processor_kwargs)
             return self._run(self._process(tokenized, sampling_params, priority, lora_request), use_tqdm, pause)
 
     def enqueue(
@@ -183,15 +182,18 @@ class LLM(PoolingMethods, EngineControl):
     ) -> list[str]:
         """Queue prompts as `generate` does and return their ids; `wait_for_completion` gives the outputs."""
         del use_tqdm
-        check_unsupported(mm_processor_kwargs)
-        tokenized = self._tokenize(prompts, tokenization_kwargs)
+        tokenized = self._tokenize(prompts, tokenization_kwargs, mm_processor_kwargs)
         return self._enqueue(self._process(tokenized, sampling_params, priority, lora_request))
 
     def _tokenize(
-        self, prompts: PromptType | Sequence[PromptType], tokenization_kwargs: dict[str, Any] | None
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        tokenization_kwargs: dict[str, Any] | None,
+        mm_processor_kwargs: dict[str, Any] | None,
     ) -> list[TokenizedPrompt]:
         processor, tokenization = self.llm_engine.input_processor, Tokenization.of(tokenization_kwargs)
-        tokenized = processor.tokenize_batch(as_prompts(prompts), tokenization.add_special_tokens is not False)
+        given = with_processor_options(as_prompts(prompts), mm_processor_kwargs)
+        tokenized = processor.tokenize_batch(given, tokenization.add_special_tokens is not False)
         return tokenization.cut(tokenized, self.model_config.max_model_len)
 
     def _enqueue(self, requests: list[ProcessedRequest]) -> list[str]:
@@ -264,7 +266,8 @@ class LLM(PoolingMethods, EngineControl):
         tokenization_kwargs: dict[str, Any] | None = None,
         mm_processor_kwargs: dict[str, Any] | None = None,
     ) -> list[ProcessedRequest]:
-        check_unsupported(mm_processor_kwargs)
+        if mm_processor_kwargs:
+            raise RequestError("messages have no media yet: leave it out", param="mm_processor_kwargs")
         check_template_variables(chat_template_kwargs or {})
         tokenization = Tokenization.of(tokenization_kwargs)
         template = {

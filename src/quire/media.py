@@ -1,0 +1,66 @@
+"""Media of a prompt as plain data: what a frontend makes of an image, and what travels to the core and to the workers.
+
+Knows bytes, shapes and places in a prompt. Knows no image library, no processor and no model.
+"""
+
+from typing import Any, Self
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+MODALITIES = ("image",)
+"""Kinds of media that a prompt may have."""
+
+
+class MediaTensor(msgspec.Struct, array_like=True, frozen=True):
+    """An array of any shape: its bytes as they are in memory, never a pickle."""
+
+    dtype: str
+    shape: list[int]
+    data: bytes
+
+    @classmethod
+    def from_array(cls, values: npt.NDArray[Any]) -> Self:
+        """The array's copy."""
+        return cls(values.dtype.name, list(values.shape), np.ascontiguousarray(values).tobytes())
+
+    def to_array(self) -> npt.NDArray[Any]:
+        """A read-only view of the bytes.
+        Raises ValueError: they are not as many as type and shape say."""
+        return np.frombuffer(self.data, dtype=self.dtype).reshape(self.shape)
+
+
+class MediaItem(msgspec.Struct, array_like=True, omit_defaults=True):
+    """One image of a prompt, which stands there as `length` tokens from `offset` on.
+
+    Attributes:
+        key: of its content and of all that its embeddings depend on: items with one key have the same embeddings.
+        token_id: those of its tokens that are this one take an embedding each, in order; the others are text.
+        num_embeds: how many these are.
+        grid: frames, rows and columns of its embeddings, where positions have several axes; else empty.
+        tensors: what the model's encoder reads, by name. Without them it is only a place in a prompt.
+    """
+
+    key: str
+    modality: str
+    offset: int
+    length: int
+    token_id: int
+    num_embeds: int
+    grid: list[int] = []
+    tensors: dict[str, MediaTensor] = {}
+
+    @property
+    def end(self) -> int:
+        """The first position behind it."""
+        return self.offset + self.length
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of its tensors."""
+        return sum(len(tensor.data) for tensor in self.tensors.values())
+
+    def without_tensors(self) -> "MediaItem":
+        """The same, for those who need not compute it."""
+        return msgspec.structs.replace(self, tensors={})

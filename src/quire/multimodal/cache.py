@@ -1,0 +1,66 @@
+"""What a frontend has processed, kept by content for the next time: least recently used first out, bounded in bytes."""
+
+import dataclasses
+import threading
+from collections import OrderedDict
+
+from quire.media import MediaTensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Processed:
+    """One image, processed: the tokens around it and its own, its grid, and what the encoder reads. See `Expansion`."""
+
+    before: list[int]
+    token_ids: list[int]
+    after: list[int]
+    num_embeds: int
+    grid: list[int]
+    tensors: dict[str, MediaTensor]
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of its tensors."""
+        return sum(len(tensor.data) for tensor in self.tensors.values())
+
+
+class ProcessorCache:
+    """Processed images by key. May be used by several threads.
+
+    Args:
+        max_bytes: of all arrays together; 0 keeps nothing.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._kept: OrderedDict[str, Processed] = OrderedDict()
+        self._lock = threading.Lock()
+        self.num_bytes = self.num_queries = self.num_hits = 0
+
+    def get(self, key: str) -> Processed | None:
+        """What was put there, if it is there still."""
+        with self._lock:
+            self.num_queries += 1
+            found = self._kept.get(key)
+            if found is not None:
+                self.num_hits += 1
+                self._kept.move_to_end(key)
+            return found
+
+    def put(self, key: str, value: Processed) -> None:
+        """Keep it, and drop what was not used for the longest time if there is no room."""
+        size = value.num_bytes
+        with self._lock:
+            if size > self._max_bytes or key in self._kept:
+                return
+            self._kept[key] = value
+            self.num_bytes += size
+            while self.num_bytes > self._max_bytes:
+                _, dropped = self._kept.popitem(last=False)
+                self.num_bytes -= dropped.num_bytes
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._kept.clear()
+            self.num_bytes = 0

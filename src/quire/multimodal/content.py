@@ -1,0 +1,95 @@
+"""What users give as images, as arrays of one kind, and the hash of an array's content.
+
+Knows pixels. Knows no model, no file and no network.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.errors import RequestError
+from quire.guards import is_sequence
+
+Pixels = npt.NDArray[np.uint8]
+"""[H, W, 3], red, green and blue."""
+DIGEST_SIZE = 16
+"""Bytes of a content's hash: 128 bits of a cryptographic hash, so that nobody finds two contents with one key."""
+PARAM = "multi_modal_data"
+
+
+def as_list(given: Any) -> list[Any]:
+    """One item or several as a list; an array of four dimensions is several."""
+    if isinstance(given, list | tuple):
+        return list(cast("Sequence[Any]", given))
+    if getattr(given, "ndim", 0) == 4:
+        return list(given)
+    return [given]
+
+
+def read_image(given: Any, where: str) -> Pixels:
+    """An image as pixels: a PIL image of any mode, or an array or tensor of bytes [H, W, 3], [3, H, W] or [H, W].
+
+    Args:
+        where: the item's name, for errors.
+
+    Raises:
+        RequestError: it is none of these.
+    """
+    if hasattr(given, "convert") and hasattr(given, "getexif"):  # PIL's
+        values = np.asarray(given.convert("RGB"), dtype=np.uint8)
+        return _checked(values, where)
+    if hasattr(given, "detach"):  # a tensor, wherever it is
+        given = given.detach().cpu().numpy()
+    if not isinstance(given, np.ndarray):
+        _refuse(where, f"it is a {type(given).__name__}")
+    array = cast("npt.NDArray[Any]", given)
+    if array.dtype != np.uint8:
+        _refuse(where, f"its numbers are {array.dtype}")
+    if array.ndim == 2:
+        array = np.repeat(array[:, :, None], 3, axis=2)
+    if array.ndim == 3 and array.shape[2] != 3 and array.shape[0] == 3:
+        array = array.transpose(1, 2, 0)
+    return _checked(array, where)
+
+
+def _checked(array: npt.NDArray[Any], where: str) -> Pixels:
+    if array.ndim != 3 or array.shape[2] != 3 or not array.size:
+        _refuse(where, f"its shape is {list(array.shape)}")
+    return np.ascontiguousarray(array)
+
+
+def _refuse(where: str, why: str) -> None:
+    raise RequestError(
+        f"{where} is no image: {why}; it must be a PIL image, or an array or tensor of bytes (uint8) with the shape "
+        "[height, width, 3]",
+        param=PARAM,
+    )
+
+
+def content_key(pixels: Pixels, options: bytes) -> str:
+    """The name of an image's content, and of what is done with it."""
+    digest = hashlib.blake2b(options, digest_size=DIGEST_SIZE)
+    digest.update(repr(pixels.shape).encode())
+    digest.update(pixels.data)
+    return digest.hexdigest()
+
+
+def read_uuids(given: Any, modality: str, count: int) -> list[str | None]:
+    """The names that the user gives to items in place of the hashes of their content.
+
+    Raises:
+        RequestError: not one name, or None, for each.
+    """
+    uuids = given.get(modality) if isinstance(given, dict) else given  # type: ignore[reportUnknownMemberType]
+    if uuids is None:
+        return [None] * count
+    names: list[Any] = list(cast("Sequence[Any]", uuids)) if is_sequence(uuids) else [uuids]
+    if len(names) != count or not all(name is None or (isinstance(name, str) and name) for name in names):
+        raise RequestError(
+            f"multi_modal_uuids must have one text (or None) for each of the {count} items of {modality}, not {names!r}",
+            param="multi_modal_uuids",
+        )
+    return names

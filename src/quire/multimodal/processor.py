@@ -1,0 +1,168 @@
+"""From a prompt's token ids and its images to the expanded prompt and its items.
+
+Hugging Face's image processors are the reference of what an encoder reads; they are loaded with the first image, and what
+they gave is kept by content. Runs in the frontend, in any thread.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.config import ModelConfig, MultiModalConfig
+from quire.config.multimodal import GIB
+from quire.errors import RequestError
+from quire.guards import is_mapping
+from quire.media import MODALITIES, MediaItem, MediaTensor
+from quire.multimodal.cache import Processed, ProcessorCache
+from quire.multimodal.content import PARAM, Pixels, as_list, content_key, read_image, read_uuids
+from quire.multimodal.families import FAMILIES
+
+
+class ImageProcessor(Protocol):
+    """What is used of Hugging Face's image processors."""
+
+    def __call__(self, images: Any, *, return_tensors: str, **options: Any) -> Mapping[str, Any]: ...
+
+
+def load_image_processor(path: str) -> ImageProcessor:
+    """The checkpoint's image processor, which computes with PIL and NumPy."""
+    from transformers import AutoImageProcessor
+
+    return AutoImageProcessor.from_pretrained(path, backend="pil")
+
+
+class MediaProcessor:
+    """Processes images of one model.
+
+    Args:
+        model: whose architecture is one of `FAMILIES`.
+        settings: limits, options and the size of the cache.
+        load: gives the image processor of a folder.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        settings: MultiModalConfig,
+        load: Callable[[str], ImageProcessor] = load_image_processor,
+    ) -> None:
+        self._hf, self._path, self._settings, self._load = model.hf_config, model.path, settings, load
+        self.family = FAMILIES[model.architecture]
+        self.marker = self.family.marker_token(self._hf)
+        self._embedded = self.family.embedded_token(self._hf)
+        self.cache = ProcessorCache(int(settings.mm_processor_cache_gb * GIB))
+        self._processor: ImageProcessor | None = None
+        self._lock = threading.Lock()
+
+    def apply(
+        self,
+        token_ids: Sequence[int],
+        data: Any,
+        uuids: Any = None,
+        options: Mapping[str, Any] | None = None,
+        typed: Collection[int] = (),
+    ) -> tuple[list[int], list[MediaItem]]:
+        """The prompt in which each marker is replaced by its image's tokens, and the items.
+
+        Args:
+            data: `{"image": one or several}`.
+            uuids: names of items that stand for the hashes of their content.
+            options: of the processor, for this request.
+            typed: places of markers that are text which somebody typed; they stay as they are.
+
+        Raises:
+            RequestError: something about it cannot be served.
+        """
+        images = self._images_of(data)
+        names = read_uuids(uuids, "image", len(images))
+        settings = {**self._settings.mm_processor_kwargs, **(options or {})}
+        processed = [self._process(*each, settings) for each in zip(range(len(images)), images, names, strict=True)]
+        return self._expand(token_ids, processed, set(typed))
+
+    def _images_of(self, data: Any) -> list[Any]:
+        if not is_mapping(data) or any(name not in MODALITIES for name in data):
+            found = ", ".join(map(repr, data)) if is_mapping(data) else f"a {type(data).__name__}"
+            raise RequestError(
+                f"multi_modal_data is a dict with {' or '.join(map(repr, MODALITIES))}; this one has {found}",
+                param=PARAM,
+            )
+        images = as_list(data["image"]) if data.get("image") is not None else []
+        limit = self._settings.limit_of("image")
+        if limit is not None and len(images) > limit:
+            raise RequestError(f"the prompt has {len(images)} images; limit_mm_per_prompt allows {limit}", param=PARAM)
+        return images
+
+    def _process(self, number: int, given: Any, uuid: str | None, settings: dict[str, Any]) -> tuple[str, Processed]:
+        """The key and the processed form of one image."""
+        where = f"image {number} of the prompt"
+        options = json.dumps(settings, sort_keys=True, default=str).encode()
+        pixels = None if given is None and uuid is not None else read_image(given, where)
+        if uuid is not None:
+            key = content_key(np.frombuffer(uuid.encode(), np.uint8).reshape(1, 1, -1), b"uuid" + options)
+        else:
+            assert pixels is not None
+            key = content_key(pixels, options)
+        found = self.cache.get(key)
+        if found is None:
+            if pixels is None:
+                raise RequestError(f"{where} is None, and its uuid {uuid!r} is not known (any more)", param=PARAM)
+            found = self._run(pixels, where, settings)
+            self.cache.put(key, found)
+        return key, found
+
+    def _run(self, pixels: Pixels, where: str, settings: dict[str, Any]) -> Processed:
+        """Have the processor compute one image."""
+        processor = self._get_processor()
+        try:
+            given = processor(pixels, return_tensors="np", input_data_format="channels_last", **settings)
+        except (ValueError, TypeError, KeyError, ZeroDivisionError) as error:
+            raise RequestError(f"{where} cannot be processed: {error}", param=PARAM) from error
+        expansion = self.family.expand(self._hf, {name: _of_one(values) for name, values in given.items()})
+        num_embeds = expansion.token_ids.count(self._embedded)
+        budget = self._settings.encoder_budget
+        if num_embeds > budget:
+            raise RequestError(
+                f"{where} makes {num_embeds} embeddings; at most {budget} can be computed at once: make it smaller",
+                param=PARAM,
+            )
+        tensors = {name: MediaTensor.from_array(array) for name, array in expansion.arrays.items()}
+        tokens = (expansion.before, expansion.token_ids, expansion.after)
+        return Processed(*tokens, num_embeds, list(expansion.grid), tensors)
+
+    def _get_processor(self) -> ImageProcessor:
+        with self._lock:
+            if self._processor is None:
+                self._processor = self._load(self._path)
+            return self._processor
+
+    def _expand(
+        self, token_ids: Sequence[int], processed: list[tuple[str, Processed]], typed: set[int]
+    ) -> tuple[list[int], list[MediaItem]]:
+        places = [at for at, token in enumerate(token_ids) if token == self.marker and at not in typed]
+        if len(places) != len(processed):
+            raise RequestError(
+                f"the prompt has {len(places)} places for images (token {self.marker}), and multi_modal_data has "
+                f"{len(processed)} images",
+                param=PARAM,
+            )
+        expanded: list[int] = []
+        items: list[MediaItem] = []
+        start = 0
+        for at, (key, one) in zip(places, processed, strict=True):
+            expanded += [*token_ids[start:at], *one.before]
+            own = (len(expanded), len(one.token_ids), self._embedded, one.num_embeds)
+            items.append(MediaItem(key, "image", *own, one.grid, one.tensors))
+            expanded += [*one.token_ids, *one.after]
+            start = at + 1
+        return [*expanded, *token_ids[start:]], items
+
+
+def _of_one(values: Any) -> npt.NDArray[Any]:
+    """What a processor gave for a batch of one image, without the batch; floats as float32."""
+    array = np.asarray(values)
+    array = array[0] if array.ndim and array.shape[0] == 1 else array
+    return array.astype(np.float32, copy=False) if array.dtype.kind == "f" else array
