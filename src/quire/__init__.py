@@ -11,6 +11,7 @@ import quire.env_override as _env_override  # isort: skip
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from quire.adapters import LoRARequest
     from quire.engine.arg_utils import AsyncEngineArgs, EngineArgs
     from quire.engine.async_llm import AsyncLLM
     from quire.engine.async_llm import AsyncLLM as AsyncLLMEngine
@@ -38,6 +39,7 @@ del _env_override
 
 _WHERE = {
     "LLM": "quire.entrypoints.llm:LLM",
+    "LoRARequest": "quire.adapters:LoRARequest",
     "LLMEngine": "quire.engine.llm_engine:LLMEngine",
     "AsyncLLMEngine": "quire.engine.async_llm:AsyncLLM",
     "AsyncLLM": "quire.engine.async_llm:AsyncLLM",
@@ -75,6 +77,7 @@ __all__ = [
     "EmbeddingRequestOutput",
     "EngineArgs",
     "LLMEngine",
+    "LoRARequest",
     "ModelRegistry",
     "PoolingOutput",
     "PoolingParams",

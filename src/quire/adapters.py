@@ -16,20 +16,26 @@ CONFIG = "adapter_config.json"
 class LoRARequest(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
     """An adapter, by its name and its folder.
 
-    Two of them are the same adapter if all their fields are equal. Whoever changes the files of an adapter gives it another
-    `lora_int_id`.
+    Two of them are the same adapter if name, number and folder are equal. Whoever changes the files of an adapter gives it
+    another `lora_int_id`, or sets `load_inplace` once.
 
     Attributes:
         lora_name: what people call it.
         lora_int_id: tells versions of it apart; at least 1.
-        lora_path: a local folder, or a hub id.
+        lora_path: a local folder.
         base_model_name: the model that it was made for, as `/v1/models` lists it.
+        load_inplace: its files have changed: they are read again, for this request and those that come later.
+        is_3d_lora_weight: accepted for compatibility: how experts' weights are stored is seen in the files.
+        version: how often its files were read again; the engine counts it.
     """
 
     lora_name: str
     lora_int_id: int
     lora_path: str
     base_model_name: str | None = None
+    load_inplace: bool = False
+    is_3d_lora_weight: bool = False
+    version: int = 0
 
     @property
     def name(self) -> str:
@@ -42,9 +48,24 @@ class LoRARequest(msgspec.Struct, array_like=True, omit_defaults=True, frozen=Tr
         return self.lora_path
 
     @property
+    def adapter_id(self) -> int:
+        """`lora_int_id`."""
+        return self.lora_int_id
+
+    @property
     def key(self) -> str:
         """Text that no other adapter has."""
-        return f"{self.lora_int_id}:{self.lora_name}:{self.lora_path}"
+        return f"{self.lora_int_id}:{self.version}:{self.lora_name}:{self.lora_path}"
+
+    @property
+    def as_loaded(self) -> "LoRARequest":
+        """The same for the rest of those who share a request that has its files read again: they are read once."""
+        return msgspec.structs.replace(self, load_inplace=False) if self.load_inplace else self
+
+
+def id_of(key: str) -> int:
+    """The `lora_int_id` of the adapter with this key."""
+    return int(key.partition(":")[0])
 
 
 def check_adapter(request: object) -> LoRARequest:

@@ -116,6 +116,14 @@ QUIRE_SERVER_DEV_MODE: Annotated[
 QUIRE_ALLOW_RUNTIME_LORA_UPDATING: Annotated[
     bool, Variable(False, "1 opens /v1/load_lora_adapter and /v1/unload_lora_adapter.", _switch)
 ]
+QUIRE_LORA_RESOLVER_CACHE_DIR: Annotated[
+    str | None,
+    Variable(None, "A folder with adapters in folders of their own, which clients may name as `model`.", _text),
+]
+QUIRE_LORA_RESOLVER_HF_REPO_LIST: Annotated[
+    list[str] | None,
+    Variable(None, "Comma-separated repositories of a hub with adapters, which clients may name as `model`.", _list),
+]
 QUIRE_PLUGINS: Annotated[
     list[str] | None, Variable(None, "Comma-separated names of the plugins that may load; unset means all.", _list)
 ]

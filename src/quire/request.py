@@ -158,6 +158,21 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True):
     num_preemptions: int = 0
 
 
+class AdapterStats(msgspec.Struct, array_like=True, omit_defaults=True):
+    """What became of adapters since it was told last.
+
+    Attributes:
+        running: by name of an adapter, the sequences that hold its place now; none of other adapters.
+        load_seconds: of each that was loaded. num_failures: those that could not be.
+        num_evictions: those that gave up their place to another one.
+    """
+
+    running: dict[str, int] = {}
+    load_seconds: list[float] = []
+    num_failures: int = 0
+    num_evictions: int = 0
+
+
 class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True):
     """A step's figures, for metrics and logs.
 
@@ -167,6 +182,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True):
         num_iteration_tokens: prompt tokens that the step computed, and output tokens that it gave.
         num_drafts, num_draft_tokens: rows that verified guessed tokens, and those tokens.
         accepted_per_position: how many of them were right, by their place in the guess.
+        adapters: what became of them, where that has changed.
     """
 
     num_running: int = 0
@@ -184,6 +200,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True):
     num_drafts: int = 0
     num_draft_tokens: int = 0
     accepted_per_position: list[int] = []
+    adapters: AdapterStats | None = None
 
 
 class WeightState(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):

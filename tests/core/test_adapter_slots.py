@@ -7,7 +7,11 @@ from tests.oracles.scheduler_harness import SchedulerHarness
 from tests.oracles.slow_preparer import SlowPreparer
 
 from quire.adapters import LoRARequest
-from quire.core.request_state import RequestStatus
+from quire.core.adapter_slots import AdapterSlots
+from quire.core.request_state import Request, RequestStatus
+from quire.errors import RequestError
+from quire.request import EngineRequest
+from quire.sampling_params import SamplingParams
 
 
 def adapter(number: int) -> LoRARequest:
@@ -47,3 +51,64 @@ def test_every_request_ends_however_few_places_there_are(depth: int, num_places:
             harness.step()
     harness.run()
     assert all(expected.finish is not None for expected in harness.expected.values())
+
+
+def hold(slots: AdapterSlots, name: str, number: int) -> Request:
+    """A request whose adapter is loaded into a place, and that runs with it."""
+    request = Request(EngineRequest(name, [1], SamplingParams(), adapter=adapter(number)), 0, 64)
+    if not slots.is_ready(request):
+        assert slots.take(request) is not None
+        slots.finish(name, failed=False)
+    request.adapter_slot = slots.hold(request)
+    return request
+
+
+def test_a_pinned_adapter_keeps_its_place_while_others_change() -> None:
+    slots = AdapterSlots(2)
+    slots.release(hold(slots, "a", 1))
+    slots.pin(1)
+    for number in (2, 3, 4):
+        slots.release(hold(slots, f"r{number}", number))
+    assert [each.lora_int_id for each in slots.loaded()] == [1, 4]
+    with pytest.raises(RequestError, match="one place must stay"):
+        slots.pin(4)
+    with pytest.raises(RequestError, match="add_lora first"):
+        slots.pin(3)
+    assert slots.remove(1) and not slots.pinned and not slots.remove(1)
+
+
+def test_an_adapter_that_is_removed_keeps_its_place_for_those_who_hold_it_alone() -> None:
+    slots = AdapterSlots(2)
+    holder = hold(slots, "a", 1)
+    assert slots.remove(1) and slots.loaded() == []
+    assert slots.is_ready(holder) and slots.hold(holder) == holder.adapter_slot
+    newcomer = hold(slots, "b", 1)
+    assert newcomer.adapter_slot != holder.adapter_slot
+    third = Request(EngineRequest("c", [1], SamplingParams(), adapter=adapter(3)), 0, 64)
+    assert slots.take(third) is None
+    slots.release(holder)
+    assert slots.take(third) == holder.adapter_slot
+
+
+def test_an_adapter_that_is_removed_while_it_is_loaded_is_there_for_whom_it_was_loaded() -> None:
+    slots = AdapterSlots(1)
+    request = Request(EngineRequest("a", [1], SamplingParams(), adapter=adapter(1)), 0, 64)
+    assert slots.take(request) == 1
+    slots.remove(1)
+    slots.finish("a", failed=False)
+    assert slots.is_ready(request) and slots.hold(request) == 1
+    slots.release(request)
+    assert hold(slots, "b", 2).adapter_slot == 1
+
+
+def test_what_became_of_adapters_is_told_once() -> None:
+    slots = AdapterSlots(1)
+    assert slots.take_news() is None
+    first = hold(slots, "a", 1)
+    news = slots.take_news()
+    assert news is not None and news.running == {"adapter 1": 1} and len(news.load_seconds) == 1
+    assert slots.take_news() is None
+    slots.release(first)
+    hold(slots, "b", 2)
+    news = slots.take_news()
+    assert news is not None and news.running == {"adapter 2": 1} and news.num_evictions == 1

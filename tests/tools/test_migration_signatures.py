@@ -19,8 +19,7 @@ import pytest
 from tests.oracles.tiny_models import make_tiny_model
 from tools.migration_table import ABSENT, ROOT, check_attributes, notes
 
-from quire import LLM, AsyncLLMEngine, PoolingParams, RequestOutput, SamplingParams
-from quire.adapters import LoRARequest
+from quire import LLM, AsyncLLMEngine, LLMEngine, LoRARequest, PoolingParams, RequestOutput, SamplingParams
 from quire.distributed.weight_transfer import TrainerGroup
 from quire.engine.arg_utils import AsyncEngineArgs, EngineArgs, UsageContext
 from quire.engine.vllm_settings import DEFAULTS
@@ -36,12 +35,14 @@ CHAT = [{"role": "user", "content": "hello"}]
 TEMPLATE = "{{ messages[0].content }}"
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 TRAINER = TrainerGroup(1)
+ADAPTER = LoRARequest("pirate", 1, str(ROOT / "examples/demo_adapters/pirate"))
+ADAPTER_VERBS = ("add_lora", "remove_lora", "list_loras", "pin_lora")
 
 REQUIRED: dict[str, Any] = {
     "prompts": ["hello"], "prompt": "hello", "messages": CHAT, "data_1": "one", "data_2": "two", "method": "bandwidth",
     "request_id": "r", "request_ids": ["r"], "engine_args": EngineArgs(**SETTINGS), "sampling_params": PARAMS, "params": PARAMS,
     "pooling_params": PoolingParams(), "new_version": "1", "request": {"init_info": TRAINER.init_info},
-    "lora_request": LoRARequest("pirate", 1, str(Path(__file__).parents[2] / "examples/demo_adapters/pirate")),
+    "lora_request": ADAPTER, "lora_id": 1,
 }  # fmt: skip
 LEGAL: dict[str, list[Any]] = {
     "use_tqdm": [False], "lora_request": [], "priority": [1], "tokenization_kwargs": [{"add_special_tokens": False}],
@@ -179,6 +180,8 @@ def prepare(engine: Any, name: str) -> Any:
         return engine.sleep(0 if name == "resume_generation" else 1)
     if name in ("update_weights", "finish_weight_update"):
         return engine.start_weight_update()
+    if name == "pin_lora":
+        return engine.add_lora(ADAPTER)
     if name == "init_weight_transfer_engine":
         threading.Thread(target=TRAINER.connect).start()
     return None
@@ -215,6 +218,8 @@ def test_methods_of_llm_take_each_keyword(llm: LLM, poolers: dict[str, LLM], nam
 @pytest.mark.parametrize("name", [name for of, name in METHODS if of == "quire:LLMEngine" and name != "tokenizer"])
 def test_methods_of_llm_engine_take_each_keyword(llm: LLM, name: str) -> None:
     engine = llm.llm_engine
+    if name in ADAPTER_VERBS:
+        engine = LLMEngine.from_engine_args(EngineArgs(**SETTINGS, enable_lora=True))
     for required, keywords in calls("quire:LLMEngine", name):
         prepare(engine, name)
         result = getattr(engine, name)(*required, **keywords)
@@ -241,7 +246,7 @@ def test_methods_of_async_llm_engine_take_each_keyword(
         if name == "encode":
             folder = make_tiny_model("BertModel", tmp_path, vocab_size=llm.model_config.vocab_size)
             values = {"model": str(folder), "tokenizer": llm.model_config.tokenizer_path, "num_gpu_blocks_override": 64}
-        if name == "add_lora":
+        if name in ADAPTER_VERBS:
             values = SETTINGS | {"enable_lora": True}  # of the demo model, which has adapters
         engine = AsyncLLMEngine.from_engine_args(AsyncEngineArgs(**values))
         try:

@@ -14,7 +14,7 @@ from quire.guards import is_dict
 CONFIG, PARAMS = "config.json", "params.json"
 INDEX_NAME = "model.safetensors.index.json"
 PICKLED_INDEX_NAME = "pytorch_model.bin.index.json"
-ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 DESCRIPTION = (
     "*.json",
     "*.txt",

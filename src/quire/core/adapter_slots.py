@@ -7,21 +7,31 @@ wait for a place get one. Knows adapters by name; what is in a place is the work
 
 import dataclasses
 import itertools
+import time
 from collections.abc import Iterable
 
+from quire.adapters import LoRARequest
 from quire.core.request_state import Request
+from quire.errors import RequestError
+from quire.request import AdapterStats
 
 
 @dataclasses.dataclass
 class _Slot:
-    """One place. `holders`: requests that run with it, or were prepared for. `used`: when that last changed, as a count."""
+    """One place. `holders`: requests that run with it, or were prepared for. `used`: when that last changed, as a count.
+    `begun`: when its loading began."""
 
     number: int
-    key: str
+    adapter: LoRARequest
+    begun: float
     holders: set[str] = dataclasses.field(default_factory=set[str])
     is_loaded: bool = False
     is_closing: bool = False
     used: int = 0
+
+    @property
+    def key(self) -> str:
+        return self.adapter.key
 
 
 class AdapterSlots:
@@ -29,14 +39,20 @@ class AdapterSlots:
 
     Args:
         count: places; 0 where there are no adapters. They are numbered from 1.
+
+    Attributes:
+        pinned: numbers (`lora_int_id`) of adapters that keep their places.
     """
 
     def __init__(self, count: int = 0) -> None:
         self._count = count
         self._free = list(range(count, 0, -1))
         self._slots: dict[str, _Slot] = {}
+        self._dropped: list[_Slot] = []
         self._loading: dict[str, _Slot] = {}
         self._clock = itertools.count(1)
+        self.pinned: set[int] = set()
+        self._news, self._has_news = AdapterStats(), False
 
     def __len__(self) -> int:
         """Adapters that have a place."""
@@ -44,30 +60,40 @@ class AdapterSlots:
 
     def is_ready(self, request: Request) -> bool:
         """Whether it may start at once, as far as adapters are concerned."""
-        adapter = request.source.adapter
-        if adapter is None:
+        if request.source.adapter is None:
             return True
-        slot = self._slots.get(adapter.key)
+        slot = self._slot_of(request)
         return slot is not None and slot.is_loaded and (not slot.is_closing or request.request_id in slot.holders)
+
+    def _slot_of(self, request: Request) -> _Slot | None:
+        """The place that a request holds, or else the one that its adapter has now."""
+        for slot in self._dropped:
+            if request.request_id in slot.holders:
+                return slot
+        adapter = request.source.adapter
+        return None if adapter is None else self._slots.get(adapter.key)
 
     def hold(self, request: Request) -> int:
         """A request that is ready starts: its adapter's place; 0 without one."""
-        adapter = request.source.adapter
-        if adapter is None:
+        if request.source.adapter is None:
             return 0
-        slot = self._slots[adapter.key]
+        slot = self._slot_of(request)
+        assert slot is not None
         slot.holders.add(request.request_id)
-        slot.used = next(self._clock)
+        self._touch(slot)
         return slot.number
+
+    def _touch(self, slot: _Slot) -> None:
+        slot.used, self._has_news = next(self._clock), True
 
     def release(self, request: Request) -> bool:
         """It does not run any more, or will not start; whether it held a place."""
-        adapter = request.source.adapter
-        slot = None if adapter is None else self._slots.get(adapter.key)
+        slot = self._slot_of(request)
         if slot is None or request.request_id not in slot.holders:
             return False
         slot.holders.discard(request.request_id)
-        slot.used = next(self._clock)
+        self._touch(slot)
+        self._free_dropped()
         return True
 
     def take(self, request: Request) -> int | None:
@@ -78,25 +104,30 @@ class AdapterSlots:
             return None
         if not self._free and not self._evict():
             return None
-        slot = _Slot(self._free.pop(), adapter.key, {request.request_id})
+        slot = _Slot(self._free.pop(), adapter, time.monotonic(), {request.request_id})
         self._slots[adapter.key] = self._loading[request.request_id] = slot
         return slot.number
 
     def _evict(self) -> bool:
-        idle = [slot for slot in self._slots.values() if slot.is_loaded and not slot.holders]
+        idle = [slot for slot in self._changeable() if slot.is_loaded and not slot.holders]
         if not idle:
             return False
         victim = min(idle, key=lambda slot: slot.used)
         del self._slots[victim.key]
         self._free.append(victim.number)
+        self._news.num_evictions += 1
+        self._has_news = True
         return True
+
+    def _changeable(self) -> list[_Slot]:
+        return [slot for slot in self._slots.values() if slot.adapter.lora_int_id not in self.pinned]
 
     def close_for(self, waiting: Iterable[Request]) -> None:
         """Let as many places close as adapters of these requests have none, but at most half of all. Those that are closing go
         first, then those with the fewest holders."""
         keys = {request.source.adapter.key for request in waiting if request.source.adapter is not None}
         wanted = min(len(keys - self._slots.keys()), max(1, self._count // 2))
-        held = sorted(self._slots.values(), key=lambda slot: (not slot.is_closing, len(slot.holders), slot.used))
+        held = sorted(self._changeable(), key=lambda slot: (not slot.is_closing, len(slot.holders), slot.used))
         for number, slot in enumerate(slot for slot in held if slot.is_loaded):
             slot.is_closing = number < wanted
 
@@ -105,11 +136,67 @@ class AdapterSlots:
         slot = self._loading.pop(request_id, None)
         if slot is None:
             return
-        slot.is_loaded, slot.used = not failed, next(self._clock)
+        slot.is_loaded = True
+        self._touch(slot)
         if failed:
+            slot.holders.discard(request_id)
+            self._drop(slot)
+            self._news.num_failures += 1
+        else:
+            self._news.load_seconds.append(time.monotonic() - slot.begun)
+        self._free_dropped()
+
+    # Wishes of whoever runs the engine.
+
+    def loaded(self) -> list[LoRARequest]:
+        """The adapters that have a place, or are about to."""
+        return [slot.adapter for slot in self._slots.values()]
+
+    def remove(self, lora_id: int) -> bool:
+        """Adapters of this number have no place any more, except for requests that hold it; whether there were any."""
+        slots = [slot for slot in self._slots.values() if slot.adapter.lora_int_id == lora_id]
+        for slot in slots:
+            self._drop(slot)
+        self.pinned.discard(lora_id)
+        self._free_dropped()
+        return bool(slots)
+
+    def pin(self, lora_id: int) -> None:
+        """Adapters of this number keep their place. Raises RequestError: they have none, or no place would be left to change."""
+        if all(slot.adapter.lora_int_id != lora_id for slot in self._slots.values()):
+            message = f"lora_id is {lora_id}, and no adapter of that number is loaded: add_lora first"
+            raise RequestError(message, param="lora_id")
+        if len(self.pinned | {lora_id}) >= self._count:
+            raise RequestError(
+                f"max_loras is {self._count}, and {len(self.pinned)} adapters are pinned: one place must stay for the others",
+                param="lora_id",
+            )
+        self.pinned.add(lora_id)
+
+    def _drop(self, slot: _Slot) -> None:
+        """Nobody else gets a place; it is free when nobody holds it."""
+        if self._slots.get(slot.key) is slot:
             del self._slots[slot.key]
-            self._free.append(slot.number)
+            self._dropped.append(slot)
+
+    def _free_dropped(self) -> None:
+        if self._dropped:
+            free = [slot for slot in self._dropped if slot.is_loaded and not slot.holders]
+            self._dropped = [slot for slot in self._dropped if slot not in free]
+            self._free += [slot.number for slot in free]
+
+    def take_news(self) -> AdapterStats | None:
+        """What has changed since this was asked last; None where nothing has."""
+        if not self._has_news:
+            return None
+        news, self._news, self._has_news = self._news, AdapterStats(), False
+        for slot in (*self._slots.values(), *self._dropped):
+            if slot.holders and slot.is_loaded:
+                news.running[slot.adapter.lora_name] = len(slot.holders)
+        return news
 
     def forget(self) -> None:
         """The workers have dropped all adapters; nothing runs."""
+        pinned = self.pinned
         self.__init__(self._count)
+        self.pinned, self._has_news = pinned, True

@@ -188,14 +188,16 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
     ) -> RequestStream:
         self._use_running_loop()
         self._check_alive()
-        self.input_processor.check_adapter(caller.adapter)
+        adapter = caller.adapter
+        self.input_processor.check_adapter(adapter)
         now = time.monotonic()
         if 0.0 < caller.deadline <= now:
             raise DeadlineError("the request's timeout has passed before it was queued")
         for request in processed.engine_requests:
             request.tenant, request.tenant_weight, request.deadline = caller.tenant, caller.weight, caller.deadline
             request.is_background = caller.is_background
-            request.adapter = caller.adapter
+            request.adapter = adapter
+            adapter = None if adapter is None else adapter.as_loaded
         record = make_record(processed)
         stream = RequestStream(record, self._abort)
         self._outputs.add(record)
@@ -297,11 +299,8 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
     async def add_lora(self, lora_request: LoRARequest) -> bool:
         """Load an adapter, and try it with one token; requests that come soon find it loaded.
         Raises RequestError: it cannot be used."""
-        params: Any = PoolingParams()
-        if self.config.model.pooling is None:
-            params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False)
-        name = f"adapter-{lora_request.lora_name}"[:100]
-        stream = await self.open_stream(TokenizedPrompt([0]), params, name, lora_request=lora_request)
+        name, prompt, params = self._trial(lora_request)
+        stream = await self.open_stream(prompt, params, name, lora_request=lora_request)
         async with contextlib.aclosing(stream.outputs()) as outputs:
             async for output in outputs:
                 if output.error is not None:

@@ -72,6 +72,12 @@ class EngineControl(abc.ABC):
     update_weight_version = _blocking(EngineCore.update_weight_version)
     get_weight_version = _blocking(EngineCore.get_weight_version)
     weight_info = _blocking(EngineCore.weight_info)
+    remove_lora = _blocking(EngineCore.remove_lora)
+    pin_lora = _blocking(EngineCore.pin_lora)
+
+    def list_loras(self) -> set[int]:
+        """The numbers (`lora_int_id`) of adapters on the device or in host memory."""
+        return set(self.call("list_loras"))
 
     def reset_mm_cache(self) -> None:
         """Forget media that were prepared. None are kept: no model reads media yet."""
@@ -105,6 +111,13 @@ class AsyncControl(abc.ABC):
     update_weight_version = _awaitable(EngineCore.update_weight_version)
     get_weight_version = _awaitable(EngineCore.get_weight_version)
     weight_info = _awaitable(EngineCore.weight_info)
+    remove_lora = _awaitable(EngineCore.remove_lora)
+    pin_lora = _awaitable(EngineCore.pin_lora)
+
+    async def list_loras(self) -> set[int]:
+        """The numbers (`lora_int_id`) of adapters on the device or in host memory."""
+        return set(await self.call("list_loras"))
+
     inspect = _awaitable(EngineCore.inspect)
     timeline = _awaitable(EngineCore.timeline)
 

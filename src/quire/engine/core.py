@@ -15,6 +15,7 @@ from quire.core.kv_planner import blocks_for_one_request, largest_model_len, pla
 from quire.core.output import SchedulerOutput
 from quire.core.preparations import Preparations
 from quire.core.scheduler import Scheduler
+from quire.engine.adapter_verbs import AdapterVerbs
 from quire.engine.collector import CollectorPause
 from quire.engine.heartbeat import Heartbeat
 from quire.engine.hooks import AllHooks, make_hooks
@@ -49,7 +50,7 @@ _MAX_EMPTY_PLANS = 64
 """Plans without a token, nothing being in flight, after which the scheduler must be at fault."""
 
 
-class EngineCore(WeightVerbs, ProfileVerbs):
+class EngineCore(WeightVerbs, ProfileVerbs, AdapterVerbs):
     """Runs requests.
 
     Args:
@@ -81,6 +82,7 @@ class EngineCore(WeightVerbs, ProfileVerbs):
         if weights is not None:
             config, weights = restored(config, weights)
         super().__init__(weights)
+        AdapterVerbs.__init__(self)
         STARTUP.begin_engine()
         self.config = config
         self._platform = current_platform(config.device.device)
@@ -208,6 +210,7 @@ class EngineCore(WeightVerbs, ProfileVerbs):
                     raise CapacityError("the engine sleeps; wake it up first (wake_up)")
                 self._check_weights()
                 self._executor.check_request(request)
+                self._settle_adapter(request)
                 self._enter(request, again)
             except QuireError as error:
                 self._refuse(request.request_id, error)
@@ -335,6 +338,7 @@ class EngineCore(WeightVerbs, ProfileVerbs):
         self._lost_some = False
         step = self._in_flight.popleft()
         outputs = self._scheduler.update(step, result)
+        self._tell_adapters(outputs.stats)
         self._hooks.after_step(step, result)
         return outputs
 
@@ -342,12 +346,14 @@ class EngineCore(WeightVerbs, ProfileVerbs):
         """The figures of now without a step, which would have told them: who was aborted neither runs nor waits."""
         self._lost_some = False
         now = self._scheduler.stats()
-        return SchedulerStats(
+        gauges = SchedulerStats(
             num_running=now.num_running,
             num_waiting=now.num_waiting,
             num_total_blocks=now.num_total_blocks,
             num_free_blocks=now.num_free_blocks,
         )
+        self._tell_adapters(gauges)
+        return gauges
 
     def take_outputs(self) -> EngineCoreOutputs:
         """What is to be told without another step."""
@@ -486,10 +492,12 @@ class EngineCore(WeightVerbs, ProfileVerbs):
     def standing(self) -> Standing:
         """What another core has to know to take this one's place."""
         is_paused = self._pause.state is PauseState.PAUSED
-        return Standing(is_paused, self._sleep_level, sorted(self._asleep))
+        pinned = sorted(self._preparations.adapters.pinned)
+        return Standing(is_paused, self._sleep_level, sorted(self._asleep), pinned_adapters=pinned)
 
     def restore(self, standing: Standing) -> None:
         """Stand as another core did; this one has no request yet."""
+        self._preparations.adapters.pinned.update(standing.pinned_adapters)
         if standing.is_paused:
             self._pause.state = PauseState.PAUSED
         if standing.asleep:

@@ -137,6 +137,13 @@ class Frontend(Generic[ClientT]):
             adapter=adapter,
         )
 
+    def _trial(self, adapter: LoRARequest) -> tuple[str, TokenizedPrompt, SamplingParams | PoolingParams]:
+        """The request that tries an adapter: its id, its prompt, and what it wants: as little as possible."""
+        params: SamplingParams | PoolingParams = PoolingParams()
+        if self.config.model.pooling is None:
+            params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False)
+        return f"adapter-{adapter.lora_int_id}-{adapter.lora_name}"[:100], TokenizedPrompt([0]), params
+
     def _send_again(self, but: Container[str] = ()) -> None:
         """Give a new core what is unfinished: each request goes on behind its tokens so far. `but`: what no core had yet."""
         records = [record for record in self._outputs.records if record.request_id not in but]

@@ -333,7 +333,7 @@ class InputProcessor:
                 tenant=tenant,
                 group_id=core_id if params.n > 1 else None,
                 is_continuation=is_continuation,
-                adapter=adapter,
+                adapter=adapter if index == 0 or adapter is None else adapter.as_loaded,
                 media=prompt.media,
             )
             for index in range(params.n)

@@ -162,6 +162,20 @@ class LLMEngine(Frontend[BlockingClient], EngineControl):
         if core_ids:
             self._client.send(AbortRequests(core_ids))
 
+    def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Load an adapter, and try it with one token; requests that come soon find it loaded. What other requests get meanwhile
+        is told by the next `step`.
+        Raises RequestError: it cannot be used."""
+        name, prompt, params = self._trial(lora_request)
+        self.add_request(name, prompt, params, lora_request=lora_request)
+        record = next(each for each in self._outputs.records if each.request_id == name)
+        while not record.is_finished:
+            touched = self._advance()
+            self._ended += [each for each in touched if each is not record and each not in self._ended]
+        if record.error is not None:
+            raise RequestError(record.error, param="lora_request")
+        return True
+
     def discard_aborted(self) -> None:
         """Drop the last outputs of requests that were aborted."""
         self._ended.clear()
@@ -170,14 +184,18 @@ class LLMEngine(Frontend[BlockingClient], EngineControl):
         """Run one step: the outputs of every request that has something new. Raises EngineDeadError: the core has failed."""
         touched, self._ended = self._ended, []
         if not touched and len(self._outputs):
-            outputs = self._client.get_outputs()
-            touched, aborts = self._outputs.process(outputs, time.monotonic())
-            if aborts:
-                self._client.send(AbortRequests(aborts))
+            touched = self._advance()
             self._outputs.detokenize_some()  # the device works on the next step meanwhile
             self.do_log_stats()
         built = [record.build_output() for record in touched]
         return [output for output in built if output is not None]
+
+    def _advance(self) -> list[RequestRecord]:
+        """Take in one step's outputs; the requests that have new ones."""
+        touched, aborts = self._outputs.process(self._client.get_outputs(), time.monotonic())
+        if aborts:
+            self._client.send(AbortRequests(aborts))
+        return touched
 
     def _core_changed(self, message: Restarting | GivenUp | Restarted) -> None:
         """The core has died and is started again."""

@@ -19,12 +19,14 @@ class Standing(msgspec.Struct, tag="standing", array_like=True):
         is_paused: nothing is scheduled.
         sleep_level: of the last `sleep`; asleep: the parts that sleep still.
         weights: what they are, if they have changed; a core tells that with its outputs.
+        pinned_adapters: numbers of those that keep their places.
     """
 
     is_paused: bool = False
     sleep_level: int = 0
     asleep: list[str] = []
     weights: WeightState | None = None
+    pinned_adapters: list[int] = []
 
 
 class Start(msgspec.Struct, tag="start", array_like=True):

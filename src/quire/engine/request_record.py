@@ -140,6 +140,7 @@ class SequenceState:
         self._hide_last = False
         self.has_stops = self._stops is not None
         self.is_quiet = params.output_kind is RequestOutputKind.FINAL_ONLY and not self.has_stops
+        self._adapter = request.adapter
         self._interval = params.stream_interval or 1
         tells_text = self._tokenizer is not None and self.logprobs is None and self._interval == 1
         is_delta = params.output_kind is RequestOutputKind.DELTA
@@ -319,6 +320,7 @@ class SequenceState:
             logprobs=None if self.logprobs is None else self.logprobs[first_token:],
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
+            lora_request=self._adapter,
             weight_versions=None if self.finish_reason is None else self.weight_versions,
         )
         if self._ends is not None:
@@ -458,6 +460,7 @@ class RequestRecord:
             outputs=completions,
             finished=is_finished,
             metrics=self._metrics(),
+            lora_request=self.engine_requests[0].adapter,
             num_cached_tokens=self.num_cached_tokens,
             error=self.error,
         )

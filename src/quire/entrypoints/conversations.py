@@ -46,7 +46,9 @@ def check_count(given: Sequence[object], count: int, name: str) -> None:
 def adapters_per_prompt(given: Adapters, count: int) -> Sequence[LoRARequest | None]:
     """One for each prompt, or none. Raises RequestError: there are more or fewer, or it is no adapter."""
     if not isinstance(given, Sequence):
-        return [None if given is None else check_adapter(given)] * count
+        if given is None:
+            return [None] * count
+        return [check_adapter(given), *[given.as_loaded] * (count - 1)][:count]
     check_count(given, count, "lora_request")
     return given
 

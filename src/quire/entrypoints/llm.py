@@ -13,6 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from quire import param_checks as checks
+from quire.adapters import LoRARequest
 from quire.config import EngineConfig, ModelConfig
 from quire.engine.arg_resolve import UsageContext
 from quire.engine.arg_utils import EngineArgs
@@ -397,6 +398,10 @@ class LLM(PoolingMethods, EngineControl):
     def model_config(self) -> ModelConfig:
         """The model's settings."""
         return self.llm_engine.model_config
+
+    def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Load an adapter before a request needs it. Raises RequestError: it cannot be used."""
+        return self.llm_engine.add_lora(lora_request)
 
     def get_metrics(self, names: str = "quire") -> list["Metric"]:
         """As `LLMEngine.get_metrics`: they are kept with `disable_log_stats=False`."""

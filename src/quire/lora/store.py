@@ -15,8 +15,10 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from quire.adapters import LoRARequest, read_config
+from quire.adapters import LoRARequest, id_of, read_config
 from quire.config.engine import LoRAConfig
+from quire.config.hub import find_adapter
+from quire.config.hub.listing import HubSettings
 from quire.errors import ConfigError
 from quire.kernels.adapters import FIELDS, AdapterPart, AdapterTable
 from quire.kernels.types import LinearWeight
@@ -79,6 +81,7 @@ class AdapterStore:
         adapters: what its products read.
         places: what of the model can be adapted.
         num_slots: with slot 0, which no adapter has.
+        hub: how a hub is asked, where an adapter's folder is a hub id.
         max_tokens: of a step.
 
     Attributes:
@@ -94,7 +97,9 @@ class AdapterStore:
         runtime: DeviceRuntime,
         num_slots: int,
         max_tokens: int,
+        hub: HubSettings | None = None,
     ) -> None:
+        self._hub = hub
         self._config, self._adapters, self._places, self._model = config, adapters, places, model
         self._runtime, self._device = runtime, runtime.device()
         self.version = 0
@@ -135,6 +140,17 @@ class AdapterStore:
         """Have an adapter read, and brought to a slot that no row has; an error of the future says why it cannot be used."""
         return self._thread.submit(self._load, request, slot)
 
+    def kept_ids(self) -> list[int]:
+        """The numbers of adapters that are kept on the host."""
+        return sorted({id_of(key) for key in list(self._hosts)})
+
+    def forget(self, lora_id: int) -> bool:
+        """Keep no adapter of this number on the host; whether there was one."""
+        keys = [key for key in list(self._hosts) if id_of(key) == lora_id]
+        for key in keys:
+            self._hosts.pop(key, None)
+        return bool(keys)
+
     def _load(self, request: LoRARequest, slot: int) -> None:
         self._slots[slot] = None
         host = self._hosts.pop(request.key, None) or self._read(request)
@@ -158,12 +174,13 @@ class AdapterStore:
         return host.viewed_in(memory)
 
     def _read(self, request: LoRARequest) -> Packed:
-        config = read_config(request.lora_path)
+        path = find_adapter(request.lora_path, self._hub)
+        config = read_config(path)
         if config["peft_type"] != "LORA":
             raise ConfigError(
                 f"{request.lora_path}: peft_type is {config['peft_type']!r}; LORA can be served", setting="lora_path"
             )
-        adapter = read_lora(request.lora_path, config)
+        adapter = read_lora(path, config)
         limit = self._config.max_lora_rank
         if limit is not None and adapter.max_rank > limit:
             raise ConfigError(

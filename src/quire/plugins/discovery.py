@@ -36,6 +36,8 @@ GROUPS = (
     IO_PROCESSORS_GROUP,
     PATCHES_GROUP,
 )
+BUILT_IN = ("lora_filesystem_resolver", "lora_hf_hub_resolver")
+"""Plugins of vLLM's that are part of Quire: `QUIRE_PLUGINS` may name them, and need not."""
 ONLY_IF_NAMED = (ENDPOINTS_GROUP,)
 """Groups whose plugins load only if `QUIRE_PLUGINS` names them: an installed package does not open routes by itself."""
 
@@ -201,7 +203,7 @@ def _warn_of_unknown_names() -> None:
     allowed = envs.QUIRE_PLUGINS
     if not allowed:
         return
-    known = [point.name for group in GROUPS for point in _points(group)]
+    known = [*BUILT_IN, *(point.name for group in GROUPS for point in _points(group))]
     for name in allowed:
         if name not in known:
             hint = did_you_mean(name, known)

@@ -118,6 +118,15 @@ KINDS = {
             "quire.parsers.plugin.register_reasoning_format",
         ),
         Kind(
+            "lora-resolver",
+            GENERAL_GROUP,
+            "register",
+            "a place where adapters are found by name",
+            EVERY,
+            "hazel",
+            "quire.lora.resolver.LoRAResolverRegistry",
+        ),
+        Kind(
             "scheduler-policy",
             GENERAL_GROUP,
             "register",

@@ -15,6 +15,7 @@ import torch
 
 from quire.adapters import LoRARequest
 from quire.config.engine import EngineConfig
+from quire.config.hub.listing import HubSettings
 from quire.core.output import IntArray, SchedulerOutput
 from quire.errors import ConfigError
 from quire.kernels.adapters import GROUP, AdapterRows
@@ -119,7 +120,8 @@ class AdapterSteps:
             lambda module: model.linear(module).bias,
             has_whole_head=model.has_whole_head,
         )
-        self.store = AdapterStore(config.lora, self._adapters, self._places, model, runtime, num_slots, max_tokens)
+        hub = HubSettings(cache=config.load.download_dir, token=config.load.hf_token)
+        self.store = AdapterStore(config.lora, self._adapters, self._places, model, runtime, num_slots, max_tokens, hub)
         self._adapters.is_deterministic = config.model.deterministic
         self.is_wanted = False
 

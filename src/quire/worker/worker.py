@@ -180,6 +180,14 @@ class Worker:
         """Have an adapter loaded in another thread into a place that no row has; the future's error says why it cannot be."""
         return self.runner.adapters.load(adapter, slot)
 
+    def list_adapters(self) -> list[int]:
+        """The numbers of adapters that are kept on the host."""
+        return self.runner.adapters.store.kept_ids()
+
+    def forget_adapter(self, lora_id: int) -> bool:
+        """Keep no adapter of this number on the host; whether there was one."""
+        return self.runner.adapters.store.forget(lora_id)
+
     def write_random_adapter(
         self, folder: str, rank: int, seed: int = 0, targets: list[str] | None = None, scale: float = 0.1
     ) -> int:

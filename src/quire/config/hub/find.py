@@ -13,6 +13,7 @@ from typing import NamedTuple
 from quire import envs
 from quire.config.checkpoint_files import (
     ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
     CONFIG,
     PARAMS,
     description_files,
@@ -75,6 +76,31 @@ def find_tokenizer(tokenizer: str, settings: HubSettings) -> str:
     listing = _look_up(hub, tokenizer, "tokenizer")
     _fetch(hub, listing, description_files(listing.names), "tokenizer")
     return listing.folder
+
+
+def find_adapter(path: str, settings: HubSettings | None = None) -> str:
+    """The local folder with an adapter: `path` itself, or what a hub has under `owner/name` or `owner/name/folder`, which is
+    fetched. Raises ConfigError: there is neither."""
+    if Path(path).expanduser().is_dir():
+        return str(Path(path).expanduser())
+    owner, _, rest = path.partition("/")
+    name, _, inner = rest.partition("/")
+    if not name or owner in ("", ".", "..", "~") or "\\" in path:
+        raise ConfigError(
+            f"lora_path={path!r}: no such folder; give the folder that PEFT saved, or a hub id such as 'owner/name'",
+            setting="lora_path",
+        )
+    hub = _open_hub(dataclasses.replace(settings or HubSettings(), revision=None))
+    listing = _look_up(hub, f"{owner}/{name}", "lora_path")
+    names = [f"{inner}/{file}" if inner else file for file in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)]
+    if absent := sorted(set(names) - set(listing.names)):
+        found = ", ".join(sorted(listing.names)[:8]) or "nothing"
+        raise ConfigError(
+            f"lora_path={path!r}: the repository has no {absent[0]} (it holds {found}): PEFT saves it as safetensors",
+            setting="lora_path",
+        )
+    _fetch(hub, listing, names, "lora_path")
+    return os.path.join(listing.folder, inner) if inner else listing.folder
 
 
 def fetch_weights(model: HubModel, settings: HubSettings) -> None:

@@ -137,6 +137,8 @@ async def read_request(request: Request, kind: type[BodyT], *, queues: bool = Tr
     decoded = state.decoder.decode(body, kind, request.scope["state"].setdefault("warnings", []))
     if queues and (timeout := getattr(decoded, "timeout", None)) is not None:
         CALLER.set(CALLER.get().until(time.monotonic() + check_timeout(timeout)))
+    if queues:
+        await state.look_for_model(getattr(decoded, "model", None))
     return decoded
 
 

@@ -3,12 +3,22 @@
 Knows names and folders; whether an adapter can be used is found out by the engine.
 """
 
-import itertools
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from quire.adapters import LoRARequest, read_config
+from quire.config.hub import find_adapter
+from quire.config.hub.listing import HubSettings
 from quire.entrypoints.http.errors import HTTPError, bad_request
+
+
+class Served(NamedTuple):
+    """An adapter that is served. `created`: since when, in seconds of the epoch. `root`: its folder or hub id, as given."""
+
+    adapter: LoRARequest
+    created: int
+    root: str
 
 
 class ServedAdapters:
@@ -16,25 +26,28 @@ class ServedAdapters:
 
     Args:
         modules: those that the operator named at the start: `name`, `path` and perhaps `base_model_name`.
+        hub: how a hub is asked where a path is a hub id.
 
     Raises:
-        ConfigError: a folder has no adapter.
+        ConfigError: a folder has no adapter, or a hub does not have it.
     """
 
-    def __init__(self, modules: Sequence[dict[str, str]] = ()) -> None:
-        self._ids = itertools.count(1)
-        self._by_name: dict[str, tuple[LoRARequest, int]] = {}
+    def __init__(self, modules: Sequence[dict[str, str]] = (), hub: HubSettings | None = None) -> None:
+        self._last_id = 0
+        self._by_name: dict[str, Served] = {}
         for module in modules:
-            read_config(module["path"])
-            self.add(LoRARequest(module["name"], next(self._ids), module["path"], module.get("base_model_name")))
+            folder = find_adapter(module["path"], hub)
+            read_config(folder)
+            adapter = self.make(module["name"], folder, module.get("base_model_name"), replaces=False)
+            self.add(adapter, module["path"])
 
     def find(self, name: str) -> LoRARequest | None:
         """The adapter of this name."""
         found = self._by_name.get(name)
-        return None if found is None else found[0]
+        return None if found is None else found.adapter
 
-    def listed(self) -> list[tuple[LoRARequest, int]]:
-        """All of them, and since when they are served, in seconds of the epoch."""
+    def listed(self) -> list[Served]:
+        """All of them."""
         return list(self._by_name.values())
 
     def make(self, name: str, path: str, base: str | None, *, replaces: bool) -> LoRARequest:
@@ -42,14 +55,19 @@ class ServedAdapters:
         if name in self._by_name and not replaces:
             message = f"lora_name: the adapter {name!r} is served already; unload it first, or set load_inplace."
             raise bad_request(message, "lora_name", "adapter_exists")
-        return LoRARequest(name, next(self._ids), path, base)
+        self._last_id += 1
+        return LoRARequest(name, self._last_id, path, base)
 
-    def add(self, adapter: LoRARequest) -> None:
+    def add(self, adapter: LoRARequest, root: str = "") -> Served:
         """Serve it from now on."""
-        self._by_name[adapter.lora_name] = adapter, int(time.time())
+        self._last_id = max(self._last_id, adapter.lora_int_id)
+        served = self._by_name[adapter.lora_name] = Served(adapter, int(time.time()), root or adapter.lora_path)
+        return served
 
-    def remove(self, name: str) -> None:
+    def remove(self, name: str) -> LoRARequest:
         """Serve it no longer; requests that run go on. Raises HTTPError, a 404: there is none of this name."""
-        if self._by_name.pop(name, None) is None:
+        served = self._by_name.pop(name, None)
+        if served is None:
             message = f"lora_name: no adapter {name[:200]!r} is served."
             raise HTTPError(404, message, param="lora_name", code="adapter_not_found")
+        return served.adapter

@@ -12,16 +12,25 @@ import time
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from quire import envs
+from quire.config.hub.listing import HubSettings
 from quire.config.limits import MAX_BATCH_FILE_BYTES
 from quire.engine.caller import CALLER
 from quire.entrypoints.fingerprint import build_fingerprint
+from quire.entrypoints.http.adapter_finder import AdapterFinder
 from quire.entrypoints.http.admission import AdmissionGate
 from quire.entrypoints.http.decoding import MAX_BODY_BYTES, BodyDecoder
 from quire.entrypoints.http.errors import HTTPError, bad_field, not_ready
-from quire.entrypoints.http.served_adapters import ServedAdapters
+from quire.entrypoints.http.served_adapters import Served, ServedAdapters
 from quire.entrypoints.http.siblings import Siblings
+from quire.lora.resolvers import active_resolvers
 from quire.metrics.prometheus import HttpMetrics
 from quire.parsers.choice import AUTO, AnswerFormats, apply_response_template, apply_strings, choose_formats
+
+LOAD_ADAPTER = "/v1/load_lora_adapter"
+"""The route by which an operator, or another process of this server, has an adapter served."""
 
 if TYPE_CHECKING:
     from quire.config.reasoning import ReasoningConfig
@@ -36,6 +45,8 @@ class ServerSettings:
 
     served_model_names: tuple[str, ...] = ()
     lora_modules: Sequence[dict[str, str]] = ()
+    download_dir: str | None = None
+    hf_token: str | bool | None = None
     response_role: str = "assistant"
     strict: bool = False
     trust_request_chat_template: bool = False
@@ -93,7 +104,7 @@ class ServerState:
     def __init__(self, settings: ServerSettings, engine: "AsyncLLM | None" = None) -> None:
         self.settings = settings
         self.engine_or_none = engine
-        self.adapters = ServedAdapters(settings.lora_modules)
+        self.adapters = ServedAdapters(settings.lora_modules, self.hub)
         self.decoder = BodyDecoder(strict=settings.strict)
         self.gate = AdmissionGate()
         self.draining = False
@@ -168,17 +179,43 @@ class ServerState:
         config = self.engine.config.model
         return config.served_model_name or (config.model,)
 
+    @property
+    def hub(self) -> HubSettings:
+        """How a hub is asked for adapters."""
+        return HubSettings(cache=self.settings.download_dir, token=self.settings.hf_token)
+
+    @functools.cached_property
+    def _finder(self) -> AdapterFinder | None:
+        if self.engine.config.lora is None or not envs.QUIRE_ALLOW_RUNTIME_LORA_UPDATING:
+            return None
+        return AdapterFinder(self.engine, self.adapters, active_resolvers(self.hub), self.tell_of_adapter)
+
+    async def tell_of_adapter(self, served: Served) -> None:
+        """Have the server's other processes serve an adapter that this one has tried."""
+        if self.siblings is not None:
+            adapter = served.adapter
+            body = {"lora_name": adapter.lora_name, "lora_path": adapter.lora_path, "root": served.root}
+            numbers = {"lora_int_id": adapter.lora_int_id, "base_model_name": adapter.base_model_name}
+            await self.siblings.tell(LOAD_ADAPTER, msgspec.json.encode(body | numbers))
+
+    async def look_for_model(self, name: Any) -> None:
+        """Before a request for a model is looked at: have resolvers find an adapter that is not known yet.
+        Raises HTTPError: they do, and it cannot be used."""
+        if not isinstance(name, str) or not name or self._finder is None:
+            return
+        if name not in self.model_names and self.adapters.find(name) is None:
+            await self._finder.look_for(name)
+
     def resolve_model(self, name: str | None) -> str:
         """The name to show in the answer; a 404 for a model that is not served. An adapter's name has what the caller queues from
         now on computed with it."""
         names = self.model_names
+        adapter = self.adapters.find(name) if name else None
+        CALLER.set(dataclasses.replace(CALLER.get(), adapter=adapter))
         if not name:
             return names[0]
-        adapter = self.adapters.find(name)
-        if adapter is not None:
-            CALLER.set(dataclasses.replace(CALLER.get(), adapter=adapter))
-        elif name not in names:
-            served = [*names, *(each.lora_name for each, _ in self.adapters.listed())]
+        if adapter is None and name not in names:
+            served = [*names, *(each.adapter.lora_name for each in self.adapters.listed())]
             message = f"model: {name[:200]!r} is not served here; served: {', '.join(served[:20])}."
             raise HTTPError(404, message, param="model", code="model_not_found")
         return name

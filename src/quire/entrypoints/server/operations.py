@@ -44,13 +44,13 @@ def _model_cards(state: ServerState) -> list[ModelCard]:
     models = [ModelCard(id=name, created=state.started_at, root=config.model, max_model_len=limit) for name in names]
     return models + [
         ModelCard(
-            id=adapter.lora_name,
-            created=created,
-            root=adapter.lora_path,
-            parent=adapter.base_model_name or names[0],
+            id=served.adapter.lora_name,
+            created=served.created,
+            root=served.root,
+            parent=served.adapter.base_model_name or names[0],
             max_model_len=limit,
         )
-        for adapter, created in state.adapters.listed()
+        for served in state.adapters.listed()
     ]
 
 

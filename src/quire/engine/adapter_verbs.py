@@ -1,0 +1,64 @@
+"""Adapters of an engine core, and the verbs by which whoever runs the engine keeps them, lists them and has them forgotten.
+
+Knows which adapters have places on the device; what lies in host memory is asked of the workers.
+"""
+
+import msgspec
+
+from quire.core.preparations import Preparations
+from quire.engine.weights import utility
+from quire.executor.interface import Executor
+from quire.request import EngineRequest, SchedulerStats
+
+
+class AdapterVerbs:
+    """The part of an engine core that deals with adapters."""
+
+    _executor: Executor
+    _preparations: Preparations
+
+    def __init__(self) -> None:
+        self._adapter_versions: dict[int, int] = {}
+
+    def _settle_adapter(self, request: EngineRequest) -> None:
+        """Give a request the version of its adapter that holds now; one that has the files read again begins another."""
+        adapter = request.adapter
+        if adapter is None:
+            return
+        version = self._adapter_versions.get(adapter.lora_int_id, 0)
+        if adapter.load_inplace:
+            version += 1
+            self._adapter_versions[adapter.lora_int_id] = version
+            is_pinned = adapter.lora_int_id in self._preparations.adapters.pinned
+            self._preparations.adapters.remove(adapter.lora_int_id)
+            if is_pinned:
+                self._preparations.adapters.pinned.add(adapter.lora_int_id)
+        if version or adapter.load_inplace:
+            request.adapter = msgspec.structs.replace(adapter, load_inplace=False, version=version)
+
+    def _tell_adapters(self, stats: SchedulerStats | None) -> None:
+        if stats is not None:
+            stats.adapters = self._preparations.adapters.take_news()
+
+    @utility
+    def list_loras(self) -> list[int]:
+        """The numbers (`lora_int_id`) of adapters on the device or in host memory."""
+        if self._executor.config.lora is None:
+            return []
+        on_device = {adapter.lora_int_id for adapter in self._preparations.adapters.loaded()}
+        return sorted(on_device.union(*self._executor.collective_rpc("list_adapters")))
+
+    @utility
+    def remove_lora(self, lora_id: int) -> bool:
+        """Forget an adapter; requests that run with it go on. Whether it was on the device or in host memory."""
+        if self._executor.config.lora is None:
+            return False
+        had_place = self._preparations.adapters.remove(lora_id)
+        return any(self._executor.collective_rpc("forget_adapter", (lora_id,))) or had_place
+
+    @utility
+    def pin_lora(self, lora_id: int) -> bool:
+        """Let an adapter keep its place on the device, whatever others want.
+        Raises RequestError: it has none, or no place would be left to change."""
+        self._preparations.adapters.pin(lora_id)
+        return True
