@@ -1,4 +1,4 @@
-"""`quire serve` with the demo model's adapters, as users meet it: every route that takes a `model`, load and unload, resolvers."""
+"""`quire serve` with the demo model's adapters, as users meet it: all routes that take a `model`, load and unload, resolvers."""
 
 import concurrent.futures
 import json
