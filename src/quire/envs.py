@@ -140,6 +140,9 @@ QUIRE_PATCH_DATE: Annotated[
         datetime.date.today, "The day that patches' expiry is compared with; a process tells its children.", _date
     ),
 ]
+QUIRE_AS_VLLM: Annotated[
+    bool, Variable(False, "1 reads VLLM_X where QUIRE_X is not set; `quire as-vllm` sets it.", _switch)
+]
 QUIRE_PLATFORM: Annotated[
     str | None, Variable(None, "The platform to use: a built-in name, or that of a platform plugin.", _text)
 ]
@@ -205,6 +208,16 @@ VARIABLES: dict[str, Variable] = {
 """The variables by name. A declaration above has no value, so each access goes through `__getattr__`."""
 
 
+_RENAMED = {"QUIRE_ENABLE_MULTIPROCESSING": "VLLM_ENABLE_V1_MULTIPROCESSING"}
+"""Variables that vLLM calls otherwise than by its prefix."""
+
+
+def own_name(name: str) -> str:
+    """The variable that a variable of vLLM's is here."""
+    own = next((own for own, foreign in _RENAMED.items() if foreign == name), None)
+    return own or name.replace("VLLM_", "QUIRE_", 1)
+
+
 _added: list[Mapping[str, Variable]] = []
 
 
@@ -222,6 +235,8 @@ def __getattr__(name: str) -> Any:
     if variable is None:
         raise AttributeError(f"module 'quire.envs' has no attribute {name!r}")
     text = os.environ.get(name)
+    if text is None and os.environ.get("QUIRE_AS_VLLM") and name.startswith("QUIRE_"):
+        text = os.environ.get(_RENAMED.get(name) or name.replace("QUIRE_", "VLLM_", 1))
     if text is None:
         default = variable.default
         return default() if callable(default) else default

@@ -24,6 +24,7 @@ GROUPS = {
     "without a server": {
         "generate": "generate for every prompt of a file, without a server",
         "run-batch": "answer the requests of an OpenAI batch file, without a server",
+        "as-vllm": "run a program that imports vLLM, with no word changed",
     },
     "to measure and to look": {
         "bench": "measure: a server under load, throughput, latency, startup; sweeps and plots",
@@ -92,7 +93,10 @@ def _run_command(name: str, argv: Sequence[str]) -> int:
         set_default("QUIRE_LOGGING_STREAM", "stderr")  # standard output is the command's own
     if name != "patches":  # it looks at what is there without them
         bootstrap("inspector" if name == "models" else "frontend")
-    return _load(name).run(build_parser(name).parse_args(argv)) or 0
+    module, parser = _load(name), build_parser(name)
+    is_help = list(argv[:1]) in (["-h"], ["--help"])
+    passed_on = ["--"] if getattr(module, "PASSES_WORDS_ON", False) and not is_help else []
+    return module.run(parser.parse_args([*passed_on, *argv])) or 0
 
 
 def _guarded(name: str, argv: Sequence[str]) -> int:

@@ -1,0 +1,20 @@
+"""`quire as-vllm PROGRAM …`: runs a program that imports vLLM; becomes `python -m quire.as_vllm`, which does the work."""
+
+import argparse
+import os
+import sys
+from typing import NoReturn
+
+PASSES_WORDS_ON = True
+"""Its words are another program's, and not read here."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    text = "a script (or -m MODULE, -c TEXT), or a program such as torchrun, with its arguments"
+    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="PROGRAM", help=text)
+
+
+def run(args: argparse.Namespace) -> NoReturn:
+    words = args.words[1:] if args.words[:1] == ["--"] else args.words
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "quire.as_vllm", *words])

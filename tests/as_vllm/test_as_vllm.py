@@ -1,0 +1,236 @@
+"""`python -m quire.as_vllm`: programs that import vLLM run on Quire. The programs are processes of their own."""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from quire.as_vllm.names import ABSENT, MODULES, PROGRAMS, why_absent
+from quire.entrypoints.cli.main import COMMANDS
+
+NAMES = {
+    "vllm": "LLM LLMEngine AsyncLLMEngine EngineArgs AsyncEngineArgs SamplingParams PoolingParams "
+    "RequestOutput TextPrompt TokensPrompt __version__",
+    "vllm.sampling_params": "RequestOutputKind StructuredOutputsParams GuidedDecodingParams BeamSearchParams",
+    "vllm.utils.argparse_utils": "FlexibleArgumentParser",
+    "vllm.utils": "FlexibleArgumentParser random_uuid",
+    "vllm.utils.network_utils": "get_open_port get_ip",
+    "vllm.utils.print_utils": "print_embeddings",
+    "vllm.utils.system_utils": "set_ulimit",
+    "vllm.engine.arg_utils": "EngineArgs",
+    "vllm.engine.async_llm_engine": "AsyncLLMEngine",
+    "vllm.v1.engine.async_llm": "AsyncLLM",
+    "vllm.lora.request": "LoRARequest",
+    "vllm.config": "ProfilerConfig PoolerConfig VllmConfig KVTransferConfig CompilationConfig",
+    "vllm.config.kv_transfer": "KVTransferConfig",
+    "vllm.distributed": "cleanup_dist_env_and_memory",
+    "vllm.logger": "init_logger",
+    "vllm.outputs": "RequestOutput",
+    "vllm.inputs": "TextPrompt",
+    "vllm.platforms": "current_platform",
+    "vllm.usage.usage_lib": "UsageContext",
+    "vllm.version": "__version__",
+    "vllm.v1.metrics.reader": "Counter Gauge Histogram Vector",
+    "vllm.v1.sample.logits_processor": "LogitsProcessor BatchUpdate AdapterLogitsProcessor RequestLogitsProcessor",
+    "vllm.v1.sample.logits_processor.builtin": "process_dict_updates",
+    "vllm.tokenizers": "TokenizerLike cached_get_tokenizer cached_tokenizer_from_config",
+    "vllm.transformers_utils.tokenizer": "get_tokenizer",
+    "vllm.transformers_utils.repo_utils": "hf_api",
+    "vllm.exceptions": "VLLMValidationError",
+    "vllm.model_executor.models": "ModelRegistry",
+    "vllm.envs": "VLLM_HTTP_TIMEOUT_KEEP_ALIVE",
+    "vllm.logprobs": "Logprob",
+    "vllm.entrypoints.llm": "LLM",
+}
+"""Names that vLLM's examples import and Quire has, and those that other scripts import most, by module."""
+
+
+def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "quire.as_vllm", *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | environment,
+    )
+
+
+def answers(text: str) -> dict[str, object]:
+    """The last line of what a program printed, which is JSON."""
+    return json.loads(text.strip().splitlines()[-1])
+
+
+def test_every_name_that_scripts_import_is_there(tmp_path: Path) -> None:
+    script = tmp_path / "imports.py"
+    lines = [f"from {module} import {', '.join(names.split())}" for module, names in NAMES.items()]
+    lines += ["import vllm.sampling_params, vllm", "assert vllm.LLM is LLM"]
+    script.write_text("\n".join(lines), encoding="utf-8")
+    done = run(str(script))
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_module_of_the_table_has_its_sources_and_every_reason_is_about_no_name_that_is_there() -> None:
+    for sources in MODULES.values():
+        assert all(importlib.import_module(source) for source in sources)
+    assert not set(ABSENT) & set(MODULES) - {"vllm.platforms"}
+    assert "KV connectors" in why_absent("vllm.distributed.kv_transfer.kv_connector.v1")
+    assert why_absent("vllm.nothing") == why_absent("vllm.v2.x")
+
+
+SCRIPT = """
+import json, sys
+from vllm import LLM, EngineArgs, SamplingParams
+from vllm.sampling_params import RequestOutputKind
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.metrics.reader import Counter
+from vllm.v1.sample.logits_processor import AdapterLogitsProcessor, LogitsProcessor
+from vllm.v1.sample.logits_processor.builtin import process_dict_updates
+
+class Only(LogitsProcessor):
+    def __init__(self, vllm_config, device, is_pin_memory):
+        self.of_row = {}
+    def is_argmax_invariant(self):
+        return False
+    def update_state(self, batch_update):
+        process_dict_updates(self.of_row, batch_update, lambda params, _, __: (params.extra_args or {}).get("only"))
+    def apply(self, logits):
+        for row, token in self.of_row.items():
+            kept = logits[row, token].clone()
+            logits[row] = float("-inf")
+            logits[row, token] = kept
+        return logits
+
+class OnlyLast(AdapterLogitsProcessor):
+    def is_argmax_invariant(self):
+        return False
+    def new_req_logits_processor(self, params):
+        token = (params.extra_args or {}).get("last")
+        if token is None:
+            return None
+        def edit(output_ids, logits):
+            if len(output_ids) == 2:
+                logits[:] = float("-inf")
+                logits[token] = 0.0
+            return logits
+        return edit
+
+if __name__ == "__main__":
+    parser = FlexibleArgumentParser()
+    EngineArgs.add_cli_args(parser)
+    parser.set_defaults(max_num_seqs=8)
+    parser.add_argument("--max_tokens", type=int)
+    parser.add_argument("--api-port", type=parser.check_port)
+    args = vars(parser.parse_args())
+    assert args.pop("api_port") is None
+    params = {"temperature": 0.0, "max_tokens": args.pop("max_tokens"), "ignore_eos": True}
+    llm = LLM(**{**args, "logits_processors": [Only, OnlyLast], "disable_log_stats": False})
+    given = [{}, {"only": 65}, {"last": 66}, {}]
+    many = [SamplingParams(**params, extra_args=extra) for extra in given]
+    together = [each.outputs[0].token_ids for each in llm.generate(["one two"] * 4, many)]
+    counters = [each.name for each in llm.get_metrics() if isinstance(each, Counter)]
+    print()
+    print(json.dumps({"together": together, "counters": counters, "seqs": args["max_num_seqs"], "argv": sys.argv[1:]}))
+"""
+
+
+def test_a_script_with_flags_and_logits_processors_of_vllms_runs_unchanged(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    done = run(str(script), "--max_tokens", "3", "--max-model-len", "256", "--kv_cache_memory_bytes", "16M")
+    assert done.returncode == 0, done.stderr
+    found = answers(done.stdout)
+    plain, only, last, again = found["together"]  # type: ignore[misc]
+    assert only == [65] * 3 and plain == again != only
+    assert last == [*plain[:2], 66]
+    assert found["seqs"] == 8 and found["argv"][0] == "--max_tokens"  # type: ignore[index]
+    assert "vllm:generation_tokens" in found["counters"]  # type: ignore[operator]
+
+
+def test_children_of_a_program_see_the_same_package(tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(
+        "import json, multiprocessing, subprocess, sys\n"
+        "import vllm\n"
+        "from vllm.sampling_params import SamplingParams\n"
+        "def ask(queue):\n"
+        "    queue.put(SamplingParams.__module__)\n"
+        "if __name__ == '__main__':\n"
+        "    context = multiprocessing.get_context('spawn')\n"
+        "    queue = context.Queue()\n"
+        "    child = context.Process(target=ask, args=(queue,))\n"
+        "    child.start()\n"
+        "    spawned = queue.get()\n"
+        "    child.join()\n"
+        "    text = 'from vllm import LLM; print(LLM.__module__)'\n"
+        "    started = subprocess.run([sys.executable, '-c', text], capture_output=True, text=True).stdout.split()[-1]\n"
+        "    print(json.dumps({'spawned': spawned, 'started': started}))\n",
+        encoding="utf-8",
+    )
+    done = run(str(script))
+    assert done.returncode == 0, done.stderr
+    assert answers(done.stdout) == {"spawned": "quire.sampling_params", "started": "quire.as_vllm.faces"}
+
+
+def test_what_quire_does_not_have_is_an_import_error_and_the_log_says_why() -> None:
+    text = (
+        "import vllm.utils\n"
+        "for line in ('from vllm.assets.image import ImageAsset', 'from vllm.sampling_params import Unheard',\n"
+        "             'import vllm.distributed.kv_transfer'):\n"
+        "    try:\n"
+        "        exec(line)\n"
+        "    except ImportError as error:\n"
+        "        print(error)\n"
+        "print(hasattr(vllm.utils, 'unheard'))"
+    )
+    done = run("-c", text)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("No module named") == 2 and "cannot import name 'Unheard'" in done.stdout
+    assert "no model reads media yet" in done.stdout and "no KV connectors" in done.stdout
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_vllms_variables_are_read_where_quires_are_not_set() -> None:
+    text = (
+        "import json; from vllm import envs; from quire import envs as own\n"
+        "print(json.dumps([envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE, own.QUIRE_ENABLE_MULTIPROCESSING, own.QUIRE_LOGGING_LEVEL]))"
+    )
+    variables = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "7", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    variables |= {"VLLM_LOGGING_LEVEL": "DEBUG", "QUIRE_LOGGING_LEVEL": "ERROR"}
+    done = run("-c", text, **variables)
+    assert answers(done.stdout) == [7, False, "ERROR"], done.stderr
+
+
+def test_modules_that_are_programs_run() -> None:
+    done = run("-m", "vllm.entrypoints.openai.api_server", "--help")
+    assert done.returncode == 0 and done.stdout.startswith("usage: quire serve"), done.stderr
+    assert {words[0] for words in PROGRAMS.values() if words} <= set(COMMANDS)
+
+
+def test_a_wrong_flag_of_a_script_ends_it_as_argparse_does() -> None:
+    text = "from vllm.utils import FlexibleArgumentParser as P; p = P(prog='mine'); p.add_argument('--size'); p.parse_args()"
+    done = run("-c", text, "--sise", "3")
+    assert done.returncode == 2 and done.stderr.strip().endswith(
+        "mine: error: unrecognized arguments: --sise 3 (did you mean --size?)"
+    )
+
+
+def test_the_command_passes_all_words_on(tmp_path: Path) -> None:
+    script = tmp_path / "words.py"
+    script.write_text("import sys; print(sys.argv[1:])", encoding="utf-8")
+    words = ["--model_name", "x", "--help", "--", "-1"]
+    command = [sys.executable, "-m", "quire.entrypoints.cli.main", "as-vllm", str(script), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == repr(words), done.stderr
+    help_text = subprocess.run([*command[:4], "--help"], capture_output=True, text=True, timeout=60)
+    assert help_text.stdout.startswith("usage: quire as-vllm")
+
+
+def test_a_process_without_the_command_does_not_see_the_package() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import quire, importlib.util; print(importlib.util.find_spec('vllm'))"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.strip() == "None"
