@@ -252,4 +252,5 @@ class CommonPrefixes:
 def _are_equal_prompts(one: EngineRequest, other: EngineRequest) -> bool:
     """Whether two requests' prompts mean the same."""
     are_alike = one.cache_salt == other.cache_salt and one.adapter == other.adapter
+    are_alike &= [item.key for item in one.media] == [item.key for item in other.media]
     return are_alike and one.prompt_token_ids == other.prompt_token_ids

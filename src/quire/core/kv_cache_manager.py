@@ -230,7 +230,8 @@ class KVCacheManager:
         """Make sure that the first `count` pages have names."""
         assert self._hasher is not None
         if len(request.hashes) < count:
-            self._hasher.extend(request.hashes, self._root(request), request.token_ids, count)
+            marks = request.marks(self.block_size) if request.source.media else None
+            self._hasher.extend(request.hashes, self._root(request), request.token_ids, count, marks)
 
     def _root(self, request: Request) -> bytes:
         assert self._hasher is not None

@@ -7,7 +7,7 @@ collides with another's. Knows nothing of pages or requests.
 
 import hashlib
 import hmac
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from quire.errors import ConfigError
 from quire.request import TOKEN_BYTES, token_array
@@ -80,9 +80,10 @@ class PrefixHasher:
         root: BlockHash,
         token_ids: Sequence[int],
         num_pages: int | None = None,
+        marks: Mapping[int, bytes] | None = None,
     ) -> None:
         """Append to `hashes` the names that it does not have yet: of `num_pages` pages in all, or of every full page of
-        `token_ids`."""
+        `token_ids`. `marks` has, by page, what is in it besides its tokens."""
         size, first = self.block_size, len(hashes)
         last = len(token_ids) // size if num_pages is None else min(num_pages, len(token_ids) // size)
         if first >= last:
@@ -92,6 +93,11 @@ class PrefixHasher:
         page = first
         while page < last:
             end = min(page - page % SPAN + SPAN, last)
+            if marks and not marks.keys().isdisjoint(range(page, end)):  # page by page
+                text = data[(page - first) * stride : (page + 1 - first) * stride]
+                hashes.append(self._hash((hashes[-1] if hashes else root) + text + marks.get(page, b"")))
+                page += 1
+                continue
             text = data[(page - first) * stride : (end - first) * stride]
             hashes += self._span(hashes[-1] if hashes else root, text, end - page)
             page = end

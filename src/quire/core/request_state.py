@@ -71,6 +71,7 @@ class Request:
         "num_prompt_tokens",
         "num_published",
         "num_released",
+        "page_marks",
         "prompt_logprobs",
         "publishes",
         "rank",
@@ -130,6 +131,7 @@ class Request:
         self.host_block_ids: list[list[int]] = []
         self.root_hash: bytes | None = None
         self.hashes: list[bytes] = []
+        self.page_marks: dict[int, bytes] | None = None
         self.num_published = 0
         self.prompt_logprobs: TokenLogprobs | None = None
         self.scheduled_at = 0.0
@@ -147,6 +149,16 @@ class Request:
             return False
         found = [watch.add(token_id) for token_id in token_ids]
         return any(found) and length >= self.min_total
+
+    def marks(self, block_size: int) -> dict[int, bytes]:
+        """By page, which media it has, and where these begin."""
+        if self.page_marks is None:
+            self.page_marks = {}
+            for item in self.source.media:
+                for page in range(item.offset // block_size, (item.end - 1) // block_size + 1):
+                    mark = f"{item.key}@{item.offset - page * block_size};".encode()
+                    self.page_marks[page] = self.page_marks.get(page, b"") + mark
+        return self.page_marks
 
     @property
     def may_draft(self) -> bool:

@@ -23,6 +23,7 @@ from quire.core.common_prefix import MIN_COMMON_TOKENS
 from quire.core.cost_model import CostModel
 from quire.core.deadlines import Deadlines
 from quire.core.drafting import NO_DRAFTING, NoDrafting, make_drafting
+from quire.core.encoding import NO_ENCODING, NoEncoding
 from quire.core.further_tokens import jump, take_accepted
 from quire.core.inspection import Inspection
 from quire.core.kv_cache_manager import NO_HIT, KVCacheManager, PrefixHit
@@ -43,6 +44,7 @@ from quire.core.step import (
     build_output,
     build_refusal,
     find_errors,
+    grow_by_one,
     keep_prompt_logprobs,
 )
 from quire.core.step_budget import StepBudget
@@ -105,6 +107,7 @@ class Scheduler:
         self._hindrance, self._has_shortage = "", False
         self._budget = StepBudget(config, self._policy, self._batch, self.cost_model, self._timelines)
         self.drafting: NoDrafting = NO_DRAFTING
+        self.encoding: NoEncoding = NO_ENCODING
         self._requests: dict[str, Request] = {}
         self._leaving: dict[int, Request] = {}
         self.flights: deque[StepInFlight] = deque()
@@ -159,6 +162,7 @@ class Scheduler:
         if source.request_id in self._requests:
             raise RequestError(f"request_id {source.request_id!r} is in use", param="request_id")
         check_fits(source, self.kv, self._max_model_len, self._config.max_open_tokens)
+        self.encoding.check(source)
         if not (again or source.resumed_token_ids or source.is_continuation):
             self.bounds.check(source)
         request = Request(source, self._num_arrivals, self._max_model_len)
@@ -188,6 +192,7 @@ class Scheduler:
             self._saver.drop_saved(request)
         self.waiting.forget_prefixes()
         self.kv.reset_prefix_cache()
+        self.encoding.reset()
         self._timelines.cache_was_reset()
         for request in self._requests.values():
             request.publishes = not (request.block_ids or request.is_swapped)
@@ -206,6 +211,7 @@ class Scheduler:
         self._make_way()
         self._dropped.clear()
         rows, counts, budget = self._budget.divide(self.waiting)
+        rows, counts = self.encoding.limit(self._batch, rows, counts)
         counts, budget = self.drafting.join(rows, counts, budget, self._budget.limit.tokens, bool(self.flights))
         rows, counts = self._ensure_pages(rows, counts)
         if budget > 0 and self._may_admit():
@@ -254,7 +260,7 @@ class Scheduler:
         batch = self._batch
         ends = batch.computed[rows] + counts
         short = (ends > batch.capacity[rows]).nonzero()[0]
-        if len(short) > 1 and self._grow_by_one(rows[short], ends[short]):
+        if len(short) > 1 and grow_by_one(self.kv, batch, self._diff, rows[short], ends[short]):
             return rows, counts
         for index in short.tolist():
             row = int(rows[index])
@@ -265,19 +271,6 @@ class Scheduler:
             kept = ~np.isin(rows, list(self._dropped))
             rows, counts = rows[kept], counts[kept]
         return rows, counts
-
-    def _grow_by_one(self, rows: IntArray, ends: IntArray) -> bool:
-        """One more page for each row, at once, where that is all that is needed."""
-        batch = self._batch
-        if (ends - batch.capacity[rows]).max() > self.kv.block_size:
-            return False
-        numbers = rows.tolist()
-        blocks = self.kv.grow_each([batch.request(row) for row in numbers])
-        if blocks is None:
-            return False
-        self._diff.new_blocks += [(row, 0, [block]) for row, block in zip(numbers, blocks, strict=True)]
-        batch.capacity[rows] += self.kv.block_size
-        return True
 
     def _grow_or_preempt(self, request: Request, num_tokens: int) -> bool:
         """Make room for `num_tokens`. False where the request has to sit this step out, or gave way itself."""
@@ -360,6 +353,10 @@ class Scheduler:
         elif count < remaining and remaining <= self._budget.limit.tokens:
             self._hindrance = "whole prompt"
             return 0
+        count = self.encoding.fit(request, computed, count)
+        if count == 0:
+            self._hindrance = "media"
+            return 0
         if count < remaining and not may_be_partial:
             self._hindrance = "partial prefills"
             return 0
@@ -391,6 +388,7 @@ class Scheduler:
                 request.num_cached_tokens = min(hit.num_tokens, request.num_prompt_tokens)
         if self.kv.grow(request, request.num_computed_tokens + count) is None:
             raise EngineError(f"{request.request_id} was admitted without room for its pages")
+        self.encoding.take(request, request.num_computed_tokens, count)
         self.waiting.start(request)
         self._batch.add(request)
         self._diff.new_requests.append(build_new_request(request))
@@ -417,6 +415,7 @@ class Scheduler:
         step.swap_outs, step.swap_ins, step.known_tokens = diff.swap_outs, diff.swap_ins, diff.known_tokens
         prefill_rows, num_prompt_tokens = batch.launch(rows, counts, needs_sample)
         self.drafting.launch(step)
+        self.encoding.launch(step)
         self._next_step_id += 1
         attended = float(np.dot(counts.astype(np.float64), ends))
         counted = (prefill_rows, num_prompt_tokens, int(np.count_nonzero(needs_sample)), attended)
@@ -493,6 +492,7 @@ class Scheduler:
         request.num_computed_tokens = collected
         self._timelines.computed(request, before, collected, flight.began, flight.step.step_id)
         self._pages.add(row, collected)
+        self.encoding.computed(request, collected)
         if row in output.prompt_logprobs:
             keep_prompt_logprobs(request, output.prompt_logprobs[row])
         if request.status is RequestStatus.RUNNING:
@@ -580,6 +580,7 @@ class Scheduler:
         self._diff.forget(row)
         self.waiting.preparations.leave(request)
         self.drafting.forget(row)
+        self.encoding.leave(request)
         if request.status is RequestStatus.ENDING:
             self.kv.free(request)
             request.status = RequestStatus.ENDED

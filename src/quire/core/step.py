@@ -7,8 +7,10 @@ Plain records and the functions that fill them; takes no decisions.
 import msgspec
 import numpy as np
 
+from quire.core.kv_cache_manager import KVCacheManager
 from quire.core.output import IntArray, ModelRunnerOutput, NewRequestData, SchedulerOutput, TokenLogprobs
 from quire.core.request_state import Request
+from quire.core.running import RunningBatch
 from quire.request import EngineCoreOutput, FinishReason, Refusal
 
 NO_ROWS: IntArray = np.zeros(0, dtype=np.int32)
@@ -49,6 +51,19 @@ def without_zeros(rows: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]
         return rows, counts
     wanted = counts > 0
     return rows[wanted], counts[wanted]
+
+
+def grow_by_one(kv: KVCacheManager, batch: RunningBatch, diff: PendingDiff, rows: IntArray, ends: IntArray) -> bool:
+    """One more page for each row, at once, where that is all that is needed."""
+    if (ends - batch.capacity[rows]).max() > kv.block_size:
+        return False
+    numbers = rows.tolist()
+    blocks = kv.grow_each([batch.request(row) for row in numbers])
+    if blocks is None:
+        return False
+    diff.new_blocks += [(row, 0, [block]) for row, block in zip(numbers, blocks, strict=True)]
+    batch.capacity[rows] += kv.block_size
+    return True
 
 
 def build_new_request(request: Request) -> NewRequestData:

@@ -11,6 +11,7 @@ from typing import Any
 
 from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig
+from quire.core.encoding import Encoding
 from quire.core.kv_planner import blocks_for_one_request, largest_model_len, plan_kv_cache
 from quire.core.output import SchedulerOutput
 from quire.core.preparations import Preparations
@@ -190,6 +191,8 @@ class EngineCore(WeightVerbs, ProfileVerbs, AdapterVerbs):
         scheduler.waiting.preparations = self._preparations
         if self.config.speculative is not None:
             scheduler.speculate(self.config.speculative)
+        if self.config.multimodal is not None:
+            scheduler.encoding = Encoding(self.config.multimodal)
         return scheduler
 
     def on_failure(self, callback: Callable[[], None]) -> None:

@@ -20,15 +20,17 @@ from quire.kernels import ops
 from quire.kernels.types import LinearWeight
 from quire.layers import weights as weight_table
 from quire.layers.assembly import Assembler, NormWeight, Sliceable, Weight
+from quire.layers.axes import AxisTable
 from quire.layers.decoder_layer import DecoderLayer, modules_of
 from quire.layers.describe import describe_pages, describe_weights
 from quire.layers.half import SampledViews
-from quire.layers.interface import CausalLM, LayerContext, ModelContext, StepInputs
+from quire.layers.interface import CausalLM, LayerContext, ModelContext, PatchInputs, StepInputs
 from quire.layers.mixers import MixerLayer, kind_of
 from quire.layers.operations import OperationList, SampledOperation, apply_norm, can_fuse
 from quire.layers.parallel import ParallelPlan
 from quire.layers.residual_extras import HyperConnection, LayerInputs
 from quire.layers.workspace import TokenViews, Workspace
+from quire.models.rope import Rope
 from quire.models.spec import DecoderSpec
 
 
@@ -56,6 +58,11 @@ class Decoder(CausalLM):
         self._layers = [DecoderLayer(spec, layer, layer_context) for layer in range(spec.layers)]
         for mixer in self._mixers():
             mixer.see_layers([layer.mixers for layer in self._layers])
+        self._axis_tables = [
+            AxisTable(rope, table, self.max_positions)
+            for rope, table in layer_context.tables.items()
+            if isinstance(rope, Rope) and rope.axes
+        ]
         self._give_weightless_norms()
         mlps = [layer.mlp for layer in self._layers if layer.mlp is not None]
         self.can_replay = all(half.can_replay for half in (*self._mixers(), *mlps))
@@ -149,8 +156,18 @@ class Decoder(CausalLM):
 
     # One step.
 
+    @property
+    def num_axes(self) -> int:
+        """Axes of each token's position; 0 where a position is one number."""
+        return max((table.num_axes for table in self._axis_tables), default=0)
+
+    def begin_step(self, step: StepInputs) -> None:
+        for table in self._axis_tables:
+            table.fill(step)
+
     def forward(self, step: StepInputs) -> torch.Tensor:
         views = self.workspace.tokens(step.num_tokens)
+        self._operations.tapped.clear()
         self.linear_method.see_rows(are_samples=False)
         self._embed(step, views)
         sampled_mixer = self._operations.sampled_mixer
@@ -173,6 +190,11 @@ class Decoder(CausalLM):
             for operation in self._operations.listed[place + 1 :]:
                 operation(sampled, few)
         return few.residual_TD
+
+    @property
+    def tapped(self) -> list[torch.Tensor]:
+        """The residual behind each of the spec's `taps`, as `forward` left it."""
+        return self._operations.tapped
 
     def compute_hidden(self, step: StepInputs) -> torch.Tensor:
         views = self.workspace.tokens(step.num_tokens)
@@ -203,13 +225,17 @@ class Decoder(CausalLM):
         """The residual before the first layer."""
         spec, weights, count, residual_TD = self.spec, self._weights, step.num_tokens, views.residual_TD
         ids_T = step.input_ids[:count]
-        if spec.embedding_width:
+        if step.patches is not None:
+            self._embed_patches(step.patches, residual_TD)
+        elif spec.embedding_width:
             embedded = self.workspace.projected(count, spec.embedding_width)
             self._look_up(ids_T, embedded)
             self.linear_method.apply(embedded, weights["project_in"], residual_TD)
         else:
             self._look_up(ids_T, residual_TD)
-        if spec.learned_positions is not None:
+        if step.media is not None:
+            step.media.place(residual_TD)
+        if spec.learned_positions is not None and (step.patches is None or step.patches.blend_KT is None):
             ops.add_embedding(step.positions[:count], weights["positions"], residual_TD)
         if spec.token_types:
             ops.add_embedding(cast(torch.Tensor, step.token_types)[:count], weights["token_types"], residual_TD)
@@ -217,6 +243,16 @@ class Decoder(CausalLM):
             apply_norm(spec.embedding_norm, weights["embedding_norm"], residual_TD, residual_TD)
         if self._inputs is not None:
             self._inputs.run(ids_T, residual_TD, self.workspace.inputs(count))
+
+    def _embed_patches(self, patches: PatchInputs, out_TD: torch.Tensor) -> None:
+        """Rows of an image's patches, with class tokens between them, and positions that are sums of several rows."""
+        self.linear_method.apply(patches.rows_TP, self._weights["patch"], out_TD)
+        if patches.class_rows is not None:
+            out_TD[patches.class_rows] = self._weights["class_token"].to(out_TD.dtype)
+        if patches.blend_KT is not None and patches.weights_KT is not None:
+            table = self._weights["positions"].data
+            for index_T, weight_T in zip(patches.blend_KT, patches.weights_KT, strict=True):
+                out_TD.add_(table[index_T] * weight_T[:, None])
 
     def _look_up(self, ids_T: torch.Tensor, out_TD: torch.Tensor) -> None:
         """Tokens' rows of the embedding."""
@@ -310,8 +346,12 @@ class Decoder(CausalLM):
         operations = OperationList(self.spec, context, self.workspace, is_fused=can_fuse(self.spec, self._layers))
         if self._hyper_head is not None:
             operations.begin_streams()
-        for layer in self._layers:
+        for number, layer in enumerate(self._layers):
             operations.add_layer(layer, can_narrow=layer is self._layers[-1] and self._can_narrow())
+            if number in self.spec.taps:
+                operations.add_tap()
+            if self.spec.vision is not None and number < len(self.spec.vision.taps):
+                operations.add_media(number)
         operations.add_delta()
         if self._hyper_head is not None:
             operations.end_streams(self._hyper_head)

@@ -17,7 +17,7 @@ from quire.layers.mixers import MixerLayer, kind_of
 from quire.layers.mixers.interface import SCALES
 from quire.layers.modules import Module, ModuleBuilder, RowBlock
 from quire.layers.residual_extras import HyperConnection, LayerEnd, LayerInputs
-from quire.models.spec import DecoderSpec
+from quire.models.spec import DecoderSpec, Patches
 
 _Owner = MixerLayer | FeedForwardLayer | LayerEnd | HyperConnection
 
@@ -92,7 +92,7 @@ def modules_of(spec: DecoderSpec) -> list[Module]:
     """Every module of the model, embedding first, in the order of computation."""
     model = ModuleBuilder(spec)
     width = spec.embedding_width or spec.hidden
-    modules = [model.embedding("embedding", spec.vocab, width)]
+    modules = list(_patch_modules(model, spec.patches)) if spec.patches else [_embedding(model, width)]
     if spec.embedding_width:
         modules.append(model.linear("project_in", (model.hidden,), width))
     if spec.learned_positions is not None:
@@ -118,6 +118,19 @@ def modules_of(spec: DecoderSpec) -> list[Module]:
     elif spec.lm_head_bias:
         modules.append(model.vector("lm_head_bias", RowBlock(spec.vocab, 1)))
     return modules
+
+
+def _embedding(model: ModuleBuilder, width: int) -> Module:
+    return model.embedding("embedding", model.spec.vocab, width)
+
+
+def _patch_modules(model: ModuleBuilder, patches: Patches) -> Iterator[Module]:
+    """What makes rows of patches: a convolution in the checkpoint, whose steps are as long as its squares."""
+    linear = model.linear("patch", (model.hidden,), patches.values, bias=patches.bias)
+    frames = (patches.frames,) if patches.is_cut else ()
+    yield dataclasses.replace(linear, dims=(patches.channels, *frames, patches.size, patches.size))
+    if patches.class_token:
+        yield model.vector("class_token", model.hidden)
 
 
 def norm_places(spec: DecoderSpec, layer: int) -> list[str]:

@@ -20,6 +20,46 @@ from quire.layers.parallel import ParallelPlan
 
 
 @dataclasses.dataclass
+class PatchInputs:
+    """What an encoder of images reads.
+
+    Attributes:
+        rows_TP: the patches' numbers; zeros where a class token stands.
+        class_rows: which tokens these are; None where the encoder has none.
+        blend_KT, weights_KT: each token's position is a weighted sum of K rows of the table, if it is no row of it.
+    """
+
+    rows_TP: torch.Tensor
+    class_rows: torch.Tensor | None = None
+    blend_KT: torch.Tensor | None = None
+    weights_KT: torch.Tensor | None = None
+
+
+@dataclasses.dataclass
+class MediaInputs:
+    """Embeddings that take the place of tokens' own.
+
+    Attributes:
+        is_media_T: bool [max_T]; which tokens.
+        rows_TE: [max_T, E]: their embeddings; behind these, what joins the residual behind the first layers, one after another.
+    """
+
+    is_media_T: torch.Tensor
+    rows_TE: torch.Tensor
+
+    def place(self, out_TD: torch.Tensor) -> None:
+        """Put embeddings in their tokens' places."""
+        count, width = out_TD.shape
+        torch.where(self.is_media_T[:count, None], self.rows_TE[:count, :width], out_TD, out=out_TD)
+
+    def join(self, number: int, residual_TD: torch.Tensor) -> None:
+        """Add what joins behind a layer to the residual of these tokens."""
+        count, width = residual_TD.shape
+        start = (number + 1) * width
+        residual_TD.add_(self.rows_TE[:count, start : start + width] * self.is_media_T[:count, None])
+
+
+@dataclasses.dataclass
 class StepInputs:
     """A step as tensors; persistent buffers of the model runner at their largest size, with this step's counts.
 
@@ -33,6 +73,9 @@ class StepInputs:
         sampled: the tokens at `logits_index` by themselves, each as a request of one token, where the hidden states of the
             others are not used: a model may then compute only these in its last layer, which still keeps keys and values
             of all tokens. It has counts and `attention` of its own; the rest is this step's.
+        axes: int32 [max_T, A]; each token's position on every axis, for models whose positions have several.
+        patches: for encoders of images, in the place of `input_ids`.
+        media: embeddings in the place of some tokens' own; None for a step without any.
     """
 
     input_ids: torch.Tensor
@@ -43,6 +86,9 @@ class StepInputs:
     num_logits: int = 0
     token_types: torch.Tensor | None = None
     sampled: "StepInputs | None" = None
+    axes: torch.Tensor | None = None
+    patches: PatchInputs | None = None
+    media: MediaInputs | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -155,6 +201,10 @@ class CausalLM(abc.ABC):
     @abc.abstractmethod
     def bind_kv_cache(self, kv_caches: list[torch.Tensor], group_of_layer: list[int]) -> None:
         """Layer i's pages, and which of `StepInputs.attention` describes them."""
+
+    def begin_step(self, step: StepInputs) -> None:
+        """What of a step is not recorded with `forward`, and comes before it: on a device that captures steps it is captured,
+        too, so it uses only preallocated buffers."""
 
     @abc.abstractmethod
     def forward(self, step: StepInputs) -> torch.Tensor:

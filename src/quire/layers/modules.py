@@ -59,6 +59,7 @@ class Module:
         stacked: the names of the tensors [experts, rows, columns], one of all parts or one for each, that a checkpoint may have
             in place of the sources.
         is_padded: the checkpoint's tensor may have further rows.
+        dims: in the checkpoint a row has these dimensions (a convolution's), which stand here one after the other.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Module:
     is_flattened: bool = False
     is_whole: bool = False
     is_padded: bool = False
+    dims: tuple[int, ...] = ()
 
     @property
     def is_quantizable(self) -> bool:

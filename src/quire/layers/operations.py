@@ -51,12 +51,14 @@ class OperationList:
 
     Attributes:
         listed: the operations so far.
+        tapped: copies of the residual that operations of the last run have made.
         sampled_mixer: the last mixer for tokens that need logits alone, and its place in the list; None where all tokens are
             computed.
     """
 
     def __init__(self, spec: DecoderSpec, context: LayerContext, workspace: Workspace, *, is_fused: bool) -> None:
         self.listed: list[Operation] = []
+        self.tapped: list[torch.Tensor] = []
         self.sampled_mixer: tuple[int, SampledOperation] | None = None
         self._spec, self._context, self._workspace, self.is_fused = spec, context, workspace, is_fused
         self._delta_waits = self._late_waits = False
@@ -101,6 +103,20 @@ class OperationList:
         if self._delta_waits:
             self.listed.append(lambda step, views: ops.add(views.delta_TD, views.residual_TD, scale))
         self._delta_waits = False
+
+    def add_tap(self) -> None:
+        """Append a copy of the residual as it is here."""
+        self.add_delta()
+        self.listed.append(lambda step, views: self.tapped.append(views.residual_TD.clone()))
+
+    def add_media(self, number: int) -> None:
+        """Append the sum of the residual with what media have for this layer."""
+
+        def run(step: StepInputs, views: TokenViews) -> None:
+            if step.media is not None:
+                step.media.join(number, views.residual_TD)
+
+        self.listed.append(run)
 
     # Halves one after the other.
 

@@ -167,7 +167,10 @@ def canonical_name(name: str, sources: Mapping[str, CheckpointTensor], spec: Dec
         for outside in (within, name.removeprefix(prefix.removesuffix("model."))):
             if outside in sources:
                 return outside
-    return _renamed(name, sources, spec)
+    found = _renamed(name, sources, spec)
+    if found not in sources and spec.vision is not None:
+        return canonical_name(name, sources, spec.vision.trunk)
+    return found
 
 
 def _renamed(name: str, sources: Mapping[str, CheckpointTensor], spec: DecoderSpec) -> str:
@@ -255,6 +258,8 @@ def is_ignored(name: str, spec: DecoderSpec) -> bool:
 
 
 def _is_elsewhere(name: str, spec: DecoderSpec) -> bool:
+    if spec.vision is not None and _is_elsewhere(name, spec.vision.trunk):
+        return True
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in spec.weights.ignored)
 
 
@@ -289,6 +294,8 @@ def _module_sources(
         yield from (dataclasses.replace(each, is_whole=is_whole) for each in decoded)
         if stored is PLAIN:
             tensor = Stored(None) if module.is_flattened else plain if columns else VECTOR
+            if module.dims:
+                tensor = Stored((ROWS, *(Axis("none", entries=count) for count in module.dims)))
             yield source(name=prefix + name + ("" if is_bare else ".weight"), suffix="weight", stored=tensor)
         if module.bias and not name.endswith(module.unbiased):
             yield source(name=f"{prefix}{name}.bias", suffix="bias", stored=VECTOR, columns=None)

@@ -26,6 +26,8 @@ from quire.layers.linear import PLAIN, UnquantizedLinear
 from quire.layers.parallel import ParallelPlan
 from quire.layers.pooling.trunk import as_trunk, trunk_architectures
 from quire.layers.spec_check import check_spec
+from quire.layers.vision.seeing_decoder import SeeingDecoder
+from quire.layers.vision.tower import VisionTower
 from quire.layers.weights import cache_scales, canonical_name, check_names, check_shapes, is_cache_scale
 from quire.logger import init_logger
 from quire.lora.method import adapted
@@ -37,6 +39,7 @@ from quire.model_loader.mistral_reader import MistralReader
 from quire.model_loader.page_size import choose_block_size
 from quire.model_loader.safetensors_reader import SafetensorsReader
 from quire.model_loader.sharded_state import MAX_BYTES, PATTERN, copy_description, load_state, save_state
+from quire.models.nested_text import text_only
 from quire.models.registry import TRANSFORMERS, Entry, ModelRegistry
 from quire.models.spec import DecoderSpec
 from quire.platforms.interface import Capabilities, Platform, UploadStream
@@ -105,6 +108,8 @@ def build_spec(config: EngineConfig, entry: Entry) -> DecoderSpec:
         hint = f" (0 is the value of {', '.join(zeros)})" if isinstance(error, ZeroDivisionError) and zeros else ""
         raise ConfigError(f"config.json does not fit {entry.architecture}: {error}{hint}", setting="model") from error
     check_spec(spec, config.model.hf_config)
+    if spec.vision is not None and config.multimodal is None:
+        spec = text_only(spec)
     if config.model.pooling is not None:
         spec = as_trunk(spec, config.model)
     return spec.without_windows() if config.model.disable_sliding_window else spec
@@ -197,9 +202,35 @@ def build_model(
     if block_size != context.block_size:
         selection = select(block_size)
         context = dataclasses.replace(context, block_size=block_size, backend=selection.backend())
-    model = Decoder(spec, context)
+    tower = _build_tower(config, spec, context, platform)
+    model = Decoder(spec, context) if tower is None else SeeingDecoder(spec, context, tower)
     _warn_of_experts(model, config.model.quantization)
     return model, selection
+
+
+def _build_tower(
+    config: EngineConfig, spec: DecoderSpec, context: ModelContext, platform: Platform
+) -> VisionTower | None:
+    """The model's eyes, whole on every rank; None where it has none."""
+    vision, settings = spec.vision, config.multimodal
+    if vision is None or vision.trunk.patches is None or settings is None:
+        return None
+    size = context.block_size
+    requests = attention_requests(vision.trunk, context.dtype, size, deterministic=context.deterministic)
+    selection = select_backend(requests, platform.attention_backends())
+    own = dataclasses.replace(
+        context,
+        kv_dtype=context.dtype,
+        # Beside each image's patches there may be one more row.
+        max_tokens=2 * settings.encoder_budget * vision.trunk.patches.merge**2,
+        max_logits=1,
+        max_positions=0,
+        backend=selection.backend(),
+        linear_method=UnquantizedLinear(),
+        plan=ParallelPlan(),
+        communicator=SingleRank(),
+    )
+    return VisionTower(vision, own, _torch_dtype(platform.capabilities().slot_dtype.value, "slot_dtype"))
 
 
 def _refuse_stored_format(config: EngineConfig, source: type) -> None:

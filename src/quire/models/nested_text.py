@@ -31,6 +31,12 @@ def nested_text(hf: HFConfig) -> HFConfig | None:
     return HFConfig(beside | own)
 
 
+def text_only(spec: DecoderSpec) -> DecoderSpec:
+    """The spec without eyes: their weights are left where they are."""
+    weights = dataclasses.replace(spec.weights, ignored=(*spec.weights.ignored, *OTHER_PARTS))
+    return dataclasses.replace(spec, vision=None, weights=weights)
+
+
 def beside_other_parts(spec: DecoderSpec) -> DecoderSpec:
     """The spec, for checkpoints that may have other parts beside it."""
     names = spec.weights

@@ -47,13 +47,20 @@ class RopeScaling:
 @dataclasses.dataclass(frozen=True)
 class Rope:
     """Rotary embedding of the first `rotary_dim` values of a head, and of one more if they are odd in number; the other way
-    round if `backwards`."""
+    round if `backwards`.
+
+    Attributes:
+        axes: where a token has a position on each of several axes, the axis that each pair turns by; else empty.
+        exponents: of each pair, its frequency being theta ** -exponent; empty: they go evenly from 0 to 1.
+    """
 
     theta: float
     rotary_dim: int
     scaling: RopeScaling | None = None
     interleaved: bool = False
     backwards: bool = False
+    axes: tuple[int, ...] = ()
+    exponents: tuple[float, ...] = ()
 
     @staticmethod
     def from_hf(hf: HFConfig, head_dim: int, layer_type: str | None = None, theta: float = 10000.0) -> Rope:
@@ -80,13 +87,19 @@ class Rope:
         """Turns nothing: for models that leave these values as they are."""
         return Rope(1.0, rotary_dim, RopeScaling("linear", factor=math.inf))
 
+    def frequencies(self, max_positions: int) -> tuple[torch.Tensor, float]:
+        """Radians a position for each pair, and the factor on cosines and sines."""
+        if self.exponents:
+            return self.theta ** -torch.tensor(self.exponents, dtype=torch.float32), 1.0
+        return _frequencies(self, max_positions)
+
     def table(self, max_positions: int) -> torch.Tensor:
         """Float32 [L, R]: cosines, then sines, for positions below `max_positions`.
 
         Schemes that depend on the context's length (dynamic, longrope) take it to be `max_positions`, so that a
         token's keys do not depend on how long its request becomes.
         """
-        frequencies, amplitude = _frequencies(self, max_positions)
+        frequencies, amplitude = self.frequencies(max_positions)
         angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)
         sines = -angles.sin() if self.backwards else angles.sin()
         return torch.cat((angles.cos() * amplitude, sines * amplitude), dim=-1).contiguous()

@@ -324,8 +324,84 @@ class WeightNames:
 
 
 @dataclasses.dataclass(frozen=True)
+class Patches:
+    """What an encoder of images reads in the place of tokens: squares of pixels, each multiplied by one matrix.
+
+    Attributes:
+        size: pixels of a side. channels: numbers a pixel. frames: images that one patch spans.
+        bias: of the matrix.
+        class_token: a learned vector stands before the patches of each image.
+        merge: patches of merge x merge become one embedding; they come in such blocks, if the processor has cut them.
+        is_cut: the processor has cut the patches; without it, it gives whole images.
+        window: patches of a side of the windows within which the layers in `windowed` look.
+        blended_positions: the learned positions are a square grid that is stretched over the image.
+    """
+
+    size: int
+    channels: int = 3
+    frames: int = 1
+    bias: bool = False
+    class_token: bool = False
+    merge: int = 1
+    is_cut: bool = False
+    window: int = 0
+    windowed: tuple[int, ...] = ()
+    blended_positions: bool = False
+
+    @property
+    def values(self) -> int:
+        """Numbers of a patch."""
+        return self.channels * self.frames * self.size**2
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """So many rows become one: side by side, or their mean."""
+
+    count: int
+    is_mean: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Normed:
+    """A norm of rows; `name` is the module's."""
+
+    name: str
+    norm: Norm
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """A matrix with `outputs` rows, and what follows it."""
+
+    name: str
+    outputs: int
+    bias: bool = True
+    act: str = ""
+
+
+Stage: TypeAlias = Group | Normed | Product
+
+
+@dataclasses.dataclass(frozen=True)
+class VisionSpec:
+    """Eyes of a decoder: an encoder of images, and what makes embeddings of its output.
+
+    Attributes:
+        trunk: the encoder, with `patches`; its table of names has the projector's modules, too.
+        projector: from the trunk's rows to embeddings, in order.
+        taps: of each of the trunk's `taps` in order, a projector whose output is added behind the decoder's layer of the same
+            number; empty: the taps side by side are what the projector reads, if there are any.
+    """
+
+    trunk: DecoderSpec
+    projector: tuple[Stage, ...]
+    taps: tuple[tuple[Stage, ...], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class DecoderSpec:
-    """A decoder-only language model.
+    """A decoder-only language model, or an encoder.
 
     Attributes:
         mixer, mlp: one for all layers, or one for each; None for a layer that lacks this half.
@@ -344,6 +420,9 @@ class DecoderSpec:
         layer_input: joins the residual behind each layer's halves.
         hyper: streams in the place of the residual.
         layer_scale: behind each layer the residual is multiplied by a number of the checkpoint.
+        patches: what it reads in the place of tokens.
+        taps: layers behind which the residual is kept for others to read.
+        vision: how it sees images.
     """
 
     vocab: int
@@ -373,6 +452,9 @@ class DecoderSpec:
     layer_input: LayerInput | None = None
     hyper: HyperConnections | None = None
     layer_scale: bool = False
+    patches: Patches | None = None
+    taps: tuple[int, ...] = ()
+    vision: VisionSpec | None = None
 
     def mixers_of(self, layer: int) -> tuple[Mixer, ...]:
         """The mixers of one layer: one, several side by side, or none."""

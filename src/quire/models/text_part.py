@@ -1,12 +1,14 @@
-"""The text part of models that also see: their language model alone, as its own architecture. Images are refused elsewhere."""
+"""Models that also see: their language model as its own architecture, and how it sees, where that is known."""
 
 import dataclasses
+from collections.abc import Callable
 
 from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
 from quire.models.nested_text import OTHER_PARTS, PREFIXES
 from quire.models.registry import ModelRegistry, register
-from quire.models.spec import DecoderSpec
+from quire.models.spec import DecoderSpec, VisionSpec
+from quire.models.vision.clip import llava_vision
 
 ARCHITECTURES = {
     "gemma3_text": "Gemma3ForCausalLM",
@@ -31,6 +33,10 @@ LEFT_OUT = {
 """What a `text_config` need not say (LLaVA 1.5's tells no size of its layers)."""
 
 
+VISION: dict[str, Callable[[HFConfig], VisionSpec]] = {"llava": llava_vision}
+"""By the `model_type` of the whole: how it sees."""
+
+
 @register("Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration")
 @register("Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration", "LlavaForConditionalGeneration")
 @register(
@@ -51,5 +57,7 @@ def text_part(hf: HFConfig) -> DecoderSpec:
     above = {key: hf.get(key) for key in ("tie_word_embeddings",) if key in hf and key not in text}
     text = HFConfig(LEFT_OUT.get(text.get("model_type", "llama"), {}) | above | text.to_dict())
     spec = ModelRegistry.resolve(architecture).make_spec(text)
-    weights = dataclasses.replace(spec.weights, prefixes=PREFIXES, ignored=(*spec.weights.ignored, *OTHER_PARTS))
-    return dataclasses.replace(spec, weights=weights)
+    see = VISION.get(hf.get("model_type", ""))
+    others = OTHER_PARTS if see is None else ()
+    weights = dataclasses.replace(spec.weights, prefixes=PREFIXES, ignored=(*spec.weights.ignored, *others))
+    return dataclasses.replace(spec, weights=weights, vision=None if see is None else see(hf))

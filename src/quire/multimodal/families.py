@@ -77,5 +77,5 @@ def _llava(hf: HFConfig, arrays: Arrays) -> Expansion:
 
 LLAVA = Family(("image_token_id", "image_token_index"), 32000, _llava)
 
-FAMILIES: dict[str, Family] = {}
+FAMILIES: dict[str, Family] = {"LlavaForConditionalGeneration": LLAVA}
 """By architecture: who reads images."""

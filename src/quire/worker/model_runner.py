@@ -123,14 +123,19 @@ class ModelRunner(Runner):
             return nothing
         if self._pooler is not None:
             return self._pool(plan, self._pooler, begin)
-        starts_B = self._state.num_computed_R[plan.rows] if self._prompt_logprobs.is_wanted else None
+        is_wanted = self._prompt_logprobs.is_wanted
+        starts_B = self._state.num_computed_R[plan.rows] if is_wanted or self._media is not None else None
         batch = self._prepare(plan)
+        if self._media is not None and starts_B is not None:
+            self._inputs.step.media = self._media.prepare(
+                plan, starts_B, self._inputs.arrays.query_start_B, self._state
+            )
         if batch.first_B is not None:
             output = self._verify(plan, self._run_model(), batch, batch.first_B)
         else:
             masks = self._sampler.begin_masks(batch.rows_S, batch.positions_S)
             output = self._sample(plan.step_id, self._run_model(), batch, masks)
-        if starts_B is not None:
+        if is_wanted and starts_B is not None:
             output.prompt_logprobs = self._prompt_logprobs.compute(
                 plan, starts_B, self._inputs.arrays.query_start_B, self._state, self._whole_step()
             )
@@ -206,6 +211,7 @@ class ModelRunner(Runner):
 
     def _run_model(self) -> torch.Tensor:
         """What `_compute` gives for the prepared step, replayed where it was recorded."""
+        self._model.begin_step(self._inputs.step)
         if self._prompt_logprobs.is_wanted:
             step = self._whole_step()
             self._model.forward(step)
@@ -213,7 +219,7 @@ class ModelRunner(Runner):
         step = self._inputs.step
         has_adapters = self._adapters is not None and self._adapters.is_wanted
         recorded = self._with_adapters if has_adapters else self._recorded
-        if recorded.step is not None and recorded.out is not None:
+        if recorded.step is not None and recorded.out is not None and step.media is None:
             recorded.step.replay(step.num_tokens, step.num_logits)
             return recorded.out[: step.num_logits if self._pooler is None else step.num_tokens]
         if not step.num_logits and self._pooler is None:

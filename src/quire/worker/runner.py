@@ -18,6 +18,7 @@ from quire.core.output import ModelRunnerOutput, SchedulerOutput
 from quire.distributed.communicator import Communicator
 from quire.errors import EngineError
 from quire.layers.interface import CausalLM
+from quire.layers.vision.seeing_decoder import SeeingDecoder
 from quire.model_loader import load_model
 from quire.platforms.interface import DeviceMemory, DeviceRuntime, Platform
 from quire.sample.logits_processor import load_logits_processors, load_plugin_processors
@@ -26,6 +27,7 @@ from quire.spec_decode.verification import Acceptance, Verified
 from quire.worker.adapter_steps import AdapterSteps
 from quire.worker.components import resolve_components
 from quire.worker.grammar_source import WorkerGrammars
+from quire.worker.media_steps import MediaSteps
 from quire.worker.page_store import PageStore
 from quire.worker.pooling import make_pooler
 from quire.worker.prompt_logprobs import PromptLogprobs
@@ -98,6 +100,10 @@ class Runner(abc.ABC):
                 config, self._model, runtime, self._max_rows, max_tokens, is_grouped=self.groups_adapters
             )
 
+        self._media: MediaSteps | None = None
+        if config.multimodal is not None and isinstance(self._model, SeeingDecoder):
+            self._media = MediaSteps(self._model, max_tokens, config.multimodal.encoder_budget)
+
     @property
     def memory(self) -> DeviceMemory:
         """Where results for the host arrive."""
@@ -161,6 +167,8 @@ class Runner(abc.ABC):
     def free_pages(self) -> None:
         """Give the cache back; rows are forgotten with it."""
         self._pages = None
+        if self._media is not None:
+            self._media.clear()
         num_layers = len(self.kv_cache_specs())
         self._model.bind_kv_cache([torch.empty(0)] * num_layers, [0] * num_layers)
 
@@ -183,6 +191,8 @@ class Runner(abc.ABC):
             self._pooler.apply_diff(plan)
         if self._adapters is not None:
             self._adapters.apply_diff(plan)
+        if self._media is not None:
+            self._media.apply_diff(plan)
         nothing = plan.rows[:0]
         return None if plan.total_num_tokens else ModelRunnerOutput(plan.step_id, rows=nothing, token_ids=nothing)
 

@@ -281,7 +281,10 @@ def with_cache_scale(params: AttentionParams, name: str, scale: torch.Tensor, co
 def rotary_table(rope: Rope, context: LayerContext) -> RopeTable:
     """The table of a rotation, made once for all layers that have it."""
     if rope not in context.tables:
-        cos_sin = rope.table(context.max_positions).to(context.device)
+        if rope.axes:  # a row for each token of the step, filled when its positions are known
+            cos_sin = torch.zeros(context.max_tokens, rope.rotary_dim, device=context.device)
+        else:
+            cos_sin = rope.table(context.max_positions).to(context.device)
         context.tables[rope] = RopeTable(cos_sin, cos_sin.shape[1], rope.interleaved)
     return context.tables[rope]
 

@@ -1,0 +1,168 @@
+"""Media in the scheduler: which items a step's tokens need, when encoders compute them, and how long workers keep them.
+
+An item is computed whole, before the step that has its first token; a step computes at most a budget of embeddings. A request
+holds an item from then on until its tokens are collected. What nobody holds stays for its next use until room is needed, least
+recently used first out, so that one image costs once. Knows keys and counts; knows nothing of images or tensors.
+"""
+
+from collections import OrderedDict
+
+import numpy as np
+
+from quire.config import MultiModalConfig
+from quire.core.output import IntArray, SchedulerOutput
+from quire.core.request_state import Request
+from quire.core.running import RunningBatch
+from quire.errors import RequestError
+from quire.media import MediaItem
+from quire.request import EngineRequest
+
+
+class NoEncoding:
+    """A scheduler of requests that are text."""
+
+    def check(self, source: EngineRequest) -> None:
+        """Raises RequestError: a request has media that can never be computed."""
+        if source.media:
+            raise RequestError("the model reads no media here", param="multi_modal_data")
+
+    def limit(self, batch: RunningBatch, rows: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
+        """The rows of a step and their tokens, as far as these can have their embeddings; those are then to be computed."""
+        return rows, counts
+
+    def fit(self, request: Request, start: int, count: int) -> int:
+        """How many of a waiting request's next tokens can have their embeddings in this step."""
+        return count
+
+    def take(self, request: Request, start: int, count: int) -> None:
+        """These tokens of a request will be computed in the step: so are the embeddings that they need."""
+
+    def launch(self, step: SchedulerOutput) -> None:
+        """Tell the workers, and begin another step."""
+
+    def computed(self, request: Request, num_tokens: int) -> None:
+        """So many tokens of a request are collected: what it held for them it holds no more."""
+
+    def leave(self, request: Request) -> None:
+        """A request has no row any more."""
+
+    def reset(self) -> None:
+        """All embeddings are of no use: weights have changed. No request that runs holds any."""
+
+
+NO_ENCODING = NoEncoding()
+
+
+class Encoding(NoEncoding):
+    """A scheduler of requests with media.
+
+    Args:
+        config: a step's budget, and the room that workers have.
+    """
+
+    def __init__(self, config: MultiModalConfig) -> None:
+        self._budget, self._room = config.encoder_budget, config.encoder_cache_size
+        self._left, self._used = self._budget, 0
+        self._kept: OrderedDict[str, int] = OrderedDict()  # embeddings by key, the one that was used last at the end
+        self._holders: dict[str, set[str]] = {}
+        self._encodes: list[MediaItem] = []
+        self._dropped: list[str] = []
+        self.num_queries = self.num_hits = 0
+
+    def check(self, source: EngineRequest) -> None:
+        most = min(self._budget, self._room)
+        largest = max((item.num_embeds for item in source.media), default=0)
+        if largest > most:
+            message = f"an item of the prompt has {largest} embeddings, and at most {most} can be computed at once"
+            raise RequestError(message, param="multi_modal_data")
+
+    def limit(self, batch: RunningBatch, rows: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
+        if not batch.num_prefilling:
+            return rows, counts
+        is_changed = False
+        for index in (batch.computed[rows] < batch.prefill_end[rows]).nonzero()[0].tolist():
+            request = batch.request(int(rows[index]))
+            if request.source.media:
+                start, count = int(batch.computed[rows[index]]), int(counts[index])
+                fitting = self.fit(request, start, count)
+                self.take(request, start, fitting)
+                if fitting < count:
+                    counts, is_changed = counts if is_changed else counts.copy(), True
+                    counts[index] = fitting
+        if not is_changed:
+            return rows, counts
+        some = np.flatnonzero(counts)
+        return rows[some], counts[some]
+
+    def fit(self, request: Request, start: int, count: int) -> int:
+        left, new = self._left, set[str]()
+        room = self._room - sum(self._kept[key] for key, holders in self._holders.items() if holders)
+        for item in _needed(request, start, count):
+            if item.key in new or self._holders.get(item.key):
+                continue
+            is_kept = item.key in self._kept
+            if (not is_kept and item.num_embeds > left) or item.num_embeds > room:
+                return max(0, item.offset - start)
+            new.add(item.key)
+            left -= 0 if is_kept else item.num_embeds
+            room -= item.num_embeds
+        return count
+
+    def take(self, request: Request, start: int, count: int) -> None:
+        for item in _needed(request, start, count):
+            key = item.key
+            holders = self._holders.setdefault(key, set())
+            if request.request_id in holders:
+                continue
+            self.num_queries += 1
+            holders.add(request.request_id)
+            if key in self._kept:
+                self.num_hits += 1
+                self._kept.move_to_end(key)
+                continue
+            self._make_room(item.num_embeds)
+            self._kept[key] = item.num_embeds
+            self._used += item.num_embeds
+            self._left -= item.num_embeds
+            self._encodes.append(item)
+
+    def _make_room(self, count: int) -> None:
+        """Drop what nobody holds until so many embeddings fit."""
+        for key in [key for key in self._kept if not self._holders.get(key)]:
+            if self._used + count <= self._room:
+                return
+            self._drop(key)
+
+    def _drop(self, key: str) -> None:
+        self._used -= self._kept.pop(key)
+        self._holders.pop(key, None)
+        if any(item.key == key for item in self._encodes):  # nobody has been told of it
+            self._encodes = [item for item in self._encodes if item.key != key]
+        else:
+            self._dropped.append(key)
+
+    def launch(self, step: SchedulerOutput) -> None:
+        step.encodes, self._encodes = self._encodes, []
+        step.dropped_media, self._dropped = self._dropped, []
+        self._left = self._budget
+
+    def computed(self, request: Request, num_tokens: int) -> None:
+        for item in request.source.media:
+            if item.end <= num_tokens:
+                self._let_go(request, item.key)
+
+    def leave(self, request: Request) -> None:
+        for item in request.source.media:
+            self._let_go(request, item.key)
+
+    def _let_go(self, request: Request, key: str) -> None:
+        self._holders.get(key, set()).discard(request.request_id)
+
+    def reset(self) -> None:
+        for key in [key for key in self._kept if not self._holders.get(key)]:
+            self._drop(key)
+
+
+def _needed(request: Request, start: int, count: int) -> list[MediaItem]:
+    """The items that have some of a request's next tokens."""
+    return [item for item in request.source.media if item.offset < start + count and item.end > start]

@@ -1,0 +1,131 @@
+"""How the patches of images stand in an encoder's step: their order, positions, neighbours, and which rows make an embedding.
+
+All of it follows from each image's grid of patches. Knows no tensor of a device.
+Legend: T rows of the step (patches and class tokens), E embeddings, G rows of an embedding.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.models.spec import Patches
+
+Grid = tuple[int, int, int]
+"""Frames, rows and columns of an image's patches."""
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """One step.
+
+    Attributes:
+        source_T: for each row the patch that stands there, counted over all images; -1 for a class token.
+        positions_T: its place in its image, the class token's included.
+        axes_T2: its row and column in its image.
+        whole, windows: lengths of the runs of rows that see one another: of an image's frames, and of windows.
+        picked_E: the rows that make the embeddings, one after another, in the order in which these stand in the prompt.
+        counts: embeddings of each image.
+    """
+
+    source_T: IntArray
+    positions_T: IntArray
+    axes_T2: IntArray
+    whole: list[int]
+    windows: list[int]
+    picked_E: IntArray
+    counts: list[int]
+
+
+def lay_out(patches: Patches, grids: Sequence[Grid]) -> Layout:
+    """The rows of these images, one after another."""
+    parts = [_one(patches, grid) for grid in grids]
+    num_patches = np.cumsum([0, *(len(part.source_T) for part in parts)])
+    num_sources = np.cumsum([0, *(frames * rows * columns for frames, rows, columns in grids)])
+    return Layout(
+        np.concatenate(
+            [np.where(p.source_T < 0, -1, p.source_T + at) for p, at in zip(parts, num_sources, strict=False)]
+        ),
+        np.concatenate([part.positions_T for part in parts]),
+        np.concatenate([part.axes_T2 for part in parts]),
+        [length for part in parts for length in part.whole],
+        [length for part in parts for length in part.windows],
+        np.concatenate([part.picked_E + at for part, at in zip(parts, num_patches, strict=False)]),
+        [count for part in parts for count in part.counts],
+    )
+
+
+def _one(patches: Patches, grid: Grid) -> Layout:
+    """One image."""
+    frames, rows, columns = grid
+    order, windows = _in_windows(patches, grid) if patches.window else (np.arange(frames * rows * columns), [])
+    h, w = (axis[order] for axis in coordinates(patches, grid))
+    source, positions, picked = order, order % (rows * columns), np.empty(len(order), dtype=np.int64)
+    picked[order] = np.arange(len(order))  # embeddings stand in the order of the processor's patches, in blocks
+    if not patches.is_cut and patches.merge > 1:
+        picked = picked[_blocks(grid, patches.merge)]
+    whole = [rows * columns] * frames
+    if patches.class_token:
+        source, positions = np.insert(source, 0, -1), np.insert(positions + 1, 0, 0)
+        h, w, picked, whole = np.insert(h, 0, 0), np.insert(w, 0, 0), picked + 1, [length + 1 for length in whole]
+    count = len(order) // patches.merge**2
+    return Layout(source, positions, np.stack((h, w), axis=1), whole, windows, picked, [count])
+
+
+def coordinates(patches: Patches, grid: Grid) -> tuple[IntArray, IntArray]:
+    """The row and the column of each patch, in the order in which the processor gives them."""
+    frames, rows, columns = grid
+    h, w = (axis.reshape(-1) for axis in np.indices((rows, columns)))
+    if patches.is_cut and patches.merge > 1:
+        order = _blocks((1, rows, columns), patches.merge)
+        h, w = h[order], w[order]
+    return np.tile(h, frames), np.tile(w, frames)
+
+
+def _blocks(grid: Grid, merge: int) -> IntArray:
+    """The places of an image's patches, row by row, in the order of blocks of merge x merge."""
+    frames, rows, columns = grid
+    places = np.arange(frames * rows * columns).reshape(frames, rows // merge, merge, columns // merge, merge)
+    return places.transpose(0, 1, 3, 2, 4).reshape(-1)
+
+
+def _in_windows(patches: Patches, grid: Grid) -> tuple[IntArray, list[int]]:
+    """The processor's patches in the order of windows, and the windows' lengths."""
+    unit, side = patches.merge**2, patches.window // patches.merge
+    frames, rows, columns = grid[0], grid[1] // patches.merge, grid[2] // patches.merge
+    cells = np.arange(frames * rows * columns).reshape(frames, rows, columns)
+    found = list(_window_cells(cells, side))
+    order = (np.concatenate(found)[:, None] * unit + np.arange(unit)).reshape(-1)
+    return order, [len(window) * unit for window in found]
+
+
+def _window_cells(cells: IntArray, side: int) -> Iterator[IntArray]:
+    for frame in cells:
+        for top in range(0, frame.shape[0], side):
+            for left in range(0, frame.shape[1], side):
+                yield frame[top : top + side, left : left + side].reshape(-1)
+
+
+def blend(
+    grid_side: int, layout: Layout, patches: Patches, grids: Sequence[Grid]
+) -> tuple[IntArray, npt.NDArray[np.float32]]:
+    """For learned positions that are a square grid stretched over each image: four places of the grid for each row of the step,
+    and their weights (bilinear, corners on corners)."""
+    places: list[IntArray] = []
+    weights: list[npt.NDArray[np.float32]] = []
+    for frames, rows, columns in grids:
+        h = np.linspace(0, grid_side - 1, rows, dtype=np.float32)
+        w = np.linspace(0, grid_side - 1, columns, dtype=np.float32)
+        at_h, at_w = coordinates(patches, (frames, rows, columns))
+        (top, bottom, dh), (left, right, dw) = (_between(axis, grid_side) for axis in (h[at_h], w[at_w]))
+        corners = ((top, left), (top, right), (bottom, left), (bottom, right))
+        places.append(np.stack([row * grid_side + column for row, column in corners]))
+        weights.append(np.stack([(1 - dh) * (1 - dw), (1 - dh) * dw, dh * (1 - dw), dh * dw]))
+    return np.concatenate(places, axis=1)[:, layout.source_T], np.concatenate(weights, axis=1)[:, layout.source_T]
+
+
+def _between(axis: npt.NDArray[np.float32], side: int) -> tuple[IntArray, IntArray, npt.NDArray[np.float32]]:
+    low = axis.astype(np.int64)
+    return low, np.minimum(low + 1, side - 1), axis - low

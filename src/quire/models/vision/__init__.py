@@ -1,0 +1,1 @@
+"""Encoders of images as specs: what language models see with."""

@@ -1,0 +1,119 @@
+"""CLIP's and SigLIP's encoders, and the projector of LLaVA 1.5 behind them."""
+
+import dataclasses
+
+from quire.config.hf_config import HFConfig
+from quire.errors import ConfigError
+from quire.models.residual import LayerNorm
+from quire.models.spec import (
+    MLP,
+    Attention,
+    DecoderSpec,
+    LearnedPositions,
+    Patches,
+    Product,
+    VisionSpec,
+    WeightNames,
+)
+
+LAYER_NAMES: dict[str, str | tuple[str, ...]] = {
+    "before_mixer": "layer_norm1",
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "out": "self_attn.out_proj",
+    "before_mlp": "layer_norm2",
+    "up": "mlp.fc1",
+    "down": "mlp.fc2",
+}
+TOWER = "vision_tower."
+NO_TOKENS = 1
+"""The vocabulary of an encoder, which has neither tokens nor logits: as small as a spec may say."""
+CLIP_NAMES = WeightNames(
+    prefixes=("", "model."),
+    layer=TOWER + "encoder.layers.{layer}.",
+    modules=LAYER_NAMES
+    | {
+        "patch": TOWER + "embeddings.patch_embedding",
+        "class_token": TOWER + "embeddings.class_embedding",
+        "positions": TOWER + "embeddings.position_embedding",
+        "embedding_norm": TOWER + "pre_layrnorm",
+        "final_norm": TOWER + "post_layernorm",
+        "up_projection": "multi_modal_projector.linear_1",
+        "down_projection": "multi_modal_projector.linear_2",
+    },
+    ignored=("*.position_ids", "*vision_tower.*post_layernorm.*", "*vision_tower.*head.*"),
+    aliases={"vision_tower.vision_model.": TOWER},
+)
+
+
+def clip_trunk(hf: HFConfig) -> DecoderSpec:
+    """The layers of CLIP's or SigLIP's encoder: `vision_config`, with the defaults of its model type."""
+    is_clip = hf.get("model_type", "clip_vision_model") == "clip_vision_model"
+    hidden, heads = hf.get("hidden_size", 768), hf.get("num_attention_heads", 12)
+    size = hf.get("patch_size", 32 if is_clip else 16)
+    side = hf.get("image_size", 224) // size
+    norm = LayerNorm(hf.get("layer_norm_eps", 1e-5 if is_clip else 1e-6))
+    act = hf.get("hidden_act", "quick_gelu" if is_clip else "gelu_pytorch_tanh")
+    return DecoderSpec(
+        vocab=NO_TOKENS,
+        hidden=hidden,
+        layers=hf.get("num_hidden_layers", 12),
+        mixer=Attention(heads, heads, hidden // heads, causal=False, qkv_bias=True, out_bias=True),
+        mlp=MLP(hf.get("intermediate_size", 3072), act=act, bias=True),
+        norm=norm,
+        weights=CLIP_NAMES,
+        max_positions=side**2 + is_clip,
+        learned_positions=LearnedPositions(side**2 + is_clip),
+        embedding_norm=norm if is_clip else None,
+        final_norm=False,
+        tied_embeddings=True,
+        patches=Patches(size, hf.get("num_channels", 3), bias=not is_clip, class_token=is_clip),
+    )
+
+
+TRUNKS = ("clip_vision_model", "siglip_vision_model")
+
+
+def trunk_of(hf: HFConfig) -> DecoderSpec:
+    """The trunk that `vision_config` describes.
+
+    Raises:
+        ConfigError: it is of another kind.
+    """
+    kind = hf.get("model_type", "clip_vision_model")
+    if kind not in TRUNKS:
+        raise ConfigError(
+            f"vision_config.model_type={kind!r} of config.json is not known; known: {', '.join(TRUNKS)}",
+            setting="model",
+        )
+    return clip_trunk(hf)
+
+
+def up_to_layer(trunk: DecoderSpec, layers: int | list[int]) -> DecoderSpec:
+    """The trunk as far as features are read: behind one layer, or several (counted as hidden states are: 0 is the embedding,
+    -1 the last)."""
+    wanted = [layers] if isinstance(layers, int) else list(layers)
+    ends = [end + trunk.layers + 1 if end < 0 else end for end in wanted]
+    last = max(ends)
+    ignored = tuple(f"*{trunk.weights.layer.format(layer=layer)}*" for layer in range(last, trunk.layers))
+    # Checkpoints may have another name for the tower's outer module.
+    ignored += tuple(name.replace(TOWER, TOWER + "vision_model.") for name in ignored)
+    weights = dataclasses.replace(trunk.weights, ignored=(*trunk.weights.ignored, *ignored))
+    taps = () if isinstance(layers, int) else tuple(end - 1 for end in ends)
+    return dataclasses.replace(trunk, layers=last, weights=weights, taps=taps)
+
+
+def llava_vision(hf: HFConfig) -> VisionSpec:
+    """LLaVA 1.5: the rows of one of the last layers, and two matrices."""
+    trunk = up_to_layer(trunk_of(hf.vision_config), hf.get("vision_feature_layer", -2))
+    if hf.get("vision_feature_select_strategy", "default") == "full" and trunk.patches:
+        raise ConfigError(
+            "vision_feature_select_strategy='full' of config.json is not supported; known: 'default'", setting="model"
+        )
+    hidden, bias = hf.text_config.get("hidden_size", 4096), bool(hf.get("multimodal_projector_bias", True))
+    return VisionSpec(
+        trunk,
+        (
+            Product("up_projection", hidden, bias, act=hf.get("projector_hidden_act", "gelu")),
+            Product("down_projection", hidden, bias),
+        ),
+    )

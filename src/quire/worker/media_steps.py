@@ -1,0 +1,137 @@
+"""Media in a worker's steps: embeddings are computed before the step that needs them, kept by content, and laid where a step's
+tokens find them.
+
+What is kept and when it is dropped is the scheduler's decision. Items that it hands over wait here until they have been
+computed, so that a step for which there was no memory costs none of them. Knows rows and places; knows no image.
+
+Legend: T tokens of the step, B its requests, E columns of an embedding.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from quire.core.output import IntArray, SchedulerOutput
+from quire.errors import EngineError
+from quire.layers.interface import MediaInputs
+from quire.layers.vision.seeing_decoder import SeeingDecoder
+from quire.media import MediaItem
+from quire.worker.batch_state import BatchState
+
+
+class _Piece(NamedTuple):
+    """Tokens `first` to `last` (not included) of a row's item, of which the first one is the step's token `at`."""
+
+    item: MediaItem
+    row: int
+    first: int
+    last: int
+    at: int
+
+
+class MediaSteps:
+    """The items of running requests, and the embeddings of those that steps need.
+
+    Args:
+        most_at_once: embeddings that the encoder computes together.
+    """
+
+    def __init__(self, model: SeeingDecoder, max_tokens: int, most_at_once: int) -> None:
+        self._tower, self._most = model.tower, most_at_once
+        self._rows: dict[int, Sequence[MediaItem]] = {}
+        self._waiting: dict[str, MediaItem] = {}
+        self._embeddings: dict[str, torch.Tensor] = {}
+        device = model.device
+        self._inputs = MediaInputs(
+            torch.zeros(max_tokens, dtype=torch.bool, device=device),
+            torch.zeros(max_tokens, model.media_width, dtype=model.context.activation_dtype, device=device),
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of a step's embeddings."""
+        return self._inputs.rows_TE.nbytes
+
+    def apply_diff(self, plan: SchedulerOutput) -> None:
+        """Forget what is not needed any more, take in what is new."""
+        for row in plan.finished_rows:
+            self._rows.pop(row, None)
+        for key in plan.dropped_media:
+            self._embeddings.pop(key, None)
+            self._waiting.pop(key, None)
+        for item in plan.encodes:
+            self._waiting[item.key] = item
+        for request in plan.new_requests:
+            if request.media:
+                self._rows[request.row] = request.media
+
+    def clear(self) -> None:
+        """Forget everything: the scheduler has."""
+        self._rows.clear()
+        self._waiting.clear()
+        self._embeddings.clear()
+
+    def prepare(
+        self, plan: SchedulerOutput, starts_B: IntArray, query_start_B: IntArray, state: BatchState
+    ) -> MediaInputs | None:
+        """The embeddings of a step's tokens; None where all of them are text.
+
+        Args:
+            starts_B: tokens that each request had computed before.
+            query_start_B: where each request's tokens begin in the step.
+        """
+        pieces = list(self._pieces(plan, starts_B, query_start_B)) if self._rows else []
+        if not pieces:
+            return None
+        self._encode({piece.item.key for piece in pieces} & self._waiting.keys())
+        self._inputs.is_media_T.zero_()
+        for piece in pieces:
+            self._lay(piece, state.token_ids_RL[piece.row])
+        return self._inputs
+
+    def _pieces(self, plan: SchedulerOutput, starts_B: IntArray, query_start_B: IntArray) -> Iterator[_Piece]:
+        for index, row in enumerate(plan.rows.tolist()):
+            start, end = int(starts_B[index]), int(starts_B[index] + plan.num_scheduled_tokens[index])
+            for item in self._rows.get(row, ()):
+                first, last = max(start, item.offset), min(end, item.end)
+                if first < last:
+                    yield _Piece(item, row, first, last, int(query_start_B[index]) + first - start)
+
+    def _encode(self, keys: Collection[str]) -> None:
+        """Compute what a step needs and nobody has computed, as many items at once as the encoder may."""
+        batch: list[MediaItem] = []
+        for key in keys:
+            item = self._waiting[key]
+            if batch and sum(each.num_embeds for each in batch) + item.num_embeds > self._most:
+                self._compute(batch)
+                batch = []
+            batch.append(item)
+        if batch:
+            self._compute(batch)
+
+    def _compute(self, items: Sequence[MediaItem]) -> None:
+        arrays = [{name: tensor.to_array() for name, tensor in item.tensors.items()} for item in items]
+        for item, embeddings_ED in zip(items, self._tower.encode(arrays), strict=True):
+            if len(embeddings_ED) != item.num_embeds:
+                raise EngineError(
+                    f"an image has {item.num_embeds} places in its prompt, and the encoder gave {len(embeddings_ED)} embeddings"
+                )
+            self._embeddings[item.key] = embeddings_ED
+            del self._waiting[item.key]
+
+    def _lay(self, piece: _Piece, token_ids_L: IntArray) -> None:
+        """Put a piece's embeddings where its tokens stand in the step."""
+        item, count, embeddings_ED = piece.item, piece.last - piece.first, self._embeddings[piece.item.key]
+        place = slice(piece.at, piece.at + count)
+        before = piece.first - item.offset
+        if item.num_embeds == item.length:
+            self._inputs.rows_TE[place].copy_(embeddings_ED[before : before + count])
+            self._inputs.is_media_T[place] = True
+            return
+        is_media = token_ids_L[item.offset : piece.last] == item.token_id  # the others are text
+        before, is_media = int(np.count_nonzero(is_media[:before])), torch.from_numpy(is_media[before:])
+        places = piece.at + is_media.nonzero()[:, 0].to(embeddings_ED.device)
+        self._inputs.rows_TE[places] = embeddings_ED[before : before + len(places)]
+        self._inputs.is_media_T[places] = True

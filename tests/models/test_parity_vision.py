@@ -1,0 +1,76 @@
+"""Models that see against Transformers in float32, in the whole engine: in chunks, in batches, from caches, after preemption.
+
+Prompts have no image, one or three, of several sizes, some of them shared; text-only prompts run beside them.
+"""
+
+import pytest
+from tests.oracles.tiny_vision import CONFIGS, IMAGE, VisionOracle, draw_image, make_tiny_vision
+
+from quire import LLM, SamplingParams
+
+SETTINGS = {
+    "roomy": {"max_num_seqs": 8},
+    "chunks that end within images": {"max_num_batched_tokens": 9, "max_num_seqs": 3},
+    "few pages, so that requests are preempted": {"max_num_seqs": 8, "num_gpu_blocks_override": 24},
+    "no prefix cache, eager": {"enable_prefix_caching": False, "max_num_seqs": 3, "enforce_eager": True},
+}
+COMMON = {
+    "max_num_batched_tokens": 128,
+    "max_model_len": 256,
+    "num_gpu_blocks_override": 200,
+    "skip_tokenizer_init": True,
+}
+IMAGES = {
+    name: draw_image(seed, *size)
+    for seed, (name, size) in enumerate({"wide": (30, 71), "tall": (64, 28), "small": (29, 28)}.items())
+}
+PROMPTS = [
+    ([5, 6, 7, 8], []),
+    ([5, IMAGE, 9, 10], ["wide"]),
+    ([IMAGE, IMAGE, 8, IMAGE, 12, 13], ["tall", "wide", "small"]),
+    ([5, IMAGE, 9, 11, 17], ["wide"]),
+    ([21, 22, IMAGE, 23, IMAGE, 24], ["small", "small"]),
+    ([5, IMAGE, 9, 10], ["tall"]),
+    ([31 + number for number in range(40)], []),
+]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    made = {}
+
+    def make(architecture):
+        if architecture not in made:
+            made[architecture] = make_tiny_vision(architecture, tmp_path_factory.mktemp("vision") / architecture)
+        return made[architecture]
+
+    return make
+
+
+def assert_parity(oracle, images, output, tolerance=1e-3):
+    completion = output.outputs[0]
+    token_ids = list(completion.token_ids)
+    prompt = list(output.prompt_token_ids)
+    logprobs = oracle.logprobs(prompt + token_ids, images)[len(prompt) - 1 : -1]
+    assert token_ids == logprobs.argmax(-1).tolist()
+    for position, token in enumerate(token_ids):
+        assert completion.logprobs[position][token].logprob == pytest.approx(
+            float(logprobs[position, token]), abs=tolerance
+        )
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("architecture", CONFIGS)
+def test_the_engine_sees_what_transformers_sees(architecture, setting, folders):
+    path = folders(architecture)
+    llm = LLM(model=str(path), **(COMMON | SETTINGS[setting]))
+    oracle = VisionOracle(path)
+    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=1, detokenize=False)
+    for order in (1, -1):  # the second time, from the other end, with whatever was kept
+        requests = [
+            {"prompt_token_ids": ids, "multi_modal_data": {"image": [IMAGES[name] for name in names]}}
+            for ids, names in PROMPTS[::order]
+        ]
+        outputs = llm.generate(requests, params, use_tqdm=False)
+        for (_, names), output in zip(PROMPTS[::order], outputs, strict=True):
+            assert_parity(oracle, [IMAGES[name] for name in names], output)

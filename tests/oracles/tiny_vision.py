@@ -1,0 +1,88 @@
+"""Tiny random checkpoints of models that see, made by Transformers, with the image processor's config beside them; and what
+Transformers itself gives for a prompt with images.
+"""
+
+import functools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tests.oracles.tiny_models import VOCAB_SIZE, load_oracle, randomize, write_tiny_tokenizer
+
+IMAGE = 300
+"""The marker of an image in the tiny models' prompts: an id that no text makes."""
+
+_TEXT: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512, "tie_word_embeddings": False,
+    "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2,
+}  # fmt: skip
+_CLIP: dict[str, Any] = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 28,
+    "patch_size": 7,
+}  # fmt: skip
+_PIXELS: dict[str, Any] = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.3, 0.4, 0.5]}
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "LlavaForConditionalGeneration": {
+        "text_config": _TEXT | {"model_type": "llama"},
+        "vision_config": _CLIP | {"model_type": "clip_vision_model", "projection_dim": 16},
+        "image_token_index": IMAGE,
+    },
+}
+PROCESSORS: dict[str, dict[str, Any]] = {
+    "LlavaForConditionalGeneration": {
+        "image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28},
+    },
+}  # fmt: skip
+
+
+def make_tiny_vision(architecture: str, path: str | Path, *, seed: int = 0, **overrides: Any) -> Path:
+    """Write a tiny checkpoint that sees into the folder `path`; returns that path."""
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    path = Path(path)
+    path.mkdir(parents=True, exist_ok=True)
+    model_class = getattr(transformers, architecture)
+    config = model_class.config_class(**(CONFIGS[architecture] | overrides))
+    config._attn_implementation = "eager"
+    model = model_class(config).eval()
+    randomize(model, seed)
+    model.save_pretrained(path)
+    write_tiny_tokenizer(path)
+    (path / "preprocessor_config.json").write_text(json.dumps(_PIXELS | PROCESSORS[architecture]))
+    return path
+
+
+@functools.cache
+def draw_image(seed: int, height: int, width: int) -> np.ndarray:
+    """Pixels of coloured squares, so that neighbouring patches differ."""
+    draw = np.random.default_rng(seed)
+    squares = draw.integers(0, 256, (-(-height // 5), -(-width // 5), 3), dtype=np.uint8)
+    return squares.repeat(5, axis=0).repeat(5, axis=1)[:height, :width]
+
+
+class VisionOracle:
+    """Transformers' model of a checkpoint, with Transformers' processor."""
+
+    def __init__(self, path: str | Path) -> None:
+        from transformers import AutoImageProcessor
+
+        self.model = load_oracle(path)
+        self.processor = AutoImageProcessor.from_pretrained(str(path), backend="pil")
+
+    @torch.no_grad()
+    def logprobs(self, token_ids: Sequence[int], images: Sequence[np.ndarray]) -> torch.Tensor:
+        """Of each position of an expanded prompt: [tokens, V]."""
+        inputs: dict[str, Any] = {"input_ids": torch.tensor([list(token_ids)])}
+        if len(images):
+            each = [self.processor([image], return_tensors="pt") for image in images]
+            names = ("pixel_values", "image_grid_thw", "image_sizes")
+            inputs |= {name: torch.cat([one[name] for one in each]) for name in names if name in each[0]}
+        if "image_grid_thw" in inputs:
+            inputs["mm_token_type_ids"] = (inputs["input_ids"] == self.model.config.image_token_id).int()
+        return self.model(**inputs).logits[0].log_softmax(-1)
