@@ -37,7 +37,7 @@ from quire.engine.vllm_settings import LIST, NO_EFFECT
 from quire.errors import ConfigError
 from quire.guards import is_mapping, is_sequence
 from quire.logger import init_logger, leave_logging_alone, use_log_config, use_log_format, use_log_level
-from quire.multimodal.families import FAMILIES
+from quire.multimodal.image_families import FAMILIES
 from quire.platforms.host import usable_memory
 from quire.platforms.interface import Capabilities, Platform
 

@@ -17,9 +17,9 @@ from quire.config.multimodal import GIB
 from quire.errors import RequestError
 from quire.guards import is_mapping
 from quire.media import MODALITIES, MediaItem, MediaTensor
-from quire.multimodal.cache import Processed, ProcessorCache
 from quire.multimodal.content import PARAM, Pixels, as_list, content_key, read_image, read_uuids
-from quire.multimodal.families import FAMILIES
+from quire.multimodal.image_families import FAMILIES
+from quire.multimodal.processor_cache import Processed, ProcessorCache
 
 
 class ImageProcessor(Protocol):

@@ -21,7 +21,7 @@ from quire.layers.decoder import Decoder
 from quire.layers.interface import ModelContext, PatchInputs, StepInputs
 from quire.layers.modules import Module, ModuleBuilder
 from quire.layers.parallel import ParallelPlan
-from quire.layers.vision.layout import Grid, Layout, blend, lay_out
+from quire.layers.vision.patch_layout import Grid, Layout, blend, lay_out
 from quire.layers.vision.projector import Projector
 from quire.layers.weights import CheckpointTensor
 from quire.models.spec import Patches, VisionSpec
