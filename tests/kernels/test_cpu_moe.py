@@ -192,3 +192,23 @@ def test_a_recorded_mixture_is_replayed_for_other_tokens():
         assert bool((out_TD[tokens:] == 5.0).all())
     reference("sigmoid_gate")(expected, -gate_T1)
     torch.testing.assert_close(expected, out_TD * (-gate_T1).sigmoid(), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("intermediate", [24, 33])
+def test_one_experts_matrices_are_had_apart_without_a_copy(intermediate: int):
+    experts = draw_experts(5, 40, intermediate, torch.float32)
+    packed, x_TD = native("pack_experts")(experts), draw_tensor(3, 40, seed=9)
+    for number in range(5):
+        wide, down = native("expert_matrices")(packed, number)
+        products = [torch.empty(3, matrix.out_features) for matrix in wide]
+        for matrix, out in zip(wide, products, strict=True):
+            native("linear")(x_TD, matrix, out)
+        torch.testing.assert_close(torch.cat(products, 1), x_TD @ experts.gate_up_E2ID[number].T)
+        inside_TI, out_TD = products[0], torch.empty(3, 40)
+        native("linear")(inside_TI, down, out_TD)
+        torch.testing.assert_close(out_TD, inside_TI @ experts.down_EDI[number].T)
+        assert (
+            packed.packed_down.data_ptr()
+            <= down.packed.data_ptr()
+            < packed.packed_down.data_ptr() + packed.packed_down.nbytes
+        )

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
-from tests.lora.conftest import assert_parity, request, run
+from tests.lora.conftest import TOLERANCE, assert_parity, request, run
 from tests.oracles.async_platform import AsyncCpuPlatform
 from tests.oracles.interpreter import repair_interpreter
-from tests.oracles.peft_adapters import make_adapter
+from tests.oracles.peft_adapters import PeftOracle, make_adapter
 from tests.oracles.tiny_models import make_tiny_model
 
-from quire import LLM
+from quire import LLM, SamplingParams
 from quire.engine import arg_utils
 from quire.executor import selector
 from quire.kernels import registry
@@ -78,3 +78,30 @@ def test_steps_without_adapters_replay_the_graphs_of_the_base(
     first, again = run(llm, [prompt] * 2, [adapter] * 2), run(llm, [prompt] * 2, [adapter] * 2)
     assert [output.outputs[0].token_ids for output in first] == [output.outputs[0].token_ids for output in again]
     assert captured() == 0
+
+
+def test_prompt_logprobs_of_an_adapted_head_are_those_of_its_row(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_selection: None
+):
+    adapter = make_adapter(llama, tmp_path / "head", 1, r=6, target_modules=["lm_head"])
+    llm, _ = make_llm(monkeypatch, llama)
+    prompt, params = [7, 9, 11, *range(20, 44)], SamplingParams(max_tokens=1, prompt_logprobs=0, temperature=0.0)
+    given = [{"prompt_token_ids": prompt}] * 2
+    outputs = llm.generate(given, params, use_tqdm=False, lora_request=[None, request(adapter)])
+    for path, output in zip((None, adapter), outputs, strict=True):
+        expected = PeftOracle(llama, path).logprobs(prompt)
+        for position, token_id in enumerate(prompt[1:], 1):
+            ours = output.prompt_logprobs[position][token_id].logprob
+            assert abs(ours - float(expected[position - 1, token_id])) < TOLERANCE
+
+
+def test_experts_and_absorbed_heads_are_adapted_in_groups_of_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_selection: None
+):
+    base = make_tiny_model("DeepseekV3ForCausalLM", tmp_path / "base", num_hidden_layers=2)
+    targets = {"target_modules": ["kv_b_proj"], "target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}
+    first = make_adapter(base, tmp_path / "one", 1, r=3, **targets)
+    heads = make_adapter(base, tmp_path / "heads", 2, r=5, target_modules=["kv_b_proj"])
+    llm, _ = make_llm(monkeypatch, base, TritonAdapters)
+    assert_parity(llm, base, [heads, None], prompts=[[3, 4, 5]], max_tokens=3)
+    assert_parity(llm, base, [first, heads, None], prompts=[[3, 4, 5], [9, 8, 7, 6]], max_tokens=3)

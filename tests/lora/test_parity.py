@@ -7,7 +7,7 @@ from tests.lora.conftest import PROMPTS, TOLERANCE, assert_parity, request, run,
 from tests.oracles.peft_adapters import PeftOracle, make_adapter
 from tests.oracles.tiny_models import make_tiny_model
 
-from quire import LLM
+from quire import LLM, SamplingParams
 
 QV = ["q_proj", "v_proj"]
 
@@ -135,3 +135,19 @@ def test_whole_matrices_and_biases_take_the_place_of_the_bases(tmp_path: Path):
     biased = make_adapter(base, tmp_path / "b", 2, r=4, target_modules=QV, bias="all")
     inner = make_adapter(base, tmp_path / "i", 3, r=4, target_modules=["k_proj"], lora_bias=True, use_dora=False)
     assert_parity(llm, base, [None, saved, biased, inner])
+
+
+def test_prompt_logprobs_are_those_of_each_requests_adapter(llm: LLM, llama: Path, tmp_path: Path):
+    head = make_adapter(llama, tmp_path / "head", 1, r=6, target_modules=["lm_head"])
+    every = make_adapter(llama, tmp_path / "every", 2, r=3, target_modules="all-linear")
+    adapters = [None, head, every]
+    params = SamplingParams(max_tokens=1, prompt_logprobs=0, temperature=0.0)
+    prompts = [{"prompt_token_ids": [7, 9, 11 + number, *range(20, 44)]} for number in range(len(adapters))]
+    requests = [None if path is None else request(path, number) for number, path in enumerate(adapters)]
+    outputs = llm.generate(prompts, params, use_tqdm=False, lora_request=requests)
+    for path, prompt, output in zip(adapters, prompts, outputs, strict=True):
+        token_ids = prompt["prompt_token_ids"]
+        expected = PeftOracle(llama, path).logprobs(token_ids)
+        for position, token_id in enumerate(token_ids[1:], 1):
+            ours = output.prompt_logprobs[position][token_id].logprob
+            assert abs(ours - float(expected[position - 1, token_id])) < TOLERANCE

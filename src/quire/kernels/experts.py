@@ -97,6 +97,17 @@ def pack_experts(experts: ExpertWeights) -> ExpertWeights:
 
 
 @operation
+def expert_matrices(experts: ExpertWeights, number: int) -> tuple[list[LinearWeight], LinearWeight]:
+    """One expert's matrices for `linear`, without biases, where they are values: gate's and up's (one under the other, or each by
+    itself), and down's. They share the experts' memory."""
+    return [_alone(experts.gate_up_E2ID[number])], _alone(experts.down_EDI[number])
+
+
+def _alone(matrix_NK: Tensor) -> LinearWeight:
+    return LinearWeight(matrix_NK.shape[0], matrix_NK.shape[1], matrix_NK.dtype, matrix_NK)
+
+
+@operation
 def moe_experts(
     x_TD: Tensor,
     ids_TK: Tensor,

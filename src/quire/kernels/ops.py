@@ -10,6 +10,7 @@ from quire.kernels.attention import paged_attention, rope_and_cache
 from quire.kernels.compressed import choose_blocks, compress, keep_rows, rotate_last, window_attention
 from quire.kernels.experts import (
     add_chosen_inputs,
+    expert_matrices,
     moe_experts,
     moe_route,
     norm_moe,
@@ -107,6 +108,7 @@ __all__ = [
     "count_tokens",
     "edit_logits",
     "embedding",
+    "expert_matrices",
     "explain",
     "filtered_gumbel_argmax",
     "fp8_gated_mlp",

@@ -26,6 +26,7 @@ from quire.layers.describe import describe_pages, describe_weights
 from quire.layers.half import SampledViews
 from quire.layers.interface import CausalLM, LayerContext, ModelContext, PatchInputs, StepInputs
 from quire.layers.mixers import MixerLayer, kind_of
+from quire.layers.modules import Module
 from quire.layers.operations import OperationList, SampledOperation, apply_norm, can_fuse
 from quire.layers.parallel import ParallelPlan
 from quire.layers.residual_extras import HyperConnection, LayerInputs
@@ -294,6 +295,16 @@ class Decoder(CausalLM):
     def linear(self, module: str) -> LinearWeight:
         """A module's matrix."""
         return self._head() if module == "lm_head" else self._linears[module]
+
+    def fixed(self, module: Module) -> str:
+        """Why adapters cannot change a module; empty: they can."""
+        if module.fixed or module.kind != "experts":
+            return module.fixed
+        _, layer, name = module.name.split(".")
+        mlp = self._layers[int(layer)].mlp
+        if module.plain or mlp is None or mlp.mixture is None:
+            return "has experts of a kind that cannot be adapted"
+        return mlp.mixture.fixed(name)
 
     @property
     def has_whole_head(self) -> bool:

@@ -37,7 +37,7 @@ class DecoderLayer:
         self.norm_places = norm_places(spec, layer)
         self.norms: dict[str, NormWeight] = {}
         self.mixers = [kind_of(mixer)(mixer, context) for mixer in mixers]
-        self.mlp = None if mlp is None else FeedForwardLayer(mlp, context)
+        self.mlp = None if mlp is None else FeedForwardLayer(mlp, context, f"layers.{layer}")
         has_end = spec.layer_scale or spec.layer_input is not None
         self.end = LayerEnd(layer, spec.layer_input, context.linear_method) if has_end else None
         self.hyper = {} if spec.hyper is None else {half: HyperConnection(spec.hyper) for half in ("mixer", "mlp")}

@@ -12,11 +12,11 @@ from typing import cast
 
 import torch
 
-from quire.kernels import ops
+from quire.kernels import experts, ops
 from quire.kernels.types import ClampedSwiglu, ExpertCodes, ExpertScratch, ExpertWeights, LinearWeight
 from quire.layers.assembly import Weight
 from quire.layers.interface import LayerContext
-from quire.layers.linear import Products
+from quire.layers.linear import LinearMethod
 from quire.models.spec import MoE
 
 
@@ -37,12 +37,15 @@ class ListedExperts:
 
     Attributes:
         products: of such weights.
-        gate_up, down: one weight an expert.
+        gate_up: of each expert one matrix, or the gate's and up's.
+        down: one weight an expert.
+        name: of the set, by which adapters find its matrices.
     """
 
-    products: Products
-    gate_up: Sequence[LinearWeight]
+    products: LinearMethod
+    gate_up: Sequence[Sequence[LinearWeight]]
     down: Sequence[LinearWeight]
+    name: str = ""
     clamp: ClampedSwiglu | None = None
     scales_input: bool = False
     first: int = 0
@@ -50,11 +53,15 @@ class ListedExperts:
     def with_biases(self, gate_up_E2I: torch.Tensor, down_ED: torch.Tensor) -> ListedExperts:
         """The same with biases."""
 
-        def added(weights: Sequence[LinearWeight], biases: torch.Tensor) -> list[LinearWeight]:
-            pairs = zip(weights, biases.float(), strict=True)
+        def added(weights: Sequence[LinearWeight], biases: Sequence[torch.Tensor]) -> list[LinearWeight]:
+            pairs = zip(weights, biases, strict=True)
             return [dataclasses.replace(weight, bias=bias.contiguous()) for weight, bias in pairs]
 
-        return dataclasses.replace(self, gate_up=added(self.gate_up, gate_up_E2I), down=added(self.down, down_ED))
+        gate_up = [
+            added(each, bias_I.float().split([weight.out_features for weight in each]))
+            for each, bias_I in zip(self.gate_up, gate_up_E2I, strict=True)
+        ]
+        return dataclasses.replace(self, gate_up=gate_up, down=added(self.down, list(down_ED.float())))
 
     def run(
         self,
@@ -73,21 +80,26 @@ class ListedExperts:
                 continue
             weight_S1 = weights_TK[tokens_S, choices_S, None]
             x_SD = x_TD[tokens_S]
-            given_SD = self._run_one(expert, x_SD * weight_S1.to(x_SD.dtype) if self.scales_input else x_SD, kind)
+            read_SD = x_SD * weight_S1.to(x_SD.dtype) if self.scales_input else x_SD
+            given_SD = self._run_one(expert, read_SD, tokens_S, kind)
             out_TD.index_add_(0, tokens_S, given_SD if self.scales_input else given_SD * weight_S1.to(given_SD.dtype))
 
-    def _run_one(self, expert: int, x_SD: torch.Tensor, kind: str) -> torch.Tensor:
-        wide, down = self.gate_up[expert], self.down[expert]
-        wide_SX = x_SD.new_empty(len(x_SD), wide.out_features)
-        self.products.apply(x_SD, wide, wide_SX)
+    def _run_one(self, expert: int, x_SD: torch.Tensor, tokens_S: torch.Tensor, kind: str) -> torch.Tensor:
+        parts, down = self.gate_up[expert], self.down[expert]
+        wide_parts = [x_SD.new_empty(len(x_SD), part.out_features) for part in parts]
+        for part, part_SI in zip(parts, wide_parts, strict=True):
+            self.products.apply(x_SD, part, part_SI)
+        wide_SX = wide_parts[0] if len(parts) == 1 else torch.cat(wide_parts, dim=1)
+        self.products.adapt_one(f"{self.name}_gate_up", expert, x_SD, tokens_S, wide_SX)
         activated_SI = wide_SX
-        if wide.out_features == down.in_features:
+        if wide_SX.shape[1] == down.in_features:
             ops.activation(wide_SX, kind)
         else:
             activated_SI = x_SD.new_empty(len(x_SD), down.in_features)
             self._gate(wide_SX, kind, activated_SI)
         out_SD = x_SD.new_empty(len(x_SD), down.out_features)
         self.products.apply(activated_SI, down, out_SD)
+        self.products.adapt_one(f"{self.name}_down", expert, activated_SI, tokens_S, out_SD)
         return out_SD
 
     def _gate(self, wide_S2I: torch.Tensor, kind: str, out_SI: torch.Tensor) -> None:
@@ -106,6 +118,7 @@ class ExpertSet:
     Args:
         first: the number of the first one on this rank.
         name: what the names of their weights begin with.
+        layer: what stands before these names.
     """
 
     FIELDS = {
@@ -118,8 +131,9 @@ class ExpertSet:
     CODES = {"gate_up": "gate_up_codes", "down": "down_codes"}
     """Which of them may be codes, and what it calls those."""
 
-    def __init__(self, mlp: MoE, context: LayerContext, first: int, name: str) -> None:
+    def __init__(self, mlp: MoE, context: LayerContext, first: int, name: str, layer: str) -> None:
         self.mlp, self._context, self._method, self._name = mlp, context, context.linear_method, name
+        self._full_name = f"{layer}.{name}"
         self._options = {"clamp": mlp.clamp, "scales_input": mlp.scales_input, "first": first}
         self._there: dict[str, torch.Tensor | list[LinearWeight]] = {}
         self._codes: dict[str, ExpertCodes] = {}
@@ -136,6 +150,25 @@ class ExpertSet:
         """Those in stacks."""
         assert self._stacked is not None, "the experts' weights were not loaded"
         return self._stacked
+
+    @property
+    def is_adapted(self) -> bool:
+        """Whether adapters change their matrices in the step that is computed."""
+        return any(self._method.adapts(f"{self._full_name}_{field}") for field in self.CODES)
+
+    @property
+    def fixed(self) -> str:
+        """Why adapters cannot change their matrices; empty: they can."""
+        return "has its experts in one piece, as their number format wants it" if self._codes else ""
+
+    def _apart(self) -> ListedExperts:
+        """Those in stacks, each by itself."""
+        pairs = [experts.expert_matrices(self.weights, number) for number in range(self.weights.count)]
+        gate_up, down = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        listed = ListedExperts(self._method, gate_up, down, self._full_name, **self._options)
+        if self.weights.gate_up_bias_E2I is not None and self.weights.down_bias_ED is not None:
+            listed = listed.with_biases(self.weights.gate_up_bias_E2I, self.weights.down_bias_ED)
+        return listed
 
     def takes(self, name: str) -> bool:
         """Whether a weight is of these experts."""
@@ -168,7 +201,7 @@ class ExpertSet:
             each if isinstance(each, list) else [ops.pack_linear(matrix) for matrix in each]
             for each in (self._there["gate_up"], self._there["down"])
         )
-        self._listed = ListedExperts(self._method, gate_up, down, **self._options)
+        self._listed = ListedExperts(self._method, [[each] for each in gate_up], down, self._full_name, **self._options)
         if self.mlp.experts_bias:
             self._listed = self._listed.with_biases(tensors["gate_up_bias"], tensors["down_bias"])
 
@@ -182,7 +215,8 @@ class ExpertSet:
         scratch: ExpertScratch,
     ) -> None:
         """out = what these experts give, by the experts of each token and their weights; others' are passed over."""
-        if self._listed is not None:
-            self._listed.run(x_TD, *choice, kind, int(num_tokens[0]), out_TD)
+        listed = self._apart() if self._listed is None and self.is_adapted else self._listed
+        if listed is not None:
+            listed.run(x_TD, *choice, kind, int(num_tokens[0]), out_TD)
         else:
             ops.moe_experts(x_TD, *choice, self.weights, kind, num_tokens, out_TD, scratch)

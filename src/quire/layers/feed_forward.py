@@ -24,6 +24,9 @@ from quire.models.spec import MLP, FeedForward, GatedMLP, MoE
 class FeedForwardLayer:
     """One feed-forward on this rank.
 
+    Args:
+        layer: what stands before the names of its modules.
+
     Attributes:
         dense: its matrices but for the last one; of a mixture, those that every token takes.
         mixture: the experts, if it has some.
@@ -32,8 +35,8 @@ class FeedForwardLayer:
         is_late: its experts' output waits in `TokenViews.beside_TD` for the next layer.
     """
 
-    def __init__(self, mlp: FeedForward, context: LayerContext) -> None:
-        self.mlp, self.context, self._is_first = mlp, context, context.plan.rank == 0
+    def __init__(self, mlp: FeedForward, context: LayerContext, layer: str = "") -> None:
+        self.mlp, self.context, self._is_first, self._layer = mlp, context, context.plan.rank == 0, layer
         self.linears: dict[str, LinearWeight] = {}
         self.mixture: Mixture | None = None
         self._scale_1: torch.Tensor | None = None
@@ -93,7 +96,8 @@ class FeedForwardLayer:
         if isinstance(mlp, MoE):
             share = mlp.intermediate // (1 if plan.expert_parallel else plan.size)
             kind = Mixture if mlp.own_norms is None else NormedMixture
-            self.mixture = kind(mlp, self.context, self.dense, workspace.experts(mlp.routing, share, mlp.latent))
+            room = workspace.experts(mlp.routing, share, mlp.latent)
+            self.mixture = kind(mlp, self.context, self.dense, room, self._layer)
 
     def set_weight(self, name: str, weight: Weight) -> None:
         """Take one of its modules' weights."""

@@ -294,6 +294,18 @@ class LinearMethod(Products):
     def adapt_embedding(self, ids_T: torch.Tensor, weight: LinearWeight, out_TD: torch.Tensor, scale: float) -> None:
         """Add what adapters change about embeddings, which were multiplied by a scale."""
 
+    def adapts(self, name: str) -> bool:
+        """Whether adapters change a matrix, or several that are used each by itself, in the step that is computed."""
+        return False
+
+    def adapt_heads(self, name: str, x_TFK: torch.Tensor, out_TFN: torch.Tensor) -> None:
+        """Add what adapters change about the products of each token with F matrices, one for each head."""
+
+    def adapt_one(
+        self, name: str, number: int, x_SK: torch.Tensor, index_S: torch.Tensor, out_SN: torch.Tensor
+    ) -> None:
+        """Add what adapters change about the product of some tokens (their places in the step) with one of several matrices."""
+
 
 class UnquantizedLinear(PlainProducts, LinearMethod):
     """Matrices in the model's own type."""

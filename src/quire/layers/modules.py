@@ -60,6 +60,9 @@ class Module:
             in place of the sources.
         is_padded: the checkpoint's tensor may have further rows.
         dims: in the checkpoint a row has these dimensions (a convolution's), which stand here one after the other.
+        absorbed: of a matrix whose heads' rows make keys and values of a latent, but which is used the other way round: how many
+            rows make keys, and how many values.
+        fixed: why adapters cannot change it; nothing: they can, if it is a matrix.
     """
 
     name: str
@@ -87,6 +90,8 @@ class Module:
     is_whole: bool = False
     is_padded: bool = False
     dims: tuple[int, ...] = ()
+    absorbed: tuple[int, int] | None = None
+    fixed: str = ""
 
     @property
     def is_quantizable(self) -> bool:

@@ -34,10 +34,16 @@ class Mixture:
     Args:
         shared: what every token takes, without its last matrix.
         scratch: buffers that all mixtures of a model use in turn.
+        layer: what stands before the names of its modules.
     """
 
     def __init__(
-        self, mlp: MoE, context: LayerContext, shared: DenseFeedForward | None, scratch: ExpertScratch
+        self,
+        mlp: MoE,
+        context: LayerContext,
+        shared: DenseFeedForward | None,
+        scratch: ExpertScratch,
+        layer: str,
     ) -> None:
         self.mlp, self.routing, self.activation = mlp, mlp.routing, kernel_activation(mlp.act)
         self.token_ids = torch.empty(0)
@@ -45,11 +51,11 @@ class Mixture:
         self._context, self._method, self._shared, self._scratch = context, context.linear_method, shared, scratch
         self._linears: dict[str, LinearWeight] = {}
         self._tensors: dict[str, torch.Tensor] = {}
-        self._experts = ExpertSet(mlp, context, context.plan.experts(mlp.num_experts).start, "experts")
+        self._experts = ExpertSet(mlp, context, context.plan.experts(mlp.num_experts).start, "experts", layer)
         self._always: ExpertSet | None = None
         if mlp.always:
             first = mlp.num_experts + context.plan.experts(mlp.always).start
-            self._always = ExpertSet(mlp, context, first, "always")
+            self._always = ExpertSet(mlp, context, first, "always", layer)
 
     def set_weight(self, name: str, weight: Weight) -> None:
         """Take one of its modules' weights; a list has one weight an expert."""
@@ -68,6 +74,10 @@ class Mixture:
             self._linears[name] = weight
         else:
             self._tensors[name] = cast(torch.Tensor, weight)
+
+    def fixed(self, name: str) -> str:
+        """Why adapters cannot change some of its experts' matrices; empty: they can."""
+        return next((each.fixed for each in (self._experts, self._always) if each is not None and each.takes(name)), "")
 
     def run(self, x_TD: torch.Tensor, out_TD: torch.Tensor, num_tokens: torch.Tensor, views: TokenViews) -> None:
         """out = the mixture of x, this rank's part of it. `views` has room for the shared feed-forward."""
@@ -97,7 +107,7 @@ class Mixture:
         """Each token's experts and their weights, both [T, K]."""
         count, scratch = x_TD.shape[0], self._scratch
         logits_TE, ids_TK, weights_TK = scratch.logits_TE[:count], scratch.ids_TK[:count], scratch.weights_TK[:count]
-        ops.linear(x_TD, self._linears["router"], logits_TE)
+        self._method.apply(x_TD, self._linears["router"], logits_TE)
         if self.routing.cap > 0:
             ops.scale_and_cap(logits_TE, 1.0, self.routing.cap)
         bias_E, table_VK = self._tensors.get("router_bias"), self._tensors.get("token_experts")
@@ -131,6 +141,11 @@ class Mixture:
         self, x_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, num_tokens: torch.Tensor, views: TokenViews
     ) -> None:
         """x += the mixture of rms_norm(x), on a platform that has kernels for all of it. `views` gives room."""
+        if self._experts.is_adapted or self._method.adapts(self._linears["router"].name):
+            ops.rms_norm(x_TD, norm_D, eps, views.normed_TD)
+            self.run(views.normed_TD, views.delta_TD, num_tokens, views)
+            ops.add(views.delta_TD, x_TD)
+            return
         activated_TI = None
         if self._shared is not None:
             ops.rms_norm(x_TD, norm_D, eps, views.normed_TD)
@@ -148,7 +163,7 @@ class Mixture:
         )
         if "shared_gate" in self._linears:
             gate_T1 = self._scratch.logits_TE.view(-1)[: x_TD.shape[0]].view(-1, 1)
-            ops.linear(x_TD, self._linears["shared_gate"], gate_T1)
+            self._method.apply(x_TD, self._linears["shared_gate"], gate_T1)
             ops.sigmoid_gate(activated_TI, gate_T1)
         if isinstance(shared.mlp, GatedMLP) and shared.mlp.out_scale != 1.0:
             ops.scale_and_cap(activated_TI, shared.mlp.out_scale, 0.0)

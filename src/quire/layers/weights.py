@@ -275,7 +275,7 @@ def _module_sources(
     plain = CONVOLUTION if module.is_conv else TRANSPOSED if is_transposed else PLAIN["weight"]
     plain = WHOLE_NUMBERS if module.is_whole else plain
     prefix = "" if module.name.startswith("lm_head") else prefix
-    for name, (rows, blocks) in zip(module.sources, _blocks(module, plan), strict=True):
+    for name, (rows, blocks) in zip(module.sources, blocks_of(module, plan), strict=True):
         source = functools.partial(
             CheckpointTensor, module=module, source=name, rows=rows, blocks=blocks, columns=columns, is_stack=is_stack
         )
@@ -301,7 +301,7 @@ def _module_sources(
             yield source(name=f"{prefix}{name}.bias", suffix="bias", stored=VECTOR, columns=None)
 
 
-def _blocks(module: Module, plan: ParallelPlan) -> list[tuple[int, tuple[RowSlice, ...]]]:
+def blocks_of(module: Module, plan: ParallelPlan) -> list[tuple[int, tuple[RowSlice, ...]]]:
     """For each source: its rows in the checkpoint, and this rank's blocks of them."""
     if module.interleaved:
         return [_interleaved_blocks(module, plan)]

@@ -1,7 +1,7 @@
 """Products of matrices with adapters: any number format's products, and behind each the updates of the rows' adapters.
 
 A step without adapters runs the format's own products. Knows tables by the names of matrices; knows nothing of requests.
-Legend: T rows, K inputs, N outputs, D hidden, I intermediate.
+Legend: T rows, K inputs, N outputs, D hidden, I intermediate, F matrices of one shape, S rows of one of them.
 """
 
 import contextlib
@@ -31,6 +31,7 @@ class Adapters:
         scratch: float32, room for what rows are between both products.
         max_rank: the largest rank that there is room for.
         is_deterministic: sums are made of the same parts in every batch.
+        can_replay: the host need not look at results in the middle of a step.
     """
 
     def __init__(self) -> None:
@@ -41,11 +42,21 @@ class Adapters:
         self.samples: AdapterRows | None = None
         self.scratch = torch.empty(0)
         self.max_rank = 0
-        self.is_deterministic = False
+        self.is_deterministic, self.can_replay = False, True
+        self._of_heads: dict[int, AdapterRows] = {}
+
+    def begin(self, *, are_samples: bool) -> None:
+        """What is computed from now on."""
+        self.has_samples = are_samples
+        self._of_heads = {}
 
     def table(self, weight: LinearWeight) -> AdapterTable | None:
         """A matrix's table, in a step with adapters."""
-        return self.tables.get(weight.name) if self.is_active else None
+        return self.named(weight.name)
+
+    def named(self, name: str) -> AdapterTable | None:
+        """As `table`, by the matrix' name."""
+        return self.tables.get(name) if self.is_active else None
 
     @property
     def rows(self) -> AdapterRows:
@@ -53,6 +64,12 @@ class Adapters:
         rows = self.samples if self.has_samples else self.tokens
         assert rows is not None, "no adapters were prepared"
         return rows
+
+    def rows_of_heads(self, table: AdapterTable, tokens: int) -> AdapterRows:
+        """A row for each token and matrix of a table."""
+        if table.fan not in self._of_heads:
+            self._of_heads[table.fan] = self.rows.of_heads(table, tokens)
+        return self._of_heads[table.fan]
 
     def room(self, count: int, table: AdapterTable, inputs: int = 0) -> torch.Tensor:
         """[P, count, H] of the scratch; always at the same place, and with rows of the same length for a table. Where rows are
@@ -80,13 +97,33 @@ class AdaptedProducts(LinearMethod):
     adapters: Adapters
 
     def see_rows(self, *, are_samples: bool) -> None:
-        self.adapters.has_samples = are_samples
+        self.adapters.begin(are_samples=are_samples)
 
-    def _adapt(self, x_TK: torch.Tensor, table: AdapterTable, out_TN: torch.Tensor) -> None:
-        adapters = self.adapters
-        h_PTH = adapters.room(len(x_TK), table, x_TK.shape[1])
-        ops.adapter_shrink(x_TK, adapters.rows, table, h_PTH)
-        ops.adapter_expand(h_PTH, adapters.rows, table, out_TN)
+    def _adapt(
+        self, x_TK: torch.Tensor, table: AdapterTable, out_TN: torch.Tensor, rows: AdapterRows | None = None
+    ) -> None:
+        rows = rows or self.adapters.rows
+        h_PTH = self.adapters.room(len(x_TK), table, x_TK.shape[1])
+        ops.adapter_shrink(x_TK, rows, table, h_PTH)
+        ops.adapter_expand(h_PTH, rows, table, out_TN)
+
+    def adapts(self, name: str) -> bool:
+        return self.adapters.named(name) is not None
+
+    def adapt_heads(self, name: str, x_TFK: torch.Tensor, out_TFN: torch.Tensor) -> None:
+        table = self.adapters.named(name)
+        if table is not None:
+            rows = self.adapters.rows_of_heads(table, len(x_TFK))
+            update_XN = x_TFK.new_zeros(rows.slots_T.shape[0], out_TFN.shape[2])
+            self._adapt(x_TFK.reshape(len(update_XN), -1).contiguous(), table, update_XN, rows)
+            out_TFN.add_(update_XN.view(out_TFN.shape))
+
+    def adapt_one(
+        self, name: str, number: int, x_SK: torch.Tensor, index_S: torch.Tensor, out_SN: torch.Tensor
+    ) -> None:
+        table = self.adapters.named(name)
+        if table is not None:
+            self._adapt(x_SK, table, out_SN, self.adapters.rows.of_one(index_S, table, number))
 
     def adapt_embedding(self, ids_T: torch.Tensor, weight: LinearWeight, out_TD: torch.Tensor, scale: float) -> None:
         table = self.adapters.table(weight)

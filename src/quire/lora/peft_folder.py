@@ -37,7 +37,6 @@ _REFUSED = {
     "arrow_config": "Arrow routing",
     "megatron_config": "Megatron's layers",
     "trainable_token_indices": "trained tokens by themselves",
-    "target_parameters": "adapters of bare parameters",
     "layer_replication": "replicated layers",
 }
 """Settings of PEFT that change what is computed, and that no layer here computes."""
@@ -51,6 +50,7 @@ class Update:
         magnitude: [N], of DoRA: each row of the sum of matrix and update gets this length.
         whole: [N, K], in the place of the matrix; then there is no update.
         bias: [N], added to the outputs. `is_whole_bias`: it takes the place of the matrix's own.
+        is_bare: it may be of a parameter that holds several matrices; its rank and scale are known when these are.
     """
 
     down: torch.Tensor | None = None
@@ -60,11 +60,12 @@ class Update:
     whole: torch.Tensor | None = None
     bias: torch.Tensor | None = None
     is_whole_bias: bool = False
+    is_bare: bool = False
 
     @property
     def rank(self) -> int:
         """R; 0 without an update."""
-        return 0 if self.down is None else self.down.shape[0]
+        return 0 if self.down is None else self.down.shape[-2]
 
 
 @dataclasses.dataclass
@@ -82,8 +83,8 @@ class PeftAdapter:
 
     @property
     def max_rank(self) -> int:
-        """Of all updates."""
-        return max((update.rank for update in self.updates.values()), default=0)
+        """Of all updates of single matrices."""
+        return max((update.rank for update in self.updates.values() if not update.is_bare), default=0)
 
 
 def read_lora(path: str, config: Mapping[str, Any]) -> PeftAdapter:
@@ -129,7 +130,7 @@ def _split(path: str, name: str) -> tuple[str, str]:
 
 
 def _check(adapter: PeftAdapter, module: str, update: Update) -> None:
-    """Complete an update's scale, after checking its parts against one another and the configuration."""
+    """Check an update's parts against one another and the configuration, and complete its scale."""
 
     def refuse(why: str) -> None:
         raise ConfigError(f"{adapter.path}: {module}: {why}", setting="lora_path")
@@ -144,7 +145,27 @@ def _check(adapter: PeftAdapter, module: str, update: Update) -> None:
         return
     if down.ndim != 2 or up.ndim != 2 or down.shape[0] != up.shape[1]:
         refuse(f"lora_A is {list(down.shape)} and lora_B {list(up.shape)}: they must be [rank, in] and [out, rank]")
-    rank, config = down.shape[0], adapter.config
+    if update.magnitude is not None:
+        update.magnitude = update.magnitude.flatten()
+    elif adapter.config.get("target_parameters"):
+        own_rank = pattern_value(adapter.config.get("rank_pattern") or {}, module, adapter.config.get("r"))
+        update.is_bare = module.endswith(".base_layer") or update.rank != own_rank
+    if bool(adapter.config.get("use_dora")) != (update.magnitude is not None):
+        refuse(
+            f"use_dora is {adapter.config.get('use_dora')} in {CONFIG}, and lora_magnitude_vector is "
+            f"{'missing' if update.magnitude is None else 'there'}"
+        )
+    if not update.is_bare:
+        complete_scale(adapter, module, update)
+
+
+def complete_scale(adapter: PeftAdapter, module: str, update: Update) -> None:
+    """An update's scale, as the configuration has it for a module. Raises ConfigError: its rank is another one."""
+
+    def refuse(why: str) -> None:
+        raise ConfigError(f"{adapter.path}: {module}: {why}", setting="lora_path")
+
+    rank, config = update.rank, adapter.config
     expected = pattern_value(config.get("rank_pattern") or {}, module, config.get("r", rank))
     if rank != expected:
         refuse(f"has rank {rank}, and {CONFIG} says {expected}")
@@ -152,13 +173,6 @@ def _check(adapter: PeftAdapter, module: str, update: Update) -> None:
         refuse(f"has rank {rank}; 1 to {MAX_RANK} can be served")
     alpha = pattern_value(config.get("alpha_pattern") or {}, module, config.get("lora_alpha", rank))
     update.scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-    if update.magnitude is not None:
-        update.magnitude = update.magnitude.flatten()
-    if bool(config.get("use_dora")) != (update.magnitude is not None):
-        refuse(
-            f"use_dora is {config.get('use_dora')} in {CONFIG}, and lora_magnitude_vector is "
-            f"{'missing' if update.magnitude is None else 'there'}"
-        )
 
 
 def pattern_value(pattern: Mapping[str, Any], module: str, default: Any) -> Any:

@@ -13,28 +13,24 @@ import torch
 
 from quire.errors import ConfigError
 from quire.kernels.adapters import TILE, AdapterPart
+from quire.layers.decoder_layer import modules_of
 from quire.layers.modules import Module
 from quire.layers.parallel import ParallelPlan
 from quire.layers.weights import CheckpointTensor, RowSlice
 from quire.lora.magnitude import NONE
-from quire.lora.peft_folder import PeftAdapter, Update
+from quire.lora.peft_folder import PeftAdapter, Update, complete_scale
+from quire.lora.several import (
+    Segment,
+    Several,
+    expert_segments,
+    experts_of,
+    find_stack,
+    heads_of,
+    join_experts,
+    join_heads,
+    stack_names,
+)
 from quire.models.spec import DecoderSpec
-
-
-@dataclasses.dataclass(frozen=True)
-class Segment:
-    """One matrix of a checkpoint within a module: its number, its rows there, and where this rank has which of them.
-
-    Attributes:
-        rows: of the checkpoint's matrix.
-        columns: this rank's inputs.
-    """
-
-    module: Module
-    number: int
-    rows: int
-    blocks: tuple[RowSlice, ...]
-    columns: slice
 
 
 class Places:
@@ -43,11 +39,13 @@ class Places:
     Args:
         sources: what of a checkpoint fills the model, on this rank.
         bias_of: a module's bias, on this rank.
+        fixed: why a module cannot be adapted; empty: it can.
         has_whole_head: each rank computes all logits, where the embedding serves as the head.
 
     Attributes:
         modules: by name, how many segments each has.
         shapes: by name, this rank's (outputs, inputs); tokens are an embedding's inputs.
+        several: by the name of their table, matrices that one table has together.
     """
 
     def __init__(
@@ -56,6 +54,7 @@ class Places:
         sources: Mapping[str, CheckpointTensor],
         plan: ParallelPlan,
         bias_of: Callable[[str], torch.Tensor | None],
+        fixed: Callable[[Module], str] = lambda module: module.fixed,
         *,
         has_whole_head: bool = True,
     ) -> None:
@@ -64,17 +63,29 @@ class Places:
         self._segments: dict[str, Segment] = {}
         self.modules: dict[str, int] = {}
         self.shapes: dict[str, tuple[int, int]] = {}
+        self.several: dict[str, Several] = {}
         by_module: dict[str, dict[str, CheckpointTensor]] = {}
         for source in sources.values():
             if (source.module.kind == "linear" or source.module.name == "embedding") and source.suffix != "bias":
                 by_module.setdefault(source.module.name, {}).setdefault(source.source, source)
         for name, matrices in by_module.items():
-            self.modules[name] = len(matrices)
+            module = next(iter(matrices.values())).module
+            if module.absorbed is not None:
+                self.several.update(heads_of(module, plan))
+            elif not fixed(module):
+                self.modules[name] = len(matrices)
             for number, (matrix, source) in enumerate(matrices.items()):
                 columns = source.columns or slice(0, source.module.columns)
                 rows, width = source.module.local_shape(plan)[0], columns.stop - columns.start
                 self.shapes[name] = (rows, width) if source.module.kind == "linear" else (width, rows)
-                self._segments[matrix] = Segment(source.module, number, source.rows, source.blocks, columns)
+                self._segments[matrix] = Segment(
+                    source.module, number, source.rows, source.blocks, columns, fixed(module)
+                )
+        for module in modules_of(spec):
+            if module.kind == "experts" and module.columns:
+                self.several[module.name] = experts_of(module, plan)
+                self._segments.update(expert_segments(module, plan, fixed(module)))
+        self._stacks = stack_names(self._segments)
         if spec.tied_embeddings and "embedding" in self.modules:
             (embedding,) = (each for each in self._segments.values() if each.module.name == "embedding")
             rows = slice(0, spec.vocab) if has_whole_head else plan.vocabulary(spec.vocab)
@@ -93,20 +104,20 @@ class Places:
 
     def tiles(self, module: str) -> torch.Tensor:
         """int32 [X, 3]: (segment, first output, outputs), as `AdapterTable.tiles_X3`."""
+        if module in self.several:
+            each, (outputs, _) = self.several[module], self.several[module].shape
+            width = outputs // each.segments
+            stretches = [(number, number * width, (number + 1) * width) for number in range(each.segments)]
+            return _tiles(stretches)
         stretches = [
-            (segment.number, block.at, block.at + _length(segment, block))
+            (segment.number, block.at, block.at + segment.length(block))
             for segment in self._segments.values()
             if segment.module.name == module
             for block in segment.blocks
         ]
         if module == "embedding":
             stretches = [(0, 0, self.shapes[module][0])]
-        tiles = [
-            (segment, first, min(TILE, last - first))
-            for segment, begin, last in stretches
-            for first in range(begin, last, TILE)
-        ]
-        return torch.tensor(sorted(tiles, key=lambda tile: tile[1]), dtype=torch.int32)
+        return _tiles(stretches)
 
     def segment_of_outputs(self, module: str) -> torch.Tensor:
         """[N]: each output's segment."""
@@ -123,6 +134,16 @@ class Places:
     def find(self, name: str) -> Segment | None:
         """The segment that a matrix of the checkpoint, as an adapter names it, fills."""
         return next((self._segments[each] for each in self._spellings(name) if each in self._segments), None)
+
+    def _find_stack(self, name: str, update: Update) -> tuple[Segment, Update]:
+        """As `find`, for a bare parameter that holds all experts of a layer; raises ValueError: there is none."""
+        while name.endswith(".base_layer"):
+            name = name.removesuffix(".base_layer")
+        container = next((each for each in self._spellings(name) if each in self._stacks), None)
+        if container is None:
+            raise ValueError("has no parameters of all experts")
+        which, update = find_stack(update, {each: self._segments[each] for each in self._stacks[container]})
+        return self._segments[which], update
 
     def _spellings(self, name: str) -> Iterator[str]:
         weights = self._spec.weights
@@ -145,11 +166,11 @@ class Places:
         found: dict[str, list[tuple[Segment, Update]]] = {}
         wrong: list[str] = []
         for name, update in adapter.updates.items():
-            segment = self.find(name)
-            problem = "is not a matrix of this model" if segment is None else _problem(segment, update)
-            if problem:
+            try:
+                segment, update = self._place_one(adapter, name, update)
+            except ValueError as problem:
                 wrong.append(f"{name} {problem}")
-            elif segment is not None:
+            else:
                 found.setdefault(segment.module.name, []).append((segment, update))
         if wrong:
             more = f" … and {len(wrong) - 10} more" if len(wrong) > 10 else ""
@@ -157,7 +178,33 @@ class Places:
                 f"{adapter.path} does not fit the model ({len(wrong)} targets): {'; '.join(wrong[:10])}{more}",
                 setting="lora_path",
             )
-        return {module: self._join(module, updates, dtype) for module, updates in found.items()}
+        parts: dict[str, AdapterPart] = {}
+        for module, updates in found.items():
+            segment, update = updates[0]
+            if segment.module.absorbed is not None:
+                parts |= {name: part.to(dtype) for name, part in join_heads(segment, update).items()}
+            elif module in self.several:
+                parts[module] = join_experts(self.several[module], updates).to(dtype)
+            else:
+                parts[module] = self._join(module, updates, dtype)
+        return parts
+
+    def _place_one(self, adapter: PeftAdapter, name: str, update: Update) -> tuple[Segment, Update]:
+        """Where an update belongs. Raises ValueError: nowhere, with the reason."""
+        segment = self.find(name)
+        if segment is None and update.is_bare:
+            segment, update = self._find_stack(name, update)
+            is_down, halves = segment.module.name.endswith("down"), self.several[segment.module.name].segments
+            parameter = "down_proj" if is_down else "gate_up_proj" if halves == 2 else "up_proj"
+            complete_scale(adapter, f"{name.removesuffix('.base_layer')}.{parameter}", update)
+        elif segment is None:
+            raise ValueError("is not a matrix of this model")
+        elif update.is_bare:
+            complete_scale(adapter, name, update)
+        problem = _problem(segment, update)
+        if problem:
+            raise ValueError(problem)
+        return segment, update
 
     def _join(self, module: str, updates: Sequence[tuple[Segment, Update]], dtype: torch.dtype) -> AdapterPart:
         """One part of the updates of a module's segments."""
@@ -173,8 +220,7 @@ class Places:
             part.magnitude = torch.full((outputs,), NONE)
         for segment, update in updates:
             self._fill(part, segment, update, rank)
-        part.down, part.up = part.down.to(dtype), part.up.to(dtype)
-        return part
+        return part.to(dtype)
 
     def _fill(self, part: AdapterPart, segment: Segment, update: Update, rank: int) -> None:
         """Put one segment's update in its place."""
@@ -190,7 +236,7 @@ class Places:
             down = down[segment.columns] if update.whole is not None else down
             part.down[first : first + len(down)] = down
         for block in segment.blocks:
-            place = slice(block.at, block.at + _length(segment, block))
+            place = slice(block.at, block.at + segment.length(block))
             if up is not None:
                 rows = update.scale * up[block.rows].float().T
                 rows = rows[segment.columns] if update.whole is not None else rows
@@ -205,8 +251,8 @@ class Places:
     def _shift(self, segment: Segment, update: Update, block: RowSlice) -> torch.Tensor:
         """What is added to a block's outputs. Ranks that share a matrix's inputs sum their outputs: the first one adds it."""
         base = self._bias_of(segment.module.name)
-        place = slice(block.at, block.at + _length(segment, block))
-        base = torch.zeros(_length(segment, block)) if base is None else base[place].float().cpu()
+        place = slice(block.at, block.at + segment.length(block))
+        base = torch.zeros(segment.length(block)) if base is None else base[place].float().cpu()
         if segment.module.shard == "columns" and self._plan.rank > 0:
             return torch.zeros_like(base)
         if update.whole is not None:
@@ -217,16 +263,26 @@ class Places:
         return given - base if update.is_whole_bias else update.scale * given
 
 
-def _length(segment: Segment, block: RowSlice) -> int:
-    return len(range(segment.rows)[block.rows])
+def _tiles(stretches: Sequence[tuple[int, int, int]]) -> torch.Tensor:
+    """Of outputs of one segment each: (segment, first, behind the last)."""
+    tiles = [
+        (segment, first, min(TILE, last - first))
+        for segment, begin, last in stretches
+        for first in range(begin, last, TILE)
+    ]
+    return torch.tensor(sorted(tiles, key=lambda tile: tile[1]), dtype=torch.int32)
 
 
 def _problem(segment: Segment, update: Update) -> str:
     """Why an update cannot be used for a matrix; empty: it can."""
     module = segment.module
-    if module.plain:
-        return "is a router, or stays apart from the other matrices: it cannot be adapted"
-    is_embedding = module.kind == "embedding"
+    if segment.fixed:
+        return f"cannot be adapted: it {segment.fixed}"
+    is_embedding, is_several = module.kind == "embedding", module.kind == "experts" or module.absorbed is not None
+    if is_several and (update.down is None or update.bias is not None or update.magnitude is not None):
+        return "is one of several matrices that are used apart: it can have an update, and nothing else"
+    if update.down is not None and update.down.ndim == 3:
+        return ""
     if is_embedding and (update.magnitude is not None or update.bias is not None):
         return "is an embedding with a magnitude or a bias, which cannot be served"
     inputs, outputs = (segment.rows, module.columns) if is_embedding else (module.columns, segment.rows)

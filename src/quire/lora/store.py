@@ -28,6 +28,7 @@ from quire.lora.magnitude import apply_magnitude, squared_rows, update_squares
 from quire.lora.method import Adapters
 from quire.lora.peft_folder import read_lora
 from quire.lora.placement import Places
+from quire.lora.several import HEADS
 from quire.platforms.interface import DeviceRuntime
 
 logger = init_logger(__name__)
@@ -106,18 +107,11 @@ class AdapterStore:
         self._hosts: OrderedDict[str, Packed] = OrderedDict()
         self._loaded: dict[int, Packed] = {}
         self._slots: list[Packed | None] = [None] * num_slots
+        self._several: dict[str, AdapterTable] = {}
         shape = (len(places.modules), len(FIELDS), num_slots)
         self._entries_MFL = torch.zeros(shape, dtype=torch.int64, device=self._device)
         self._all = {
-            module: AdapterTable(
-                self._entries_MFL[number],
-                places.tiles(module).to(self._device),
-                num_segments,
-                model.dtype,
-                [None] * num_slots,
-                most_ranks=0,
-                most_adapters=0,
-            )
+            module: self._table(module, self._entries_MFL[number], num_segments)
             for number, (module, num_segments) in enumerate(places.modules.items())
         }
         self._numbers = {module: number for number, module in enumerate(places.modules)}
@@ -126,6 +120,11 @@ class AdapterStore:
         self._squares: dict[str, torch.Tensor] = {}
         self._make_room(config.max_lora_rank or FIRST_RANK)
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "adapters")
+
+    def _table(self, module: str, entries_FL: torch.Tensor, num_segments: int, fan: int = 1) -> AdapterTable:
+        tiles, dtype = self._places.tiles(module).to(self._device), self._model.dtype
+        parts: list[AdapterPart | None] = [None] * len(self._slots)
+        return AdapterTable(entries_FL, tiles, num_segments, dtype, parts, most_ranks=0, most_adapters=0, fan=fan)
 
     @contextlib.contextmanager
     def rehearsed(self) -> Iterator[None]:
@@ -181,13 +180,15 @@ class AdapterStore:
                 f"{request.lora_path}: peft_type is {config['peft_type']!r}; LORA can be served", setting="lora_path"
             )
         adapter = read_lora(path, config)
-        limit = self._config.max_lora_rank
-        if limit is not None and adapter.max_rank > limit:
+        parts, limit = self._places.place(adapter, self._model.dtype), self._config.max_lora_rank
+        several = (part.rank for name, part in parts.items() if name in self._places.several)
+        rank = max(adapter.max_rank, *several, 0)
+        if limit is not None and rank > limit:
             raise ConfigError(
-                f"{request.lora_path} has rank {adapter.max_rank}, and max_lora_rank is {limit}: raise it, or leave it out",
+                f"{request.lora_path} has rank {rank}, and max_lora_rank is {limit}: raise it, or leave it out",
                 setting="max_lora_rank",
             )
-        return Packed.of(self._places.place(adapter, self._model.dtype), self._runtime)
+        return Packed.of(parts, self._runtime)
 
     def settle(self, slot: int) -> None:
         """Let steps find what was loaded into a place, if that is new."""
@@ -220,12 +221,24 @@ class AdapterStore:
         return out_TN.float() if weight.bias is None else out_TN.float() - weight.bias
 
     def _install(self, slot: int, loaded: Packed) -> None:
+        for module in loaded.parts.keys() & self._places.several.keys() - self._several.keys():
+            each = self._places.several[module]
+            entries_FL = torch.zeros(len(FIELDS), len(self._slots) * each.count, dtype=torch.int64, device=self._device)
+            self._several[module] = self._table(module, entries_FL, each.segments, each.count)
+            self._adapters.can_replay &= module.endswith(HEADS)
         entries_MF = torch.zeros(len(self._all), len(FIELDS), dtype=torch.int64)
-        for module, table in self._all.items():
+        for module, table in [*self._all.items(), *self._several.items()]:
             part = table.parts[slot] = loaded.parts.get(module)
+            fan = table.fan
+            entries_XF = (
+                torch.zeros(fan, len(FIELDS), dtype=torch.int64) if part is None else torch.tensor(part.entries(fan))
+            )
+            if module in self._several:
+                table.entries_FL[:, slot * fan : (slot + 1) * fan] = entries_XF.T.to(self._device)
+            else:
+                entries_MF[self._numbers[module]] = entries_XF[0]
             if part is None:
                 continue
-            entries_MF[self._numbers[module]] = torch.tensor(part.entry())
             if part.gain is not None and not table.has_gains:
                 table.has_gains = True
                 self.version += 1
@@ -239,20 +252,22 @@ class AdapterStore:
 
     def _bound(self, num_adapters: int, rank: int) -> None:
         """Let kernels be launched for so many adapters of such a rank, rounded up so that steps seldom change."""
-        first = next(iter(self._all.values()))
-        most_adapters = max(first.most_adapters, 1 << (num_adapters - 1).bit_length())
-        most_ranks = max(first.most_ranks, 16 << max(0, (rank - 1).bit_length() - 4))
-        if (most_adapters, most_ranks) != (first.most_adapters, first.most_ranks):
-            for table in self._all.values():
+        tables = [*self._all.values(), *self._several.values()]
+        most_adapters = max(1 << (num_adapters - 1).bit_length(), *(table.most_adapters for table in tables))
+        most_ranks = max(16 << max(0, (rank - 1).bit_length() - 4), *(table.most_ranks for table in tables))
+        for table in tables:
+            if (most_adapters, most_ranks) != (table.most_adapters, table.most_ranks):
                 table.most_adapters, table.most_ranks = most_adapters, most_ranks
-            self.version += 1
+                self.version += 1
 
     def _make_room(self, rank: int) -> None:
         """Have room for what rows are between both products, for updates of some rank."""
-        if rank > self._adapters.max_rank:
-            width = rank * max(self._places.modules.values())
+        rank, rows = max(rank, self._adapters.max_rank), max(self._places.modules.values())
+        heads = [table.fan for name, table in self._several.items() if name.endswith(HEADS)]
+        size = self._max_tokens * rank * max(rows, *heads, 2 if self._several else 0)
+        if size > len(self._adapters.scratch):
             self._adapters.max_rank = rank
-            self._adapters.scratch = torch.zeros(self._max_tokens * width, device=self._device)
+            self._adapters.scratch = torch.zeros(size, device=self._device)
             self.version += 1
 
     def shutdown(self) -> None:

@@ -118,6 +118,7 @@ class AdapterSteps:
             model.sources,
             model.plan,
             lambda module: model.linear(module).bias,
+            model.fixed,
             has_whole_head=model.has_whole_head,
         )
         hub = HubSettings(cache=config.load.download_dir, token=config.load.hf_token)
@@ -139,6 +140,11 @@ class AdapterSteps:
         """Changes with what steps with adapters consist of."""
         return self.store.version
 
+    @property
+    def can_replay(self) -> bool:
+        """Whether a step with adapters can be recorded, or captured as a graph."""
+        return self._adapters.can_replay
+
     def begin(self, plan: SchedulerOutput) -> bool:
         """Whether a step has adapters; its products then are those with adapters."""
         self.is_wanted = self._adapters.is_active = bool(self._slot_R[plan.rows].any())
@@ -156,6 +162,16 @@ class AdapterSteps:
         self._samples.fill(array, self._slot_R[rows_S], is_grouped=self._is_grouped)
         if self._is_grouped:
             self._buffer.copy_(host, non_blocking=True)
+
+    def tell_samples(self, row: int, count: int) -> None:
+        """The logits that are computed next, so many, are all of one row, whichever the prepared step has."""
+        slot = int(self._slot_R[row])
+        self.is_wanted = self._adapters.is_active = slot > 0
+        if slot:
+            array: IntArray = np.zeros(len(self._buffer), dtype=np.int32)
+            self._samples.fill(array, np.full(count, slot, dtype=np.int32), is_grouped=self._is_grouped)
+            part = slice(self._samples.slots.start, self._samples.groups.stop)
+            self._buffer[part].copy_(torch.from_numpy(array[part]))
 
     def prepare_empty(self) -> None:
         """No row has an adapter: what then runs with adapters does no harm."""

@@ -451,8 +451,8 @@ class DeviceRunner(Runner):
         if adapters.version != self._adapters_version:
             self._adapters_version = adapters.version
             self._runtime.synchronize()
-            self._graphs.renew_adapters()
-        return dataclasses.replace(shape, has_adapters=True)
+            self._graphs.renew_adapters(can_replay=adapters.can_replay)
+        return dataclasses.replace(shape, has_adapters=True, is_graph=shape.is_graph and adapters.can_replay)
 
     def _compute(self, shape: StepShape) -> None:
         """Submit everything that a step of this shape consists of."""

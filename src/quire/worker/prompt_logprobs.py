@@ -27,6 +27,7 @@ class PromptLogprobs:
 
     Args:
         round_up: how many rows of logits are computed where so many are wanted, at most `max_logits`.
+        tell: is told the row, and how many of its logits are computed next.
     """
 
     def __init__(
@@ -35,9 +36,10 @@ class PromptLogprobs:
         sampler: LogprobsSource,
         max_logits: int,
         round_up: Callable[[int], int] = lambda count: count,
+        tell: Callable[[int, int], None] = lambda row, count: None,
     ) -> None:
         self._model = model
-        self._round_up = round_up
+        self._round_up, self._tell = round_up, tell
         self._sampler = sampler
         self._max_logits = max_logits
         self._rows: set[int] = set()
@@ -81,6 +83,7 @@ class PromptLogprobs:
             index = np.full(step.num_logits, first_token, dtype=np.int32)
             index[: len(chunk)] = np.arange(first_token + offset, first_token + offset + len(chunk))
             step.logits_index[: step.num_logits] = torch.from_numpy(index)
+            self._tell(row, step.num_logits)
             logits_SV = self._model.compute_logits(step)[: len(chunk)]
             part = self._sampler.compute_prompt_logprobs(logits_SV, chunk, row)
             result.token_ids += part.token_ids

@@ -90,7 +90,6 @@ class Runner(abc.ABC):
         self._sampler = self._parts.sampler(
             self._max_rows, model.vocab_size, runtime, model.logprobs_mode, processors, self._grammars
         )
-        self._prompt_logprobs = PromptLogprobs(self._model, self._sampler, self._max_rows, round_up)
         self.acceptance = Acceptance(config.speculative)
         self._out_S = torch.zeros(self._max_draws, dtype=torch.int32, device=self._device)
         self._pages: PageStore | None = None
@@ -99,6 +98,8 @@ class Runner(abc.ABC):
             self._adapters = AdapterSteps(
                 config, self._model, runtime, self._max_rows, max_tokens, is_grouped=self.groups_adapters
             )
+        tell = [] if self._adapters is None else [self._adapters.tell_samples]
+        self._prompt_logprobs = PromptLogprobs(self._model, self._sampler, self._max_rows, round_up, *tell)
 
         self._media: MediaSteps | None = None
         if config.multimodal is not None and isinstance(self._model, SeeingDecoder):

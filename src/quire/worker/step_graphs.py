@@ -201,14 +201,15 @@ class StepGraphs:
             self._prepare_empty()
             self.run(shape)
 
-    def renew_adapters(self) -> None:
-        """Steps with adapters consist of other work from now on: forget their graphs, and capture the commonest when idle."""
+    def renew_adapters(self, *, can_replay: bool) -> None:
+        """Steps with adapters consist of other work from now on: forget their graphs, and capture the commonest when idle, if
+        that can be done."""
         self._graphs = {shape: graph for shape, graph in self._graphs.items() if not shape.has_adapters}
         self._ready = {shape for shape in self._ready if not shape.has_adapters}
-        if self._is_enabled:
-            common = [dataclasses.replace(shape, has_adapters=True) for shape in self._common_shapes()]
-            waiting = [shape for shape in self._to_capture if not shape.has_adapters]
-            self._to_capture = iter([*waiting, *common])
+        waiting = [shape for shape in self._to_capture if not shape.has_adapters]
+        if self._is_enabled and can_replay:
+            waiting += [dataclasses.replace(shape, has_adapters=True) for shape in self._common_shapes()]
+        self._to_capture = iter(waiting)
 
     def clear(self) -> None:
         """Forget every graph (the pages that they point to are going)."""

@@ -12,7 +12,7 @@ from quire.kernels.cpu.arguments import structure
 from quire.kernels.cpu.binding import address, cpu_kernel, float_address, pack_panels, run
 from quire.kernels.cpu.library import DTYPES
 from quire.kernels.cpu.norm import NUMBERS
-from quire.kernels.types import ExpertScratch, ExpertWeights, Routing
+from quire.kernels.types import ExpertScratch, ExpertWeights, LinearWeight, Routing
 
 SCORINGS = {"softmax": 0, "sigmoid": 1, "sparsemixer": 2}
 
@@ -82,6 +82,17 @@ def pack_experts(experts: ExpertWeights) -> ExpertWeights:
         packed_gate_up=pack_panels(experts.gate_up_E2ID.unflatten(1, (-1, experts.intermediate)).flatten(0, 1)),
         packed_down=pack_panels(experts.down_EDI),
     )
+
+
+@cpu_kernel("expert_matrices")
+def expert_matrices(experts: ExpertWeights, number: int) -> tuple[list[LinearWeight], LinearWeight]:
+    if not isinstance(experts, PackedExperts):
+        raise ValueError("these experts were not packed by the CPU kernels")
+    dtype, hidden, inside = experts.down_EDI.dtype, experts.down_EDI.shape[1], experts.intermediate
+    columns = experts.gate_up_E2ID.shape[2]
+    panels = experts.packed_gate_up.view(experts.count, 2 if experts.is_gated else 1, -1)[number]
+    wide = [LinearWeight(inside, columns, dtype, None, panel) for panel in panels]
+    return wide, LinearWeight(hidden, inside, dtype, None, experts.packed_down.view(experts.count, -1)[number])
 
 
 @cpu_kernel("moe_experts")

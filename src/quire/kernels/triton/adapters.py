@@ -172,19 +172,13 @@ def lookup_kernel(
     tl.store(out_ptr + t * out_width + r, values.to(tl.float32), mask=r < rank)
 
 
-def _groups(rows: AdapterRows, table: AdapterTable, count: int) -> int:
-    """Groups that so many rows may have: each adapter has one that is not full, at most."""
-    assert rows.groups_G3 is not None
-    return min(count, cdiv(count, GROUP) + table.most_adapters, len(rows.groups_G3))
-
-
 @kernel("adapter_shrink", platform="cuda", priority=10)
 def adapter_shrink(x_TK: torch.Tensor, rows: AdapterRows, table: AdapterTable, out_PTH: torch.Tensor) -> None:
     """As `ops.adapter_shrink`."""
     parts, count, width = out_PTH.shape
     if count:
         blocks = table.num_segments * cdiv(table.most_ranks, RANK_BLOCK)
-        shrink_kernel[(_groups(rows, table, count), blocks, parts)](
+        shrink_kernel[(rows.most_groups(table, count), blocks, parts)](
             x_TK,
             rows.order_T,
             rows.groups_G3,
@@ -209,7 +203,7 @@ def adapter_expand(
     """As `ops.adapter_expand`."""
     parts, count, width = h_PTH.shape
     if count:
-        expand_kernel[(_groups(rows, table, count), len(table.tiles_X3))](
+        expand_kernel[(rows.most_groups(table, count), len(table.tiles_X3))](
             h_PTH,
             rows.order_T,
             rows.groups_G3,

@@ -255,7 +255,7 @@ class ExpertAttentionLayer(AttentionLayer):
         logits_TE = torch.empty(len(x_TD), self._routing.num_experts, device=x_TD.device)
         ids_TK = torch.zeros(shape, dtype=torch.int32, device=x_TD.device)
         weights_TK = torch.zeros(shape, device=x_TD.device)
-        ops.linear(x_TD, self.linears["q_router"], logits_TE)
+        self.context.linear_method.apply(x_TD, self.linears["q_router"], logits_TE)
         ops.moe_route(logits_TE, self._routing, step.attention[0].shape, ids_TK, weights_TK)
         return ids_TK, weights_TK
 

@@ -5,6 +5,7 @@ Legend: T tokens, D hidden, N heads, H head size, W numbers of a token's row, I 
 tokens a page, V values of one, C columns.
 """
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -73,9 +74,10 @@ class CompressedAttentionLayer(MixerLayer):
             yield builder.linear("index_q", (RowBlock(mixer.indexer.heads * mixer.indexer.head_dim, 1),), mixer.q_rank)
             yield builder.linear("index_weights", (RowBlock(mixer.indexer.heads, 1),), plain=True)
         mixed = mixer.out_groups * mixer.out_rank
-        yield builder.linear(
+        out_a = builder.linear(
             "out_a", (RowBlock(mixed, mixer.out_groups),), heads.rows // mixer.out_groups, shard="rows"
         )
+        yield dataclasses.replace(out_a, fixed="multiplies each group of heads by rows of its own")
         yield builder.linear("out", (builder.hidden,), mixed, shard="columns", groups=mixer.out_groups)
 
     def set_weight(self, name: str, weight: Weight) -> None:
@@ -162,7 +164,7 @@ class CompressedAttentionLayer(MixerLayer):
         q_TNI = self._multiply("index_q", q_latent_TC).view(len(x_TD), indexer.heads, indexer.head_dim)
         compressed.rotate_last(q_TNI, self.rope, positions_T)
         weights_TN = x_TD.new_empty(len(x_TD), indexer.heads)
-        ops.linear(x_TD, self.linears["index_weights"], weights_TN)
+        self.context.linear_method.apply(x_TD, self.linears["index_weights"], weights_TN)
         weights_TN.mul_((indexer.heads * indexer.head_dim) ** -0.5)
         return compressed.choose_blocks(q_TNI, weights_TN, self._blocks_PEV, metadata, self.mixer.rate, indexer.top_k)
 

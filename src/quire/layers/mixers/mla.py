@@ -57,7 +57,7 @@ class MLALayer(MixerLayer):
         self.narrow = max(self.heads * max(mixer.kv_rank, mixer.value_dim), mixer.q_rank)
         self._growth_L = None if mixer.temperature is None else growth_table(mixer.temperature, context)
         self._kv_cache = torch.empty(0)
-        self._group = 0
+        self._group, self._kv_b = 0, ""
 
     @staticmethod
     def modules(builder: ModuleBuilder, mixer: MLA) -> Iterator[Module]:
@@ -71,7 +71,8 @@ class MLALayer(MixerLayer):
         yield builder.linear("kv_a", (RowBlock(mixer.kv_rank + mixer.rope.rotary_dim, 1),), bias=mixer.in_bias)
         yield builder.norm("kv_a_norm", mixer.norm, mixer.kv_rank)
         keys_and_values = RowBlock(mixer.heads * (mixer.nope_dim + mixer.value_dim), mixer.heads)
-        yield builder.linear("kv_b", (keys_and_values,), mixer.kv_rank, shard="rows")
+        kv_b = builder.linear("kv_b", (keys_and_values,), mixer.kv_rank, shard="rows")
+        yield dataclasses.replace(kv_b, absorbed=(mixer.nope_dim, mixer.value_dim))
         if mixer.head_gate:
             yield builder.linear("head_gate", (RowBlock(mixer.heads, mixer.heads),), shard="rows")
         values = mixer.heads * mixer.value_dim
@@ -133,7 +134,7 @@ class MLALayer(MixerLayer):
     def _absorb(self, weight: LinearWeight) -> None:
         """From the matrix that makes keys and values of a latent to one from queries to the latent, and one from what
         attention gives to values."""
-        mixer = self.mixer
+        mixer, self._kv_b = self.mixer, weight.name
         heads_NCR = plain_columns(weight, self.context).view(mixer.kv_rank, self.heads, -1).permute(1, 2, 0)
         keys_NUR, values_NVR = heads_NCR.split((mixer.nope_dim, mixer.value_dim), dim=1)
         self.head_weights["to latent"] = latent.pack_heads(keys_NUR.transpose(1, 2))
@@ -153,9 +154,7 @@ class MLALayer(MixerLayer):
         absorbed_TC = flat[: tokens * self.heads * self.columns].view(tokens, -1)
         q_TNQ, absorbed_TNC = q_TC.unflatten(1, heads), absorbed_TC.unflatten(1, heads)
         metadata, norm_R = step.attention[self._group], self.norms["kv_a_norm"].weight
-        latent.head_linear(
-            q_TNQ[..., : mixer.nope_dim], self.head_weights["to latent"], absorbed_TNC[..., : mixer.kv_rank]
-        )
+        self._by_head("to latent", q_TNQ[..., : mixer.nope_dim], absorbed_TNC[..., : mixer.kv_rank])
         latent.latent_and_cache(
             q_TNQ[..., mixer.nope_dim :],
             latent_TC,
@@ -172,9 +171,7 @@ class MLALayer(MixerLayer):
         attended_TC = views.narrow(self.heads * mixer.kv_rank)
         self._attend_pages(x_TD, q_latent_TC, absorbed_TC, metadata, attended_TC)
         values_TC = first_TC.view(-1)[: tokens * self.heads * mixer.value_dim].view(tokens, -1)
-        latent.head_linear(
-            attended_TC.unflatten(1, heads), self.head_weights["to values"], values_TC.unflatten(1, heads)
-        )
+        self._by_head("to values", attended_TC.unflatten(1, heads), values_TC.unflatten(1, heads))
         if mixer.head_gate:
             gate_TN = views.wide(self.wide).view(-1)[tokens * sum(self._parts) :].view(tokens, self.heads)
             method.apply(x_TD, self.linears["head_gate"], gate_TN)
@@ -184,6 +181,10 @@ class MLALayer(MixerLayer):
             method.apply(x_TD, self.linears["gate"], gate_TC)
             recurrent.gate(values_TC, gate_TC, "sigmoid", values_TC)
         return values_TC
+
+    def _by_head(self, which: str, x_TNK: torch.Tensor, out_TNM: torch.Tensor) -> None:
+        latent.head_linear(x_TNK, self.head_weights[which], out_TNM)
+        self.context.linear_method.adapt_heads(f"{self._kv_b} {which}", x_TNK, out_TNM)
 
     def _query(self, x_TD: torch.Tensor, latent_TC: torch.Tensor, out_TC: torch.Tensor) -> None:
         """Queries, from the input or from their own latent."""
@@ -306,6 +307,6 @@ class SparseMLALayer(MLALayer):
         if not has_choice:
             return None
         weights_TN = x_TD.new_empty(tokens, indexer.heads)
-        ops.linear(x_TD, self.linears["index_weights"], weights_TN)
+        method.apply(x_TD, self.linears["index_weights"], weights_TN)
         weights_TN.mul_((indexer.heads * indexer.head_dim) ** -0.5)
         return sparse.choose_tokens(q_TNI, weights_TN, self._index_PSI, metadata, indexer.top_k)
