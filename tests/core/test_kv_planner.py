@@ -46,9 +46,17 @@ def test_pages_fill_the_memory_of_one_set_of_tensors() -> None:
 
 
 def test_unequal_layers_share_tensors_of_the_larger_size() -> None:
-    small = KVCacheSpec(kind=KVKind.FULL, block_size=16, bytes_per_token=32)
+    small = KVCacheSpec(kind=KVKind.MLA, block_size=16, bytes_per_token=32)
     config = plan_kv_cache([FULL, small], 1 << 20, CacheConfig(), SCHEDULER)
     assert [config.tensor_page_bytes(tensor) for tensor in range(config.num_tensors)] == [1024]
+
+
+def test_layers_that_keep_all_tokens_share_one_table_each_with_pages_of_its_own_size() -> None:
+    small = KVCacheSpec(kind=KVKind.FULL, block_size=16, bytes_per_token=32)
+    config = plan_kv_cache([FULL, FULL, small], 1 << 20, CacheConfig(), SCHEDULER)
+    assert [group.layers for group in config.groups] == [(0, 1, 2)]
+    assert [config.groups[0].spec_of(index) for index in range(3)] == [FULL, FULL, small]
+    assert [config.tensor_page_bytes(tensor) for tensor in range(config.num_tensors)] == [1024, 1024, 512]
 
 
 def test_explicit_sizes_win_over_what_is_available() -> None:

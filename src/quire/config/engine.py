@@ -191,6 +191,7 @@ class EngineConfig:
     Attributes:
         lora: None: no request can have an adapter.
         multimodal: None: no request can have media.
+        drafter: the model that guesses tokens, if one does.
         instance_id: a short random id, in logs and metrics.
         provenance: for settings that were derived, `"scheduler.max_num_seqs" -> "why"`; `quire explain` prints it.
         set_by: for settings (fields of `EngineArgs`) that are not at their defaults, who set them: `user` or `platform NAME`.
@@ -209,6 +210,7 @@ class EngineConfig:
     lora: LoRAConfig | None = None
     multimodal: MultiModalConfig | None = None
     speculative: SpeculativeConfig | None = None
+    drafter: ModelConfig | None = None
     instance_id: str = ""
     provenance: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
     set_by: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
@@ -237,6 +239,19 @@ class EngineConfig:
             self,
             model=dataclasses.replace(self.model, path=path),
             load=dataclasses.replace(self.load, load_format=load_format),
+        )
+
+    def of_drafter(self, drafter: ModelConfig, block_size: int) -> Self:
+        """The configuration that a worker loads its drafter with: one rank, and the pages of the model that it drafts for."""
+        return dataclasses.replace(
+            self,
+            model=drafter,
+            cache=dataclasses.replace(self.cache, block_size=block_size, is_block_size_given=True),
+            parallel=ParallelConfig(),
+            lora=None,
+            multimodal=None,
+            speculative=None,
+            drafter=None,
         )
 
     # --- the names by which users of vLLM know the parts ---

@@ -49,10 +49,20 @@ class KVCacheSpec(msgspec.Struct, frozen=True):
 
 
 class KVCacheGroup(msgspec.Struct, frozen=True):
-    """Layers that share one page table: page id p of the group means page p in each of its layers' tensors."""
+    """Layers that share one page table: page id p of the group means page p in each of its layers' tensors.
+
+    Attributes:
+        spec: of its first layer. `specs`: of each layer, where they are not all the same: pages of all have the same tokens and
+            are kept by the same rules.
+    """
 
     spec: KVCacheSpec
     layers: tuple[int, ...]
+    specs: tuple[KVCacheSpec, ...] = ()
+
+    def spec_of(self, index: int) -> KVCacheSpec:
+        """The spec of the group's layer of this number."""
+        return self.specs[index] if self.specs else self.spec
 
 
 class KVCacheConfig(msgspec.Struct, frozen=True):
@@ -71,7 +81,7 @@ class KVCacheConfig(msgspec.Struct, frozen=True):
     def is_uniform(self) -> bool:
         """Whether all layers keep keys and values, in pages of one size and type; otherwise a tensor's page is bytes, of
         which each layer uses the first so many."""
-        specs = [group.spec for group in self.groups]
+        specs = [group.spec_of(index) for group in self.groups for index in range(len(group.layers))]
         alike = {(spec.page_bytes, spec.dtype) for spec in specs}
         return len(alike) == 1 and not any(spec.kind in (KVKind.MLA, KVKind.RECURRENT) for spec in specs)
 
@@ -83,7 +93,7 @@ class KVCacheConfig(msgspec.Struct, frozen=True):
     def tensor_page_bytes(self, tensor: int) -> int:
         """Bytes of one page of a tensor: what the largest of the layers that share it needs, in whole lines of a cache where
         they differ."""
-        most = max(group.spec.page_bytes for group in self.groups if len(group.layers) > tensor)
+        most = max(group.spec_of(tensor).page_bytes for group in self.groups if len(group.layers) > tensor)
         return most if self.is_uniform else -(-most // CACHE_LINE) * CACHE_LINE
 
     @property
@@ -97,38 +107,44 @@ class KVCacheConfig(msgspec.Struct, frozen=True):
         return self.groups[0].spec.block_size
 
 
+FULL_TABLE = "full"
+"""What layers that keep all tokens are grouped by."""
 GROUP_COST = 0.02
 """What one more group may save in memory to be worth its page table, which every step has to fill: two in a hundred."""
 
 
 def group_layers(specs: list[KVCacheSpec]) -> tuple[KVCacheGroup, ...]:
-    """Layers with equal specs form groups, in order of first appearance.
+    """Layers with equal specs form groups, in order of first appearance; layers that keep all tokens form one, however many bytes
+    each of them takes.
 
     Groups share tensors (layer j of each lives in tensor j, whose pages have the bytes of the largest), so a group that is
     shorter than the longest, or whose pages are smaller, leaves part of its pages unused. Where there are several specs,
     each one's layers are therefore split into groups of about equal size: 25 sliding-window and 5 full layers become five
     groups of 5 and one of 5. The size is the one that wastes the fewest bytes, counting `GROUP_COST` for every group.
     """
-    by_spec: dict[KVCacheSpec, list[int]] = {}
+    by_use: dict[KVCacheSpec | str, list[int]] = {}
     for layer, spec in enumerate(specs):
-        by_spec.setdefault(spec, []).append(layer)
+        keeps_all = spec.kind is KVKind.FULL and not spec.rules
+        by_use.setdefault(FULL_TABLE if keeps_all else spec, []).append(layer)
     own_bytes = sum(spec.page_bytes for spec in specs)
 
     def cost(groups: tuple[KVCacheGroup, ...]) -> float:
         reserved = len(groups) * KVCacheConfig(num_blocks=0, groups=groups).page_bytes
         return reserved / own_bytes - 1.0 + GROUP_COST * len(groups)
 
-    sizes = range(max(map(len, by_spec.values()), default=1), 0, -1)
-    return min((_groups_of(by_spec, size) for size in sizes), key=cost)
+    sizes = range(max(map(len, by_use.values()), default=1), 0, -1)
+    return min((_groups_of(specs, list(by_use.values()), size) for size in sizes), key=cost)
 
 
-def _groups_of(by_spec: dict[KVCacheSpec, list[int]], size: int) -> tuple[KVCacheGroup, ...]:
+def _groups_of(specs: list[KVCacheSpec], uses: list[list[int]], size: int) -> tuple[KVCacheGroup, ...]:
     """Groups of at most `size` layers."""
-    return tuple(
-        KVCacheGroup(spec=spec, layers=tuple(part))
-        for spec, layers in by_spec.items()
-        for part in _split_evenly(layers, -(-len(layers) // size))
-    )
+    parts = (part for layers in uses for part in _split_evenly(layers, -(-len(layers) // size)))
+    return tuple(_group_of([specs[layer] for layer in part], part) for part in parts)
+
+
+def _group_of(specs: list[KVCacheSpec], layers: list[int]) -> KVCacheGroup:
+    are_alike = len(set(specs)) == 1
+    return KVCacheGroup(spec=specs[0], layers=tuple(layers), specs=() if are_alike else tuple(specs))
 
 
 def _split_evenly(layers: list[int], parts: int) -> list[list[int]]:

@@ -14,11 +14,12 @@ from quire.config.checks import FLAG, TEXT, Check, number, one_of, read_object, 
 from quire.errors import ConfigError
 from quire.guards import is_mapping, is_sequence
 
-METHODS = ("auto", "ngram")
+MODEL_METHODS = ("draft_model",)
+"""Methods in which a model of its own guesses, that the workers run."""
+METHODS = ("auto", "ngram", *MODEL_METHODS)
 """Who can guess."""
 NOT_YET = (
     "suffix",
-    "draft_model",
     "eagle",
     "eagle3",
     "medusa",
@@ -32,6 +33,8 @@ NOT_YET = (
 MOST_TOKENS = 64
 DEFAULT_TOKENS = 16
 """Guesses for a row and step, where nobody says how many: the cost model uses as many of them as pay."""
+DEFAULT_MODEL_TOKENS = 5
+"""The same of a model, which takes time for each guess."""
 MOST_STEP_TOKENS = 512
 """Guesses of a step: each needs a row of logits."""
 RATES = Check(
@@ -50,7 +53,9 @@ class SpeculativeConfig:
 
     Attributes:
         method: `ngram` continues the latest earlier place of a request's own tokens; `auto` is the
-            same, and off where the model cannot be speculated on.
+            same, and off where the model cannot be speculated on. `draft_model`: a smaller model with the same vocabulary.
+        model: of `MODEL_METHODS`: a folder or a hub id. `revision`, `quantization`: its own, where it is not the target's.
+        draft_tensor_parallel_size: 1, or the target's: every rank has the whole drafter.
         num_speculative_tokens: most guesses for a row and step; the cost model uses fewer where more do not pay.
         prompt_lookup_max, prompt_lookup_min: tokens that must have occurred before: at least the second number, and no more than
             the first are compared.
@@ -62,8 +67,11 @@ class SpeculativeConfig:
     """
 
     method: str = setting("ngram", one_of(*METHODS, *NOT_YET))
-    num_speculative_tokens: int = setting(DEFAULT_TOKENS, whole(1, MOST_TOKENS))
+    num_speculative_tokens: int = setting(0, whole(1, MOST_TOKENS))
     model: str | None = setting(None, TEXT)
+    revision: str | None = setting(None, TEXT)
+    quantization: str | None = setting(None, TEXT)
+    draft_tensor_parallel_size: int | None = setting(None, whole(1))
     prompt_lookup_max: int = setting(16, whole(1, 256))
     prompt_lookup_min: int = setting(2, whole(1, 256))
     rejection_sample_method: str = setting("standard", one_of("standard", "synthetic"))
@@ -74,8 +82,11 @@ class SpeculativeConfig:
     def __post_init__(self) -> None:
         if self.method in NOT_YET:
             _refuse("method", self.method, f"it is not available yet in Quire; there are {', '.join(METHODS)}")
-        if self.model is not None and self.model not in METHODS:
-            _refuse("model", self.model, f"method {self.method!r} has no model")
+        if not self.num_speculative_tokens:
+            object.__setattr__(
+                self, "num_speculative_tokens", DEFAULT_MODEL_TOKENS if self.has_model else DEFAULT_TOKENS
+            )
+        self._check_model()
         if self.prompt_lookup_min > self.prompt_lookup_max:
             _refuse(
                 "prompt_lookup_min", self.prompt_lookup_min, f"it is above prompt_lookup_max={self.prompt_lookup_max}"
@@ -91,6 +102,24 @@ class SpeculativeConfig:
             _refuse(
                 "synthetic_acceptance_rate(s)", rate or rates, "only rejection_sample_method='synthetic' reads them"
             )
+
+    def _check_model(self) -> None:
+        if self.has_model:
+            if self.model is None:
+                _refuse("model", None, f"method {self.method!r} needs one: a folder or a hub id")
+            if self.is_synthetic:
+                _refuse("rejection_sample_method", "synthetic", f"method {self.method!r} accepts by what is drawn")
+            return
+        if self.model is not None and self.model not in METHODS:
+            _refuse("model", self.model, f"method {self.method!r} has no model")
+        for key in ("revision", "quantization", "draft_tensor_parallel_size"):
+            if getattr(self, key) is not None:
+                _refuse(key, getattr(self, key), f"method {self.method!r} has no model")
+
+    @property
+    def has_model(self) -> bool:
+        """Whether a model guesses."""
+        return self.method in MODEL_METHODS
 
     @property
     def is_synthetic(self) -> bool:
@@ -141,6 +170,6 @@ def read_speculative_config(
             raise ConfigError(message, setting=setting_name)
     if not values:
         return None
-    if "method" not in values and values.get("model") in METHODS:  # vLLM's older spelling of the n-gram method
-        values["method"] = values["model"]
+    if "method" not in values and "model" in values:  # vLLM's older spelling of the n-gram method, or a draft model
+        values["method"] = values["model"] if values["model"] in METHODS else "draft_model"
     return read_object(SpeculativeConfig, "speculative_config", values)

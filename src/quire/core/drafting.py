@@ -98,11 +98,15 @@ class NoDrafting:
         """Where rows' tokens end in the step that is being planned, without drafts."""
         return ends
 
+    def ends_of_pages(self, rows: IntArray, ends: IntArray) -> IntArray:
+        """Up to where rows need pages whose tokens end there in the step that is being planned."""
+        return ends
+
     def launch(self, step: SchedulerOutput) -> None:
         """The step is in flight."""
 
     def settle(self, flight: StepInFlight, output: ModelRunnerOutput) -> int:
-        """A step with drafts was collected: set rows back to what was right of them. Returns how many were right."""
+        """A step was collected: set rows with drafts back to what was right of them. Returns how many were right."""
         return 0
 
     def forget(self, row: int) -> None:
@@ -271,18 +275,19 @@ class Drafting(NoDrafting):
             self._batch.set_back(row, len(drafts) - num_accepted)
             self.counts.add(len(drafts), num_accepted)
             num_more += num_accepted
-        self._observe(flight, output.step_ms, num_more)
+        if step.drafts:
+            self._observe(flight, output.step_ms, output.draft_ms, num_more)
         return num_more
 
-    def _observe(self, flight: StepInFlight, step_ms: float, num_more: int) -> None:
+    def _observe(self, flight: StepInFlight, step_ms: float, draft_ms: float, num_more: int) -> None:
         times, (without_ms, num_tokens) = self._times, self._without
         if not (step_ms > 0.0 and self._cost_model.is_ready and self._config.enable_adaptive_verification):
             return
         times.observe(flight.step.total_num_tokens, step_ms, flight.predicted_ms)
         if self._overlaps:
-            times.observe_gap((self._clock() - flight.began) * 1e3 - step_ms)
+            times.observe_gap((self._clock() - flight.began) * 1e3 - step_ms - draft_ms)
         if without_ms > 0.0 and num_tokens:
-            times.judge((num_tokens + num_more) / num_tokens * without_ms / (step_ms + times.gap_ms))
+            times.judge((num_tokens + num_more) / num_tokens * without_ms / (step_ms + draft_ms + times.gap_ms))
         if times.num_paused:
             self._num_without = PATIENCE
 
@@ -305,6 +310,7 @@ NO_DRAFTING = NoDrafting()
 
 
 def make_drafting(
+    kind: type[Drafting],
     config: SpeculativeConfig,
     scheduler: SchedulerConfig,
     batch: RunningBatch,
@@ -321,7 +327,7 @@ def make_drafting(
     if not kv.has_states:
         drafts = config.drafts_of_step(scheduler.max_num_seqs)
         parts = (config, batch, kv, cost_model, counts, drafts)
-        return Drafting(*parts, overlaps=scheduler.async_scheduling, clock=clock)
+        return kind(*parts, overlaps=scheduler.async_scheduling, clock=clock)
     if config.method == "auto":
         return NO_DRAFTING
     raise ConfigError(

@@ -74,6 +74,8 @@ class SchedulerOutput(msgspec.Struct):
             next tokens from there on.
         dropped_media: keys of items whose embeddings are not needed any more, to be forgotten first.
         encodes: items whose embeddings this step or a later one needs, with what encoders read.
+        num_drafts: how many tokens a drafter is to guess behind those that rows draw in this step. 0: none, but it follows their
+            tokens; less: it has nothing to do.
         extras: what plugins add, as data by name; `read_extra` gives it its type again on the other side.
     """
 
@@ -91,6 +93,7 @@ class SchedulerOutput(msgspec.Struct):
     drafts: dict[int, list[int]] = {}
     dropped_media: list[str] = []
     encodes: list[MediaItem] = []
+    num_drafts: int = -1
     extras: dict[str, Any] = {}
 
     def num_draws(self) -> IntArray:
@@ -115,7 +118,8 @@ class ModelRunnerOutput(msgspec.Struct):
             they become `known_tokens` is the scheduler's to say.
         row_errors: rows whose computation failed, with a message; those requests alone are ended.
         pooled: by row, for pooling requests that are complete.
-        step_ms: device time of the step in milliseconds, for the cost model; 0 if unknown.
+        proposals: by row, what a drafter guesses behind the last token that the step has given the row.
+        step_ms: device time of the step in milliseconds, for the cost model; 0 if unknown. `draft_ms`: of the drafter behind it.
         lost: why nothing of the step was computed, where the device had no memory for it: its requests are computed again.
         extras: as those of a plan.
     """
@@ -129,7 +133,9 @@ class ModelRunnerOutput(msgspec.Struct):
     forced: dict[int, list[int]] = {}
     row_errors: dict[int, str] = {}
     pooled: dict[int, Pooled] = {}
+    proposals: dict[int, list[int]] = {}
     step_ms: float = 0.0
+    draft_ms: float = 0.0
     lost: str = ""
     extras: dict[str, Any] = {}
 

@@ -22,11 +22,12 @@ from quire.core.admission import AdmissionDelay, check_fits, check_settings
 from quire.core.common_prefix import MIN_COMMON_TOKENS
 from quire.core.cost_model import CostModel
 from quire.core.deadlines import Deadlines
-from quire.core.drafting import NO_DRAFTING, NoDrafting, make_drafting
+from quire.core.drafting import NO_DRAFTING, Drafting, NoDrafting, make_drafting
 from quire.core.encoding import NO_ENCODING, NoEncoding
 from quire.core.further_tokens import jump, take_accepted
 from quire.core.inspection import Inspection
 from quire.core.kv_cache_manager import NO_HIT, KVCacheManager, PrefixHit
+from quire.core.model_drafting import ModelDrafting
 from quire.core.output import IntArray, ModelRunnerOutput, SchedulerOutput
 from quire.core.policies import policy_class
 from quire.core.preemption import PageSaver
@@ -122,7 +123,8 @@ class Scheduler:
     def speculate(self, config: SpeculativeConfig) -> None:
         """Guess tokens from now on, and verify several a step. Raises ConfigError: this model's tokens cannot be taken back."""
         parts = (self._batch, self.kv, self.cost_model, self._stats.drafts)
-        self.drafting = make_drafting(config, self._config, *parts, self._timelines.clock)
+        kind = ModelDrafting if config.has_model else Drafting
+        self.drafting = make_drafting(kind, config, self._config, *parts, self._timelines.clock)
 
     # What the engine core asks.
 
@@ -258,7 +260,7 @@ class Scheduler:
     def _ensure_pages(self, rows: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
         """Pages for every row's tokens, taken from lower-ranked requests if need be; rows that got none are left out."""
         batch = self._batch
-        ends = batch.computed[rows] + counts
+        ends = self.drafting.ends_of_pages(rows, batch.computed[rows] + counts)
         short = (ends > batch.capacity[rows]).nonzero()[0]
         if len(short) > 1 and grow_by_one(self.kv, batch, self._diff, rows[short], ends[short]):
             return rows, counts
@@ -435,8 +437,7 @@ class Scheduler:
         batch = self._batch
         batch.in_flight[step.rows] -= 1
         batch.collected[step.rows] += step.num_scheduled_tokens
-        if step.drafts:
-            self._timelines.num_sampled += self.drafting.settle(flight, output)
+        self._timelines.num_sampled += self.drafting.settle(flight, output)
         predicted = self.cost_model.observe(step.total_num_tokens, len(step.rows), flight.attended, output.step_ms)
         self._timelines.stepped(flight, output.step_ms, predicted)
         outputs = EngineCoreOutputs([], [], [])

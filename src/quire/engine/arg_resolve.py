@@ -23,6 +23,7 @@ from quire.config import (
     limits,
 )
 from quire.config.checks import check_keys, read_object
+from quire.config.drafter import check_drafter
 from quire.config.generation import default_sampling, eos_token_ids, load_generation_config
 from quire.config.hub import FoundModel, find_model, find_tokenizer, stored_types
 from quire.config.hub.listing import HubSettings
@@ -416,6 +417,28 @@ class Resolver:
             f"speculative_config.method={config.method!r} cannot be used: a pooling model gives no tokens; leave it out"
         )
         raise ConfigError(message, setting="speculative_config")
+
+    def drafter(self, model: ModelConfig, config: SpeculativeConfig | None) -> ModelConfig | None:
+        """The model that guesses tokens for `model`; None where none does. Raises ConfigError: it cannot."""
+        if config is None or config.model is None or not config.has_model:
+            return None
+        found = find_model(config.model, dataclasses.replace(self._hub_settings(), revision=config.revision))
+        hf_config = load_hf_config(found.path, {})
+        drafter = dataclasses.replace(
+            model,
+            model=config.model,
+            path=found.path,
+            hub=found.hub,
+            hf_config=hf_config,
+            architecture=resolve_architecture(hf_config),
+            quantization=config.quantization,
+            revision=config.revision,
+            hf_overrides={},
+            rope_scaling=None,
+            rope_theta=None,
+        )
+        check_drafter(drafter, model, config, self.args.tensor_parallel_size)
+        return drafter
 
     def device(self) -> DeviceConfig:
         if self.args.device == "auto":

@@ -74,6 +74,7 @@ class EngineArgs(EngineSettings):
         )
         set_by = resolver.settle()
         settled, model = resolver.args, resolver.model()
+        speculative = resolver.speculative(model)
         config = EngineConfig(
             model=model,
             cache=resolver.cache(model),
@@ -95,7 +96,8 @@ class EngineArgs(EngineSettings):
             reasoning=read_reasoning_config(settled.reasoning_config, settled.structured_outputs_config),
             lora=section(LoRAConfig, settled) if settled.enable_lora else None,
             multimodal=resolver.multimodal(model),
-            speculative=resolver.speculative(model),
+            speculative=speculative,
+            drafter=resolver.drafter(model, speculative),
             instance_id=instance_id,
             provenance=provenance,
             set_by=set_by,

@@ -276,8 +276,8 @@ class EngineSettings:
         mapping("auto"),
         'auto, or a JSON object: {"method": "ngram", "num_speculative_tokens": 8} guesses tokens and verifies several a step',
     )
-    spec_method: str | None = setting(None, TEXT, "speculative_config.method: ngram")
-    spec_model: str | None = setting(None, TEXT, "speculative_config.model")
+    spec_method: str | None = setting(None, TEXT, "speculative_config.method: ngram, draft_model …")
+    spec_model: str | None = setting(None, TEXT, "speculative_config.model: the folder or hub id of a drafter")
     spec_tokens: int | None = setting(None, whole(1, MOST_TOKENS), "speculative_config.num_speculative_tokens")
 
     device: str = setting("auto", TEXT, "auto, cpu, or a platform plugin's name")

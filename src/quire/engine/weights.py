@@ -252,6 +252,8 @@ def fetch_missing_weights(config: EngineConfig) -> None:
     """Fetch the weights of a hub's model that are not here yet; what could not run is refused first. One process fetches them,
     for any number of ranks; a parent does it before its child, whose time to start is limited.
     Raises ConfigError: the model cannot run on this machine, or its weights cannot be fetched."""
+    if config.drafter is not None:
+        fetch_missing_weights(config.of_drafter(config.drafter, config.cache.block_size))
     hub = config.model.hub
     if hub is None or config.load.load_format == "dummy" or not (hub.refusal or hub.missing()):
         return

@@ -67,6 +67,11 @@ class BatchState:
         if self.table_updates is not None:
             self.table_updates.append(((group * self.max_rows + row) * self.row_pages + start, len(pages)))
 
+    def num_pages(self, group: int, rows: IntArray) -> IntArray:
+        """Pages of rows."""
+        counts = self._num_pages[group]
+        return np.array([counts[row] for row in rows.tolist()], dtype=np.int32)
+
     def put_tokens(self, row: int, position: int, token_ids: list[int]) -> None:
         """Tokens that nobody has to draw stand from this position on."""
         end = position + len(token_ids)

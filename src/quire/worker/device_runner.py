@@ -21,6 +21,7 @@ from quire.distributed.communicator import Communicator, SingleRank
 from quire.errors import EngineError
 from quire.kernels import ops
 from quire.kernels.step import HEADER, allocate_columns
+from quire.layers.interface import StepInputs
 from quire.logger import init_logger
 from quire.platforms.interface import DeviceEvent, DeviceRuntime, Platform
 from quire.sample.feature_batches import FeatureBatches
@@ -28,10 +29,11 @@ from quire.sample.grammar_masks import GrammarMasks
 from quire.sample.sampler import Sampled, Sampler
 from quire.sampling_params import SamplingParams
 from quire.spec_decode.verification import Draws, Verified
+from quire.worker.device_drafting import DeviceDrafting, DraftedStep
 from quire.worker.feature_uses import FeatureUses
 from quire.worker.input_prep import PreparedBatch
 from quire.worker.pooling import PooledRows, Pooler
-from quire.worker.runner import Runner
+from quire.worker.runner import Runner, lost_output
 from quire.worker.step_graphs import StepGraphs, StepShape
 
 logger = init_logger(__name__)
@@ -49,6 +51,7 @@ class _Slot:
     tokens_S: torch.Tensor
     tokens_array: IntArray
     begin: DeviceEvent
+    drawn: DeviceEvent
     end: DeviceEvent
 
 
@@ -68,6 +71,8 @@ class PendingStep:
         self.drafted: SchedulerOutput | None = None
         """The plan, if it has drafts."""
         self.verified: Verified | None = None
+        self.guessed: DraftedStep | None = None
+        """If a drafter guesses behind it."""
 
     @property
     def is_taken_in(self) -> bool:
@@ -102,6 +107,7 @@ class PendingStep:
             with self._runner.lock:
                 if self._output is None:
                     self._output = self._fetch()
+                    self._runner.take_guesses(self, self._output)
                     self._runner.begin_late_masks()
         return self._output
 
@@ -111,7 +117,7 @@ class PendingStep:
             return self._fetch_verified(self.drafted)
         tokens_S = slot.tokens_array[: len(rows_S)].copy()
         output = ModelRunnerOutput(step_id=self._step_id, rows=rows_S, token_ids=tokens_S, pooled={})
-        output.step_ms = slot.end.milliseconds_since(slot.begin)
+        output.step_ms = slot.drawn.milliseconds_since(slot.begin)
         for pooled, host in self._pooled:
             pooled.collect(host, output.pooled)
         if self._sampled is not None:
@@ -130,16 +136,9 @@ class PendingStep:
             acceptance = self._runner.acceptance
             verified = acceptance.count(rows_S, self.batch.positions_S, first_B, tokens_S, plan.drafts)
         output = self._runner.take_verified(plan, verified)
-        output.step_ms = slot.end.milliseconds_since(slot.begin)
+        output.step_ms = slot.drawn.milliseconds_since(slot.begin)
         output.prompt_logprobs = self.prompt_logprobs
         return output
-
-
-def lost_output(step_id: int, error: torch.OutOfMemoryError) -> ModelRunnerOutput:
-    """What is told of a step for which the device had no memory."""
-    logger.warning("step %d found no memory on the device, its requests are computed again: %s", step_id, error)
-    nothing = np.zeros(0, dtype=np.int32)
-    return ModelRunnerOutput(step_id, nothing, nothing, lost=f"out of device memory: {str(error).splitlines()[0]}")
 
 
 @dataclasses.dataclass
@@ -205,9 +204,10 @@ class DeviceRunner(Runner):
         if self._pooler is not None:
             self._inputs.token_types = self._pooler.token_types
         self._graphs = self._make_graphs()
+        self._drafting = self._make_drafting()
         for _ in range(NUM_SLOTS):
             tokens_S = self._runtime.pinned(torch.zeros(self._max_draws, dtype=torch.int32))
-            self._slots.append(_Slot(tokens_S, tokens_S.numpy(), self._runtime.event(), self._runtime.event()))
+            self._slots.append(_Slot(tokens_S, tokens_S.numpy(), *(self._runtime.event() for _ in range(3))))
         self._prepare_empty()
         self._runtime.rehearse(self._compute_all)
         if self._features is not None:
@@ -230,6 +230,13 @@ class DeviceRunner(Runner):
             max_draws=self._max_draws,
         )
 
+    def _make_drafting(self) -> DeviceDrafting | None:
+        if self._drafter is None:
+            return None
+        is_captured = not self._config.model.enforce_eager and self._drafter.model.can_replay
+        parts = (self._drafter, self._runtime, self._inputs, self._state, self._sampler, self._graphs, self._out_S)
+        return DeviceDrafting(*parts, is_captured=is_captured)
+
     def _run_first_steps(self) -> None:
         """Those that a first request has."""
         self._graphs.run(self._graphs.decode_shape(1, True))
@@ -241,6 +248,7 @@ class DeviceRunner(Runner):
         self._graphs.clear()
         self._logits.clear()
         self._hidden.clear()
+        self._drafting = None
         self._slots.clear()
         self._in_flight.clear()
         self._late = None
@@ -250,6 +258,8 @@ class DeviceRunner(Runner):
         if self.has_pages:
             self._runtime.synchronize()
             self._graphs.clear()
+            if self._drafting is not None:
+                self._drafting.forget_recorded()
 
     def record_again(self) -> None:
         """The commonest steps; graphs of others are captured when the device idles, or where they are wanted."""
@@ -297,6 +307,7 @@ class DeviceRunner(Runner):
 
     def _generate(self, plan: SchedulerOutput) -> "PendingStep":
         """Submit a step of requests that get tokens."""
+        is_ready = None if self._drafting is None else self._drafting.begin(plan, self._read_behind)
         starts_B = self._state.num_computed_R[plan.rows] if self._prompt_logprobs.is_wanted else None
         batch = self._inputs.prepare(plan)
         wanted = self._sampler.wanted(batch.rows_S, batch.positions_S)
@@ -307,6 +318,8 @@ class DeviceRunner(Runner):
         pending = PendingStep(self, plan.step_id, batch, slot, self._sampler)
         if batch.first_B is not None:
             pending.drafted = plan
+        if is_ready is not None:
+            pending.guessed = DraftedStep(plan, batch, shape, is_ready)
         self._late = _LateDraw(pending, shape, wanted)
         if self._sampler.needs_tokens(wanted) and starts_B is None:
             self.begin_late_masks()
@@ -317,6 +330,7 @@ class DeviceRunner(Runner):
             pending.prompt_logprobs = self._prompt_logprobs.compute(
                 plan, starts_B, self._inputs.arrays.query_start_B, self._state, dataclasses.replace(step)
             )
+            slot.drawn.record()
             slot.end.record()
         self._in_flight.append(pending)
         # The device alone knows the new tokens: the next step's packet names their rows in their place.
@@ -348,7 +362,7 @@ class DeviceRunner(Runner):
         slot, count = late.step.slot, len(late.step.batch.rows_S)
         if late.step.drafted is not None and self._sampler.needs_rounds(late.step.batch.rows_S):
             late.step.verified = self._verify_in_rounds(late, late.step.drafted)
-            slot.end.record()
+            self._end_slot(late)
             return
         try:
             if count and not late.shape.samples:
@@ -361,7 +375,42 @@ class DeviceRunner(Runner):
             self._runtime.release_unused()
         if count:
             slot.tokens_S[:count].copy_(self._out_S[:count], non_blocking=True)
-        slot.end.record()
+        self._end_slot(late)
+
+    def _end_slot(self, late: _LateDraw) -> None:
+        """All of a step is submitted, but for what a drafter guesses behind it."""
+        late.step.slot.drawn.record()
+        guessed = late.step.guessed
+        if self._drafting is not None and guessed is not None and not late.step.is_taken_in:
+            self._drafting.submit(guessed, self._step_of(guessed.shape), late.step.verified)
+        late.step.slot.end.record()
+
+    def _step_of(self, shape: StepShape) -> StepInputs:
+        sizes = (shape.num_tokens, shape.num_requests, shape.num_logits, shape.max_query_len)
+        return self._inputs.step(*sizes, shape.is_narrow, shape.decodes, shape.has_short)
+
+    def _read_behind(self, plan: SchedulerOutput) -> None:
+        """Have the drafter read tokens that it has passed over."""
+        assert self._drafting is not None
+        batch = self._inputs.prepare(plan)
+        self._inputs.upload(batch)
+        shape = self._shape_of(plan, batch, False)
+        step = self._step_of(dataclasses.replace(shape, num_logits=0, is_narrow=True))
+        self._unpack(step, shape)
+        self._drafting.read(step)
+
+    def take_guesses(self, step: "PendingStep", output: ModelRunnerOutput) -> None:
+        """A step's result was fetched: add what a drafter has guessed behind it."""
+        if self._drafting is not None and step.guessed is not None and not output.lost:
+            output.draft_ms = step.slot.end.milliseconds_since(step.slot.drawn)
+            self._drafting.take(step.guessed, output)
+
+    def _unpack(self, step: StepInputs, shape: StepShape) -> None:
+        """Expand the packet on the device."""
+        ops.unpack_step(self._inputs.buffers, shape.num_tokens, shape.num_requests)
+        for described in (step, step.sampled):
+            for metadata in described.attention if described is not None else ():
+                self._backend.begin_step(metadata)
 
     def _draw(self, late: _LateDraw, count: int) -> None:
         """Submit the draw of `count` tokens that the step's graph leaves out."""
@@ -419,6 +468,7 @@ class DeviceRunner(Runner):
         nothing = PreparedBatch(batch.rows_S[:0], batch.positions_S[:0])
         pending = PendingStep(self, plan.step_id, nothing, slot, self._sampler)
         pending.bring(pooler.pool(plan, starts_B, self._inputs.arrays.query_start_B, hidden_TD, self._state))
+        slot.drawn.record()
         slot.end.record()
         self._in_flight.append(pending)
         return pending
@@ -464,19 +514,8 @@ class DeviceRunner(Runner):
             self._sampler.compute_masked(self._logits[count], columns, out_S)
             ops.keep_tokens(out_S, columns.rows_S[:count], buffers.last_token_R)
             return
-        step = self._inputs.step(
-            shape.num_tokens,
-            shape.num_requests,
-            shape.num_logits,
-            shape.max_query_len,
-            shape.is_narrow,
-            shape.decodes,
-            shape.has_short,
-        )
-        ops.unpack_step(buffers, shape.num_tokens, shape.num_requests)
-        for described in (step, step.sampled):
-            for metadata in described.attention if described is not None else ():
-                self._backend.begin_step(metadata)
+        step = self._step_of(shape)
+        self._unpack(step, shape)
         self._model.forward(step)
         if self._pooler is not None:
             self._hidden[shape.num_tokens] = self._model.compute_hidden(step)
@@ -500,6 +539,8 @@ class DeviceRunner(Runner):
         try:
             for shape in self._graphs.shapes():
                 self._compute(shape)
+            if self._drafting is not None:
+                self._drafting.rehearse([self._graphs.num_logits(size) for size in (1, 2, 16, self._max_rows)])
             if self._adapters is not None:
                 with self._adapters.rehearsed():
                     for shape in self._graphs.shapes():

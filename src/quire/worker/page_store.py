@@ -41,8 +41,8 @@ class PageStore:
         tensors: list[torch.Tensor] = [torch.empty(0)] * num_layers
         group_of_layer = [0] * num_layers
         for number, group in enumerate(self._kv_cache.groups):
-            for tensor, layer in zip(self.tensors, group.layers, strict=False):
-                tensors[layer] = self._shaped(tensor, group.spec)
+            for index, (tensor, layer) in enumerate(zip(self.tensors, group.layers, strict=False)):
+                tensors[layer] = self._shaped(tensor, group.spec_of(index))
                 group_of_layer[layer] = number
         return tensors, group_of_layer
 

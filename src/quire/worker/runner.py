@@ -9,6 +9,7 @@ import concurrent.futures
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from quire.attention.interface import AttentionBackend
@@ -19,6 +20,7 @@ from quire.distributed.communicator import Communicator
 from quire.errors import EngineError
 from quire.layers.interface import CausalLM
 from quire.layers.vision.seeing_decoder import SeeingDecoder
+from quire.logger import init_logger
 from quire.model_loader import load_model
 from quire.platforms.interface import DeviceMemory, DeviceRuntime, Platform
 from quire.sample.logits_processor import load_logits_processors, load_plugin_processors
@@ -26,12 +28,15 @@ from quire.sampling_params import SamplingParams
 from quire.spec_decode.verification import Acceptance, Verified
 from quire.worker.adapter_steps import AdapterSteps
 from quire.worker.components import resolve_components
+from quire.worker.drafter import Drafter
 from quire.worker.grammar_source import WorkerGrammars
 from quire.worker.media_steps import MediaSteps
 from quire.worker.page_store import PageStore
 from quire.worker.pooling import make_pooler
 from quire.worker.prompt_logprobs import PromptLogprobs
 from quire.worker.step_diff import apply_diff
+
+logger = init_logger(__name__)
 
 
 class PendingStep(Protocol):
@@ -40,6 +45,13 @@ class PendingStep(Protocol):
     def result(self) -> ModelRunnerOutput:
         """Wait for it; the same again when asked again."""
         ...
+
+
+def lost_output(step_id: int, error: torch.OutOfMemoryError) -> ModelRunnerOutput:
+    """What is told of a step for which the device had no memory."""
+    logger.warning("step %d found no memory on the device, its requests are computed again: %s", step_id, error)
+    nothing = np.zeros(0, dtype=np.int32)
+    return ModelRunnerOutput(step_id, nothing, nothing, lost=f"out of device memory: {str(error).splitlines()[0]}")
 
 
 class Runner(abc.ABC):
@@ -93,6 +105,9 @@ class Runner(abc.ABC):
         self.acceptance = Acceptance(config.speculative)
         self._out_S = torch.zeros(self._max_draws, dtype=torch.int32, device=self._device)
         self._pages: PageStore | None = None
+        self._drafter = None
+        if config.drafter is not None:
+            self._drafter = Drafter(config, platform, runtime, self._model, max_tokens)
         self._adapters: AdapterSteps | None = None
         if config.lora is not None:
             self._adapters = AdapterSteps(
@@ -115,9 +130,14 @@ class Runner(abc.ABC):
         """The loaded model."""
         return self._model
 
+    @property
+    def weights(self) -> list[CausalLM]:
+        """All that has weights: the model, and the drafter's if there is one."""
+        return [self._model] if self._drafter is None else [self._model, self._drafter.model]
+
     def kv_cache_specs(self) -> list[KVCacheSpec]:
-        """One a layer."""
-        return self._model.kv_cache_specs()
+        """One a layer; those of a drafter are the last."""
+        return [spec for model in self.weights for spec in model.kv_cache_specs()]
 
     def untouched_bytes(self) -> int:
         """Device memory that steps will take and that is not taken yet: workspaces, and logits once more for sampling."""
@@ -156,9 +176,14 @@ class Runner(abc.ABC):
     def allocate(self, kv_cache: KVCacheConfig) -> None:
         """Allocate and bind the pages, and warm up."""
         self._pages = self._parts.page_store(kv_cache, self._backend, self._device)
-        self._model.bind_kv_cache(*self._pages.by_layer())
+        pages, groups = self._pages.by_layer()
+        own = len(self._model.kv_cache_specs())
+        self._model.bind_kv_cache(pages[:own], groups[:own])
         max_len = self._config.model.max_model_len
         self._state = self._parts.batch_state(self._max_rows, max_len, kv_cache.block_size, len(kv_cache.groups))
+        if self._drafter is not None:
+            sizes = (kv_cache.num_blocks, kv_cache.block_size)
+            self._drafter.bind(pages[own:], groups[own:], self._state, *sizes)
         self._warm_up(kv_cache.block_size)
 
     @abc.abstractmethod
@@ -170,8 +195,9 @@ class Runner(abc.ABC):
         self._pages = None
         if self._media is not None:
             self._media.clear()
-        num_layers = len(self.kv_cache_specs())
-        self._model.bind_kv_cache([torch.empty(0)] * num_layers, [0] * num_layers)
+        for model in self.weights:
+            num_layers = len(model.kv_cache_specs())
+            model.bind_kv_cache([torch.empty(0)] * num_layers, [0] * num_layers)
 
     @abc.abstractmethod
     def forget_recorded(self) -> None:
@@ -187,7 +213,11 @@ class Runner(abc.ABC):
 
     def _apply_diff(self, plan: SchedulerOutput) -> ModelRunnerOutput | None:
         """Change the rows as a step says. A step that computes nothing has its result at once."""
+        if self._drafter is not None:
+            self._drafter.rows.settle()
         apply_diff(plan, self._state, self._sampler, self._prompt_logprobs, self._pages)
+        if self._drafter is not None:
+            self._drafter.rows.apply_diff(plan)
         if self._pooler is not None:
             self._pooler.apply_diff(plan)
         if self._adapters is not None:
@@ -234,6 +264,7 @@ class Runner(abc.ABC):
         return {
             "attention_backend": {"chosen": self._backend.name, **self._loaded.explain()},
             **self._explain_steps(),
+            **({} if self._drafter is None else {"drafter": self._drafter.explain()}),
             "kv_cache_bytes": self._pages.num_bytes() if self._pages is not None else 0,
             "max_tokens": self._max_tokens,
             "max_rows": self._max_rows,

@@ -215,7 +215,7 @@ class Worker:
         if level == 2:
             self._runner = None
         elif level == 1:
-            pool.park(self.runner.model)
+            pool.park(self.runner.weights)
         gc.collect()  # rows, buffers and graphs refer to one another
         pool.discard("pages")
         if level == 2:
