@@ -22,12 +22,12 @@ from quire.core.admission import AdmissionDelay, check_fits, check_settings
 from quire.core.common_prefix import MIN_COMMON_TOKENS
 from quire.core.cost_model import CostModel
 from quire.core.deadlines import Deadlines
-from quire.core.drafting import NO_DRAFTING, Drafting, NoDrafting, make_drafting
+from quire.core.drafting import NO_DRAFTING, NoDrafting, make_drafting
 from quire.core.encoding import NO_ENCODING, NoEncoding
 from quire.core.further_tokens import jump, take_accepted
 from quire.core.inspection import Inspection
 from quire.core.kv_cache_manager import NO_HIT, KVCacheManager, PrefixHit
-from quire.core.model_drafting import ModelDrafting
+from quire.core.model_drafting import drafting_class
 from quire.core.output import IntArray, ModelRunnerOutput, SchedulerOutput
 from quire.core.policies import policy_class
 from quire.core.preemption import PageSaver
@@ -123,8 +123,7 @@ class Scheduler:
     def speculate(self, config: SpeculativeConfig) -> None:
         """Guess tokens from now on, and verify several a step. Raises ConfigError: this model's tokens cannot be taken back."""
         parts = (self._batch, self.kv, self.cost_model, self._stats.drafts)
-        kind = ModelDrafting if config.has_model else Drafting
-        self.drafting = make_drafting(kind, config, self._config, *parts, self._timelines.clock)
+        self.drafting = make_drafting(drafting_class(config), config, self._config, *parts, self._timelines.clock)
 
     # What the engine core asks.
 
