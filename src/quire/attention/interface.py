@@ -76,6 +76,14 @@ class AttentionRequest:
     chunk: int = 0
     latent: int = 0
 
+    def __str__(self) -> str:
+        """What is asked for, without what is not."""
+        heads = f"{self.num_heads} query and {self.num_kv_heads} KV heads of {self.head_dim}"
+        pages = f"pages of {self.block_size} tokens in {str(self.kv_dtype).removeprefix('torch.')}"
+        named = ("window", "soft_cap", "has_sinks", "has_alibi", "chunk", "latent", "deterministic")
+        wanted = [f"{name}={value}" for name in named if (value := getattr(self, name))]
+        return ", ".join([f"{self.kind}: {heads}", pages, *wanted, *([] if self.causal else ["not causal"])])
+
 
 @dataclasses.dataclass(frozen=True)
 class Supports:

@@ -18,22 +18,22 @@ from quire.attention.reference import ReferenceBackend
 from quire.attention.selector import load_backend
 from quire.config.kv_spec import KVCacheSpec, KVKind
 from quire.conformance.cases.case import TOLERANCES, moved
-from quire.conformance.contract import Failed, NotClaimed, Subject, check
+from quire.conformance.contract import Failed, NotClaimed, Subject, check, with_refusals
 from quire.kernels import ops, registry
 from quire.kernels.types import Rope
 
-HEADS, KV_HEADS, HEAD_DIM, PAGE, PAGES_A_ROW, ROWS = 4, 2, 64, 16, 6, 4
+HEADS, KV_HEADS, HEAD_DIM, PAGES_A_ROW, ROWS = 4, 2, 64, 6, 4
 LATENT, TAIL = 64, 8
 STEPS = (
-    ((0, 20), (1, 1)),
+    ((1, 1),),
     ((0, 13), (1, 30), (2, 5)),
     ((0, 1), (1, 1), (2, 40)),
     ((0, 1), (1, 1), (2, 1)),
     ((3, 9), (0, 1)),
     ((3, 1), (2, 3), (1, 1)),
 )
-"""(row, new tokens) of each step. Row 3 joins row 0 behind its first two pages."""
-SHARED = 2 * PAGE
+"""(row, new tokens) of each step. The first one also has most of two pages of row 0; row 3 joins row 0 behind these two."""
+SHARED_PAGES, ROW_0_LATER = 2, 12
 MODES: dict[str, dict[str, Any]] = {
     "plain": {},
     "window": {"window": 11},
@@ -55,6 +55,7 @@ class Layer:
     rope: Rope
     norms: list[torch.Tensor]
     dtype: torch.dtype
+    page: int
 
     @property
     def spec(self) -> KVCacheSpec:
@@ -62,7 +63,7 @@ class Layer:
         params, name = self.params, str(self.dtype).removeprefix("torch.")
         kind, planes = (KVKind.MLA, 1) if params.latent else (KVKind.FULL, 2)
         size = planes * params.num_kv_heads * params.head_dim * self.dtype.itemsize
-        return KVCacheSpec(kind, PAGE, size, params.num_kv_heads, params.head_dim, name)
+        return KVCacheSpec(kind, self.page, size, params.num_kv_heads, params.head_dim, name)
 
     @property
     def request(self) -> AttentionRequest:
@@ -73,7 +74,7 @@ class Layer:
             params.num_kv_heads,
             params.head_dim,
             self.dtype,
-            PAGE,
+            self.page,
             window=params.window,
             soft_cap=params.soft_cap,
             has_sinks=params.sinks is not None,
@@ -85,7 +86,7 @@ class Layer:
         )
 
 
-def make_layer(mode: str, dtype: torch.dtype, generator: torch.Generator) -> Layer:
+def make_layer(mode: str, dtype: torch.dtype, page: int, generator: torch.Generator) -> Layer:
     """The layer of a mode."""
     given = dict(MODES[mode])
     head_dim = LATENT + TAIL if "latent" in given else HEAD_DIM
@@ -94,27 +95,28 @@ def make_layer(mode: str, dtype: torch.dtype, generator: torch.Generator) -> Lay
         if name in given:
             given[name] = torch.rand(HEADS, generator=generator)
     rotary = TAIL if "latent" in given else HEAD_DIM
-    angles = torch.outer(torch.arange(PAGE * PAGES_A_ROW), 0.7 ** torch.arange(rotary // 2))
+    angles = torch.outer(torch.arange(page * PAGES_A_ROW), 0.7 ** torch.arange(rotary // 2))
     rope = Rope(torch.cat((angles.cos(), angles.sin()), dim=1).float(), rotary)
     norms = [torch.rand(given.get("latent", HEAD_DIM), generator=generator) + 0.5 for _ in range(2)]
-    return Layer(AttentionParams(HEADS, kv_heads, head_dim, head_dim**-0.5, **given), rope, norms, dtype)
+    return Layer(AttentionParams(HEADS, kv_heads, head_dim, head_dim**-0.5, **given), rope, norms, dtype, page)
 
 
-def make_steps(generator: torch.Generator) -> Iterator[AttentionMetadata]:
+def make_steps(page: int, generator: torch.Generator) -> Iterator[AttentionMetadata]:
     """The description of each step, with page tables in shuffled order; on the CPU."""
     table = (torch.randperm(ROWS * PAGES_A_ROW, generator=generator) + 1).int().view(ROWS, PAGES_A_ROW)
-    table[3, : SHARED // PAGE] = table[0, : SHARED // PAGE]
-    computed = [0, 0, 0, SHARED]
-    for work in STEPS:
+    table[3, :SHARED_PAGES] = table[0, :SHARED_PAGES]
+    computed = [0, 0, 0, SHARED_PAGES * page]
+    first = ((0, SHARED_PAGES * page - ROW_0_LATER), *STEPS[0])
+    for work in (first, *STEPS[1:]):
         positions = [torch.arange(computed[row], computed[row] + count) for row, count in work]
         pairs = zip(work, positions, strict=True)
-        slots = [table[row, at // PAGE].long() * PAGE + at % PAGE for (row, _), at in pairs]
+        slots = [table[row, at // page].long() * page + at % page for (row, _), at in pairs]
         for row, count in work:
             computed[row] += count
         lens, counts = [computed[row] for row, _ in work], [count for _, count in work]
         shape = [sum(counts), len(work), max(counts), max(lens)]
         yield AttentionMetadata(
-            block_size=PAGE,
+            block_size=page,
             query_start=torch.tensor([0, *counts]).cumsum(0).int(),
             seq_lens=torch.tensor(lens, dtype=torch.int32),
             rows=torch.tensor([row for row, _ in work], dtype=torch.int32),
@@ -172,7 +174,8 @@ def check_mode(mode: str, subject: Subject) -> str:
     activation = subject.capabilities.activation_dtype.value
     rows = dtype if activation == "model" else getattr(torch, activation)
     generator = torch.Generator().manual_seed(subject.seed)
-    layer, steps = make_layer(mode, dtype, generator), list(make_steps(generator))
+    page = subject.page_size
+    layer, steps = make_layer(mode, dtype, page, generator), list(make_steps(page, generator))
     columns = (HEADS + 2 * layer.params.num_kv_heads) * layer.params.head_dim
     inputs = [torch.randn(step.num_tokens, columns, generator=generator).to(dtype) for step in steps]
     before = registry.choices()
@@ -182,20 +185,20 @@ def check_mode(mode: str, subject: Subject) -> str:
         expected = [oracle.step(*pair) for pair in zip(steps, inputs, strict=True)]
     finally:
         registry.use(before)
-    told, refusals = [], []
+    told, refusals, limit = list[str](), list[str](), TOLERANCES[dtype]
     with subject.kernels():
         for path in subject.platform.attention_backends():
             backend = load_backend(path)
             answer = backend.supports(layer.request)
             if not answer.yes:
-                refusals.append(f"{backend.name}: {answer.why}")
+                refusals.append(f"{backend.name}: {answer.why} ({layer.request})")
                 continue
             run = Run(backend(), layer, subject.device, rows)
             got = [run.step(*pair) for pair in zip(steps, inputs, strict=True)]
-            told.append(f"{backend.name} off by {_compare(backend.name, got, expected, TOLERANCES[dtype]):.0e}")
+            told.append(f"{backend.name} off by {_compare(backend.name, got, expected, limit):.0e}")
     if not told:
-        raise NotClaimed("; ".join(refusals))
-    return ", ".join(told)
+        raise NotClaimed(with_refusals("", refusals))
+    return with_refusals(f"{', '.join(told)} (at most {limit:.0e}, {subject.dtype_name})", refusals)
 
 
 def _compare(name: str, got: list[torch.Tensor], expected: list[torch.Tensor], limit: float) -> float:

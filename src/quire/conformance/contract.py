@@ -186,6 +186,12 @@ class Subject:
         names = self.capabilities.dtypes.value
         return "float32" if "float32" in names else names[0]
 
+    @property
+    def page_size(self) -> int:
+        """Tokens of a page in checks: the least multiple of the platform's alignment that has at least 16."""
+        alignment = self.capabilities.page_alignment.value
+        return -(-LEAST_PAGE // alignment) * alignment
+
     @functools.cached_property
     def runtime(self) -> DeviceRuntime:
         """A device runtime, as a worker makes it."""
@@ -210,6 +216,12 @@ class Subject:
             registry.use(before)
 
 
+def with_refusals(seen: str, refusals: Sequence[str]) -> str:
+    """What a check saw, and which backends would not have it, each with its reason and what it was asked for."""
+    return "; ".join([*filter(None, [seen]), *(f"refused by {refusal}" for refusal in refusals)])
+
+
+LEAST_PAGE = 16
 ENGINE_SETTINGS: dict[str, Any] = {
     "load_format": "dummy",
     "skip_tokenizer_init": True,

@@ -271,7 +271,7 @@ def check_capture(subject: Subject) -> str:
 def check_record(subject: Subject) -> str:
     """`record`, of one operation over rows."""
     if subject.capabilities.async_output.value:
-        raise NotClaimed("steps are captured (device/capture)")
+        raise NotClaimed("async_output is claimed, so that steps are captured and not recorded: see device/capture")
     subject.claims("graphs")
     from quire.kernels import ops
 

@@ -8,10 +8,10 @@ import torch
 from quire.attention.interface import AttentionBackend, AttentionRequest
 from quire.attention.selector import load_backend
 from quire.config.kv_spec import KVCacheConfig, KVCacheGroup, KVCacheSpec, KVKind
-from quire.conformance.contract import Failed, NotClaimed, Subject, check
+from quire.conformance.contract import Failed, NotClaimed, Subject, check, with_refusals
 from quire.worker.page_store import PageStore
 
-PAGES, HOST_PAGES, PAGE = 9, 6, 16
+PAGES, HOST_PAGES = 9, 6
 LAYOUTS: dict[str, tuple[KVKind, ...]] = {
     "one-kind": (KVKind.FULL,),
     "windows": (KVKind.FULL, KVKind.SLIDING_WINDOW),
@@ -20,18 +20,19 @@ LAYOUTS: dict[str, tuple[KVKind, ...]] = {
 }
 
 
-def _spec(kind: KVKind, name: str) -> KVCacheSpec:
+def _spec(kind: KVKind, name: str, page: int) -> KVCacheSpec:
     if kind is KVKind.RECURRENT:
-        return KVCacheSpec(kind, PAGE, 1000, dtype="float32")
+        return KVCacheSpec(kind, page, 1000, dtype="float32")
     heads, planes = (1, 1) if kind is KVKind.MLA else (2, 2)
     size = planes * heads * 64 * getattr(torch, name).itemsize
     window = 24 if kind is KVKind.SLIDING_WINDOW else 0
-    return KVCacheSpec(kind, PAGE, size, heads, 64, name, window)
+    return KVCacheSpec(kind, page, size, heads, 64, name, window)
 
 
 def check_layout(kinds: Sequence[KVKind], subject: Subject) -> str:
     """Pages of these layers are zero at first, apart from one another, and whole after a way to the host and back."""
-    groups = tuple(KVCacheGroup(_spec(kind, subject.dtype_name), (number,)) for number, kind in enumerate(kinds))
+    page, name = subject.page_size, subject.dtype_name
+    groups = tuple(KVCacheGroup(_spec(kind, name, page), (number,)) for number, kind in enumerate(kinds))
     plan = KVCacheConfig(PAGES, groups, HOST_PAGES)
     names: list[str] = []
     refusals: list[str] = []
@@ -46,8 +47,8 @@ def check_layout(kinds: Sequence[KVKind], subject: Subject) -> str:
             names.append(backend.name)
             _check_store(PageStore(plan, backend(), subject.device), plan, backend)
     if not names:
-        raise NotClaimed("; ".join(refusals))
-    return f"{', '.join(names)}: {plan.page_bytes} bytes a page"
+        raise NotClaimed(with_refusals("", refusals))
+    return with_refusals(f"{', '.join(names)}: {page} tokens, {plan.page_bytes} bytes a page", refusals)
 
 
 def _refusal(backend: type[AttentionBackend], specs: Sequence[KVCacheSpec]) -> str:
@@ -68,7 +69,7 @@ def _refusal(backend: type[AttentionBackend], specs: Sequence[KVCacheSpec]) -> s
         )
         answer = backend.supports(request)
         if not answer.yes:
-            return answer.why
+            return f"{answer.why} ({request})"
     return ""
 
 
