@@ -40,6 +40,16 @@ def _list(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
+def _layers(text: str) -> list[int]:
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1:
+        raise ValueError("numbers of layers above 0, with commas between them")
+    return numbers
+
+
 def _positive(text: str) -> int:
     try:
         number = int(text)
@@ -145,6 +155,10 @@ QUIRE_AS_VLLM: Annotated[
 ]
 QUIRE_PLATFORM: Annotated[
     str | None, Variable(None, "The platform to use: a built-in name, or that of a platform plugin.", _text)
+]
+QUIRE_PP_LAYER_PARTITION: Annotated[
+    list[int],
+    Variable([], "Layers of each stage of a pipeline, as in `10,12`; by default about as many each.", _layers),
 ]
 QUIRE_CPU_THREADS: Annotated[
     int | None, Variable(None, "Compute threads on a CPU where `cpu_threads` is not given.", _positive)

@@ -1,4 +1,7 @@
-"""The table of `Platform`'s methods in docs/hardware-plugin.md, made from the class. `python -m tests.docs.platform_table` writes it."""
+"""The table of `Platform`'s methods in docs/hardware-plugin.md, made from the class.
+
+`python -m tests.docs.platform_table` writes it.
+"""
 
 import ast
 import inspect

@@ -155,7 +155,7 @@ def test_the_pages_backend_passes_the_checks_of_pages_of_the_platforms_size(
 def test_a_layout_that_nobody_serves_is_not_claimed_with_the_refusals(backend: type[AttentionBackend]) -> None:
     subject = aligned_to(1)
     subject.platform.attention_backends = lambda: ["quire_slate_attention:SlateAttention"]  # type: ignore[method-assign]
-    with pytest.raises(NotClaimed, match="refused by slate-pages: .*mla: 1 query and 1 KV heads"):
+    with pytest.raises(NotClaimed, match=r"refused by slate-pages: .*mla: 1 query and 1 KV heads"):
         check_layout(LAYOUTS["latents"], subject)
 
 

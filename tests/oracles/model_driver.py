@@ -18,7 +18,7 @@ from quire.config.kv_spec import KVCacheSpec, KVKind, group_layers
 from quire.distributed.communicator import Communicator, SingleRank
 from quire.layers.decoder import Decoder, attention_requests
 from quire.layers.interface import ModelContext, StepInputs
-from quire.layers.parallel import ParallelPlan
+from quire.layers.parallel import ParallelPlan, StagePlan
 from quire.model_loader.loader import check_checkpoint
 from quire.model_loader.safetensors_reader import SafetensorsReader
 from quire.models.registry import ModelRegistry
@@ -141,9 +141,10 @@ def build_tiny(
     max_positions: int | None = None,
     communicator: Communicator | None = None,
     expert_parallel: bool = False,
+    stage: StagePlan | None = None,
 ) -> Decoder:
     """The checkpoint in a folder as a loaded decoder; kernels are those that `ops.select` chose. With a communicator: its
-    rank's part of it."""
+    rank's part of it, and with a stage that stage's."""
     plan = ParallelPlan()
     if communicator is not None:
         plan = ParallelPlan(communicator.size, communicator.rank, expert_parallel)
@@ -162,6 +163,7 @@ def build_tiny(
         backend=select_backend(requests, BUILT_IN_BACKENDS).backend(),
         plan=plan,
         communicator=communicator or SingleRank(),
+        stage=stage or StagePlan(),
     )
     model = Decoder(spec, context)
     reader = SafetensorsReader(path)

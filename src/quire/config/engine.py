@@ -60,8 +60,10 @@ class ParallelConfig:
         recovery: an engine core in a process of its own that dies is started again, and its requests go on; True asks for such
             a process, None takes what there is.
         spare_core: a process that has imported what a core needs waits for a death; None: for one device that is no CPU.
-        rank: which of the workers this is; the executor sets it when it starts them.
-        rendezvous: the address where the workers meet; set with the rank.
+        rank: which of the workers that share a layer this is; the executor sets it when it starts them.
+        rendezvous: the address where these meet; set with the rank.
+        stage: which of the pipeline's stages it belongs to. `stage_rendezvous`: where stages meet; both set with the rank.
+        layer_split: how many layers each stage has (`QUIRE_PP_LAYER_PARTITION`); empty: about as many each.
     """
 
     pipeline_parallel_size: int = 1
@@ -75,11 +77,24 @@ class ParallelConfig:
     spare_core: bool | None = None
     rank: int = 0
     rendezvous: str = ""
+    stage: int = 0
+    stage_rendezvous: str = ""
+    layer_split: tuple[int, ...] = ()
 
     @property
     def world_size(self) -> int:
         """Workers of one engine."""
         return self.pipeline_parallel_size * self.tensor_parallel_size
+
+    @property
+    def world_rank(self) -> int:
+        """This worker's number among all of the engine's."""
+        return self.stage * self.tensor_parallel_size + self.rank
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether this worker's stage gives logits."""
+        return self.stage == self.pipeline_parallel_size - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +112,7 @@ class SchedulerConfig:
         max_step_factor: the same, as a multiple of the step without prompts; 0 turns it off. While requests queue for long, it
             does not hold. `min_prefill_tokens`: so many prompt tokens may always join.
         async_scheduling: plan step N+1 before step N's tokens are known.
+        num_stages: of the pipeline: as many steps are in flight, each with a part of the requests.
         max_num_waiting, max_waiting_tokens: bounds of the queue; 0 means the built-in limit.
         max_waiting_time: predicted seconds in the queue from which on it is full; 0 means no limit.
         request_timeout: seconds that any request may take in all; 0 means no limit.
@@ -112,6 +128,7 @@ class SchedulerConfig:
     preemption_mode: Literal["recompute", "swap"] = "recompute"
     delay_factor: float = 0.0
     async_scheduling: bool = False
+    num_stages: int = 1
     scheduler_cls: str | type[Any] | None = None
     long_prefill_token_threshold: int = 0
     max_num_partial_prefills: int = 0
@@ -127,8 +144,13 @@ class SchedulerConfig:
 
     @property
     def max_open_tokens(self) -> int:
-        """Tokens for which a request may hold pages beyond what is collected: of one step or two."""
-        return self.max_num_batched_tokens * (2 if self.async_scheduling else 1)
+        """Tokens for which a request may hold pages beyond what is collected: of the steps in flight."""
+        return self.max_num_batched_tokens * self.depth
+
+    @property
+    def depth(self) -> int:
+        """Steps that are in flight at most."""
+        return max(2 if self.async_scheduling else 1, self.num_stages)
 
 
 @dataclasses.dataclass(frozen=True)

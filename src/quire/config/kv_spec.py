@@ -101,6 +101,13 @@ class KVCacheConfig(msgspec.Struct, frozen=True):
         """Bytes of one page of the pool, over all tensors."""
         return sum(self.tensor_page_bytes(tensor) for tensor in range(self.num_tensors))
 
+    def of_layers(self, layers: range) -> "KVCacheConfig":
+        """What a worker that has only these layers allocates: the same groups and pages, and tensors for its own layers, counted
+        from 0."""
+        mine = (tuple(layer - layers.start for layer in group.layers if layer in layers) for group in self.groups)
+        groups = (KVCacheGroup(group.spec, own) for group, own in zip(self.groups, mine, strict=True))
+        return msgspec.structs.replace(self, groups=tuple(groups))
+
     @property
     def block_size(self) -> int:
         """Tokens a page (equal in all groups)."""

@@ -1,6 +1,7 @@
 """Several ranks: sums and gathers have the same bits on every rank, and an engine over two ranks gives the same tokens.
 
-A platform that refuses `tensor_parallel_size=2` (one device, or no communicator) claims neither.
+A platform that refuses `tensor_parallel_size=2` (one device, or no communicator) claims neither; one that refuses
+`pipeline_parallel_size=2` claims no stages.
 """
 
 import dataclasses
@@ -22,9 +23,9 @@ SIZE, NUMBERS, ROUNDS = 2, 5000, 3
 _PATIENCE_S = 120.0
 
 
-def _claims_ranks(subject: Subject) -> None:
+def _claims_ranks(subject: Subject, setting: str = "tensor_parallel_size") -> None:
     try:
-        subject.config_with(tensor_parallel_size=SIZE)
+        subject.config_with(**{setting: SIZE})
     except ConfigError as error:
         raise NotClaimed(str(error)) from error
 
@@ -108,15 +109,18 @@ def _check_bits(found: list[dict[str, np.ndarray]], dtype: torch.dtype) -> None:
                 )
 
 
-def check_engine(model: str, subject: Subject) -> str:
+def check_engine(model: str, setting: str, subject: Subject) -> str:
     """Two workers."""
-    _claims_ranks(subject)
+    _claims_ranks(subject, setting)
     expected = oracle(subject, model)
-    with engine(subject, subject.name, model, tensor_parallel_size=SIZE) as llm:
+    with engine(subject, subject.name, model, **{setting: SIZE}) as llm:
         return compare(ask(llm), expected, limit_of(subject))
 
 
 for _model in ("llama", "qwen3-moe"):
     check(f"ranks/{_model}", f"a tiny {_model} over two ranks gives the same tokens", is_long=True)(
-        functools.partial(check_engine, _model)
+        functools.partial(check_engine, _model, "tensor_parallel_size")
     )
+check("ranks/stages", "a tiny llama in two stages of a pipeline gives the same tokens", is_long=True)(
+    functools.partial(check_engine, "llama", "pipeline_parallel_size")
+)

@@ -69,6 +69,7 @@ class SchedulerOutput(msgspec.Struct):
         swap_outs, swap_ins: (device page, host page) and (host page, device page).
         known_tokens: (row, position, token ids): tokens of the row that nobody has to draw; they stand from this position on.
             Draws of them in steps in flight are not wanted.
+        drawn: (row, position, token id): what collected steps drew, for the stages of a pipeline that did not draw it.
         drafts: by row, guesses of the tokens behind its last one, which are scheduled with it. The row draws behind each of its
             last tokens; a draft that is not what was drawn before it ends the row's draws, and the worker computes the row's
             next tokens from there on.
@@ -90,6 +91,7 @@ class SchedulerOutput(msgspec.Struct):
     swap_outs: list[tuple[int, int]] = []
     swap_ins: list[tuple[int, int]] = []
     known_tokens: list[tuple[int, int, list[int]]] = []
+    drawn: list[tuple[int, int, int]] = []
     drafts: dict[int, list[int]] = {}
     dropped_media: list[str] = []
     encodes: list[MediaItem] = []

@@ -414,6 +414,7 @@ class Scheduler:
         diff, self._diff = self._diff, PendingDiff()
         step.new_requests, step.new_blocks, step.finished_rows = diff.new_requests, diff.new_blocks, diff.finished_rows
         step.swap_outs, step.swap_ins, step.known_tokens = diff.swap_outs, diff.swap_ins, diff.known_tokens
+        step.drawn = diff.drawn
         prefill_rows, num_prompt_tokens = batch.launch(rows, counts, needs_sample)
         self.drafting.launch(step)
         self.encoding.launch(step)
@@ -512,6 +513,8 @@ class Scheduler:
         """One sampled token for each row: append, publish completed pages, stop; report in columns where that is all."""
         batch = self._batch
         lengths, full_rows = batch.append(rows, token_ids)
+        if self._config.num_stages > 1:
+            self._diff.drawn += zip(rows.tolist(), (lengths - 1).tolist(), token_ids.tolist(), strict=True)
         if len(full_rows):
             self._pages.add_rows(full_rows, np.minimum(batch.collected[full_rows], batch.known[full_rows] - 1))
         ends = batch.stops.check(rows, token_ids, lengths)

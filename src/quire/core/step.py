@@ -25,11 +25,13 @@ class PendingDiff(msgspec.Struct):
     swap_outs: list[tuple[int, int]] = []
     swap_ins: list[tuple[int, int]] = []
     known_tokens: list[tuple[int, int, list[int]]] = []
+    drawn: list[tuple[int, int, int]] = []
 
     def forget(self, row: int) -> None:
         """The row has no owner any more: what was to be told of it is of no use."""
         self.new_blocks = [entry for entry in self.new_blocks if entry[0] != row]
         self.known_tokens = [entry for entry in self.known_tokens if entry[0] != row]
+        self.drawn = [entry for entry in self.drawn if entry[0] != row]
 
 
 class StepInFlight(msgspec.Struct):

@@ -87,12 +87,19 @@ class StepBudget:
         rows = batch.order()
         if len(rows) == 0:
             return NO_ROWS, NO_ROWS, self._limit_prefill(budget, NO_ROWS, 0)
-        counts = np.minimum(batch.length[rows], batch.limit[rows]) - batch.computed[rows]
+        # Where stages compute one after another, a row waits for its token: the first stage cannot see it before the host does.
+        lengths = batch.known if self._config.num_stages > 1 else batch.length
+        counts = np.minimum(lengths[rows], batch.limit[rows]) - batch.computed[rows]
         if batch.num_prefilling:
             return self._divide_among_prompts(rows, counts, budget, waiting)
         rows, counts = without_zeros(rows, counts)
-        rows, counts = rows[:budget], counts[:budget]
+        most = self._most_decodes(budget)
+        rows, counts = rows[:most], counts[:most]
         return rows, counts, self._limit_prefill(budget - len(rows), rows, 0) if waiting.num_queued else 0
+
+    def _most_decodes(self, budget: int) -> int:
+        """Rows that may decode in one step: a stage's share of them, so that each stage has some to compute at any time."""
+        return min(budget, -(-self._batch.num_active // self._config.num_stages))
 
     def _divide_among_prompts(
         self, rows: IntArray, counts: IntArray, budget: int, waiting: WaitingRoom
@@ -102,7 +109,8 @@ class StepBudget:
         batch = self._batch
         is_prefill = batch.computed[rows] < batch.prefill_end[rows]
         decode_rows, decode_counts = without_zeros(rows[~is_prefill], counts[~is_prefill])
-        decode_rows, decode_counts = decode_rows[:budget], decode_counts[:budget]
+        most = self._most_decodes(budget)
+        decode_rows, decode_counts = decode_rows[:most], decode_counts[:most]
         rows, counts = rows[is_prefill], counts[is_prefill]
         budget = self._limit_prefill(budget - len(decode_rows), decode_rows, int(batch.computed[rows[0]]))
         if self._config.long_prefill_token_threshold > 0:

@@ -8,43 +8,19 @@ import datetime
 import secrets
 import shutil
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from quire.platforms.interface import is_host_memory
+from quire.distributed.groups import open_group
 
 SHARED_MEMORY = Path("/dev/shm")
 """The system's file system in memory."""
 WAIT_S = 300.0
 """How long one side waits for the other."""
-
-
-def _nccl(store: Any, rank: int, size: int, wait: datetime.timedelta) -> Any:
-    group: Any = dist
-    options = group.ProcessGroupNCCL.Options()
-    options._timeout = wait
-    return group.ProcessGroupNCCL(store, rank, size, options)
-
-
-_LIBRARIES: dict[str, Callable[[Any, int, int, datetime.timedelta], Any]] = {"cuda": _nccl}
-
-
-def register_library(device_type: str, make: Callable[[Any, int, int, datetime.timedelta], Any]) -> None:
-    """Have tensors of a device type broadcast by a library of its own; those of others go through the host's memory.
-
-    Args:
-        make: from (store, rank, size, longest wait) to one of torch's process groups.
-
-    Raises:
-        ValueError: the type has one.
-    """
-    if device_type in _LIBRARIES:
-        raise ValueError(f"devices of type {device_type!r} have a library already")
-    _LIBRARIES[device_type] = make
 
 
 class TransferGroup:
@@ -65,9 +41,7 @@ class TransferGroup:
         wait = datetime.timedelta(seconds=wait_s)
         group: Any = dist
         store = group.TCPStore(address, port, size, rank == 0, wait)
-        make = _LIBRARIES.get(device.type)
-        self._goes_through_host = make is None and not is_host_memory(device)
-        self._group: Any = (make or group.ProcessGroupGloo)(store, rank, size, wait)
+        self._group, self._goes_through_host = open_group(store, rank, size, device, wait)
         self.device = device
         self._options: Any = group.BroadcastOptions()
         self._options.rootRank, self._options.rootTensor = 0, 0

@@ -285,7 +285,8 @@ class Resolver:
         )
 
     def parallel(self) -> ParallelConfig:
-        return section(ParallelConfig, self.args)
+        split = envs.QUIRE_PP_LAYER_PARTITION if self.args.pipeline_parallel_size > 1 else ()
+        return section(ParallelConfig, self.args, layer_split=tuple(split))
 
     def scheduler(self, model: ModelConfig) -> SchedulerConfig:
         args = self.args
@@ -304,6 +305,7 @@ class Resolver:
             preemption_mode=self._preemption_mode(model),
             delay_factor=float(args.delay_factor),
             async_scheduling=self._async_scheduling(),
+            num_stages=args.pipeline_parallel_size,
             **self._step_limit(chunked),
             **self._queue_bounds(seqs),
             record_timelines=args.record_timelines and self.usage_context is not UsageContext.LLM_CLASS,
@@ -398,6 +400,9 @@ class Resolver:
         return mode or "recompute"
 
     def _async_scheduling(self) -> bool:
+        if self.args.pipeline_parallel_size > 1:
+            self.provenance["scheduler.async_scheduling"] = "a row waits for its token, while stages compute others"
+            return False
         able = self.capabilities.async_output
         asked = self.args.async_scheduling
         if asked is None:

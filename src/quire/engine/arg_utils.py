@@ -15,6 +15,7 @@ from quire.config.observability import read_structured_outputs_config, resolve_p
 from quire.config.reasoning import read_reasoning_config
 from quire.engine import arg_parser
 from quire.engine.arg_resolve import Resolver, UsageContext, apply_logging, attention_backend, section
+from quire.engine.platform_settings import check_stages
 from quire.engine.settings import EngineSettings, check_settings, normalise
 from quire.engine.vllm_settings import refuse_unknown
 from quire.logger import init_logger, trace_this_thread_if_asked
@@ -102,6 +103,7 @@ class EngineArgs(EngineSettings):
             provenance=provenance,
             set_by=set_by,
         )
+        check_stages(config)
         config = platform.check_config(config)
         settle(config)
         return config

@@ -98,7 +98,7 @@ class EngineCore(WeightVerbs, ProfileVerbs, AdapterVerbs):
             except BaseException:
                 self._executor.shutdown()
                 raise
-        self._depth = 2 if config.scheduler.async_scheduling else 1
+        self._depth = config.scheduler.depth
         self._in_flight: deque[SchedulerOutput] = deque()
         self._outputs: list[EngineCoreOutput] = []
         self._asleep: set[str] = set()

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from quire.config import EngineConfig
 from quire.config.checks import default_of
 from quire.config.hf_config import HFConfig
 from quire.engine.settings import EngineSettings
@@ -70,14 +71,36 @@ def _check_name(name: str, fields: Mapping[str, Any], who: str) -> None:
         raise ConfigError(message, setting="device")
 
 
+def check_stages(config: EngineConfig) -> None:
+    """Refuse what stages of a pipeline cannot do. Raises ConfigError."""
+    if config.parallel.pipeline_parallel_size == 1:
+        return
+    refused = {
+        "runner": (config.model.pooling is not None, "a pooling model"),
+        "enable_lora": (config.lora is not None, "adapters"),
+        "speculative_config": (config.speculative is not None, "speculation"),
+        "load_format": (config.load.load_format == "sharded_state", "load_format='sharded_state'"),
+        "data_parallel_size": (config.parallel.data_parallel_size > 1, "copies of the model"),
+    }
+    for setting, (is_asked, what) in refused.items():
+        if is_asked:
+            message = (
+                f"pipeline_parallel_size={config.parallel.pipeline_parallel_size} does not go with {what} yet: use 1"
+            )
+            raise ConfigError(message, setting=setting)
+
+
 def check_ranks(args: EngineSettings, platform: Platform) -> None:
     """Refuse numbers of ranks that the platform cannot have. Raises ConfigError."""
     capabilities, size = platform.capabilities(), args.tensor_parallel_size
-    for setting in ("pipeline_parallel_size", "data_parallel_size"):
-        if (value := getattr(args, setting)) != 1:
-            message = f"{setting}={value} is not available on the {platform.name} platform: use 1"
-            raise ConfigError(message, setting=setting)
+    stages = args.pipeline_parallel_size
+    if args.data_parallel_size != 1:
+        message = (
+            f"data_parallel_size={args.data_parallel_size} is not available on the {platform.name} platform: use 1"
+        )
+        raise ConfigError(message, setting="data_parallel_size")
     asked = (
+        ("pipeline_parallel_size", stages > 1, capabilities.pipeline_parallel),
         ("tensor_parallel_size", size > 1, capabilities.tensor_parallel),
         ("enable_expert_parallel", args.enable_expert_parallel, capabilities.expert_parallel),
     )
@@ -86,6 +109,7 @@ def check_ranks(args: EngineSettings, platform: Platform) -> None:
             message = f"{setting}={getattr(args, setting)!r} cannot run on the {platform.name} platform: {able.why}"
             raise ConfigError(message, setting=setting)
     count = platform.device_count()
-    if count is not None and size > count:
-        message = f"tensor_parallel_size={size}, but the {platform.name} platform sees {count} devices"
-        raise ConfigError(message, setting="tensor_parallel_size")
+    if count is not None and size * stages > count:
+        asked_for = f"tensor_parallel_size={size}" + (f" and pipeline_parallel_size={stages}" if stages > 1 else "")
+        message = f"{asked_for}, but the {platform.name} platform sees {count} devices"
+        raise ConfigError(message, setting="tensor_parallel_size" if size > 1 else "pipeline_parallel_size")

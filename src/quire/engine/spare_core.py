@@ -34,7 +34,7 @@ def wants_spare(config: EngineConfig) -> bool:
     if parallel.spare_core is not None:
         return parallel.spare_core
     on_host = current_platform(config.device.device).capabilities().computes_on_host
-    return not on_host.value and parallel.tensor_parallel_size == 1
+    return not on_host.value and parallel.world_size == 1
 
 
 class SpareCores:

@@ -1,13 +1,15 @@
-"""One process a device: the executor of tensor parallelism.
+"""One process a device: the executor of tensor and pipeline parallelism.
 
-Every step is encoded once and read by all ranks from shared memory; rank 0 alone answers with the tokens, since all ranks
-sample the same ones. Everything else is a call that every rank answers. Knows messages; knows nothing of tensors.
+Every step is encoded once and read by all ranks from shared memory. The first rank of the last stage alone answers with the
+tokens, since all ranks there sample the same ones. Everything else is a call that every rank answers. Knows messages; knows
+nothing of tensors.
 """
 
 import contextlib
 import dataclasses
 import functools
 import hashlib
+import itertools
 import select
 import threading
 import time
@@ -66,7 +68,8 @@ def _grammar_key(params: SamplingParams) -> bytes | None:
 
 
 class MultiprocExecutor(Executor):
-    """Runs steps on as many worker processes as the configuration has tensor-parallel ranks.
+    """Runs steps on as many worker processes as the configuration has ranks: of each stage of the pipeline, those that share its
+    layers.
 
     Raises:
         ConfigError: the configuration cannot be sent, or a rank refuses it.
@@ -75,7 +78,8 @@ class MultiprocExecutor(Executor):
 
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
-        self._size = config.parallel.tensor_parallel_size
+        self._size, self._share = config.parallel.world_size, config.parallel.tensor_parallel_size
+        self._layer_ends: list[int] = [0]
         start = Start(config_to_plain(config), marks())
         self._calls = 0
         self._results: deque[ModelRunnerOutput] = deque()
@@ -91,6 +95,7 @@ class MultiprocExecutor(Executor):
         platform = current_platform(config.device.device)
         self._processes = RankProcesses(
             self._size,
+            self._share,
             self._ring,
             functools.partial(platform.worker_process, config),
             self._tell_of_failure(weakref.ref(self)),
@@ -99,7 +104,7 @@ class MultiprocExecutor(Executor):
         self._release = weakref.finalize(self, self._processes.end, 0.0)
         self._rank_of_fd = {rank.answers_fd: n for n, rank in enumerate(self._processes.ranks)}
         self._any_answer = self._poll_for(list(self._rank_of_fd))
-        self._first_answer = self._poll_for([self._processes.ranks[0].answers_fd])
+        self._result = self._poll_for([self._processes.ranks[self._size - self._share].answers_fd])
         try:
             self._send(start)
             with STARTUP.phase("ranks"):
@@ -138,7 +143,7 @@ class MultiprocExecutor(Executor):
         if not self._in_flight:
             raise EngineError("collect() without a step in flight")
         while not self._results:
-            self._take_in(self._first_answer, None)
+            self._take_in(self._result, None)
         self._in_flight -= 1
         return self._results.popleft()
 
@@ -198,15 +203,21 @@ class MultiprocExecutor(Executor):
     # Calls.
 
     def kv_cache_specs(self) -> list[KVCacheSpec]:
-        return msgspec.convert(self._call("kv_cache_specs")[0], list[KVCacheSpec])
+        """Of all layers: those of each stage, one after another."""
+        parts = msgspec.convert(self._call("kv_cache_specs")[:: self._share], list[list[KVCacheSpec]])
+        self._layer_ends = [0, *itertools.accumulate(map(len, parts))]
+        return [spec for part in parts for spec in part]
 
     def available_kv_bytes(self) -> int:
-        """What the rank with the least has left."""
-        return min(self._call("available_kv_bytes"))
+        """What the rank with the least has left, for all layers if it has some of them."""
+        specs, ends = self.kv_cache_specs(), self._layer_ends
+        sizes = [sum(spec.page_bytes for spec in specs[start:end]) for start, end in itertools.pairwise(ends)]
+        left = enumerate(self._call("available_kv_bytes"))
+        return min(num_bytes * sum(sizes) // sizes[rank // self._share] for rank, num_bytes in left)
 
     def initialize(self, kv_cache: KVCacheConfig) -> None:
         with STARTUP.phase("pages and first steps"):
-            self._call("initialize", [kv_cache])
+            self._call("initialize", [kv_cache, self._layer_ends])
 
     def prepare_to_serve(self, wait: bool = False) -> None:
         self._call("prepare_to_serve", [wait])

@@ -51,6 +51,7 @@ class RankProcesses:
     """All ranks of one executor.
 
     Args:
+        tensor_size: how many share a layer: these meet in one place, and the stages of a pipeline in another.
         ring: what they read; its descriptors are handed over to them.
         start_as: asked for each rank how its process starts.
         on_failure: called in the watching thread when a rank has ended by itself.
@@ -61,7 +62,12 @@ class RankProcesses:
     """
 
     def __init__(
-        self, size: int, ring: RingWriter, start_as: Callable[[int], WorkerProcess], on_failure: Callable[[], None]
+        self,
+        size: int,
+        tensor_size: int,
+        ring: RingWriter,
+        start_as: Callable[[int], WorkerProcess],
+        on_failure: Callable[[], None],
     ) -> None:
         self.failure: EngineError | None = None
         self._ring, self._on_failure = ring, on_failure
@@ -69,9 +75,9 @@ class RankProcesses:
         self._lock = threading.Lock()
         self.failure_fd, self._failure_write_fd = os.pipe()
         self._stop_fd, self._stop_write_fd = os.pipe()
-        self._meeting_fd = memory_file(
-            0, "quire-ranks"
-        )  # a file without a name: nothing is left however all of them end
+        # Files without names: nothing is left however all of them end.
+        self._meeting_fds = [memory_file(0, "quire-ranks") for _ in range(size // tensor_size + 1)]
+        self._tensor_size = tensor_size
         self.ranks: list[_Rank] = []
         try:
             for rank in range(size):
@@ -81,7 +87,8 @@ class RankProcesses:
                 started.child.end(0.0)
             raise
         finally:
-            os.close(self._meeting_fd)
+            for descriptor in self._meeting_fds:
+                os.close(descriptor)
             ring.hand_over()
         self._thread = threading.Thread(target=self._watch, name="rank-watch", daemon=True)
         self._thread.start()
@@ -93,7 +100,9 @@ class RankProcesses:
 
     def _spawn(self, rank: int, size: int, options: WorkerProcess) -> _Rank:
         answers_read, answers_write = os.pipe()
-        inherited = (self._meeting_fd, self._ring.memory_fd, self._ring.reader_fds[rank], answers_write)
+        stage = rank // self._tensor_size
+        meeting = (self._meeting_fds[stage], self._meeting_fds[-1])
+        inherited = (*meeting, self._ring.memory_fd, self._ring.reader_fds[rank], answers_write)
         words = [str(rank), str(size), *map(str, inherited)]
         try:
             environment = with_defaults(options.environment)

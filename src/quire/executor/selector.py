@@ -31,12 +31,13 @@ def make_executor(config: EngineConfig) -> Executor:
 def executor_class(config: EngineConfig) -> type[Executor]:
     """The class behind the setting: None means this process for one worker, a process each for more; a class or its path is
     taken as it is."""
-    backend, size = config.parallel.distributed_executor_backend, config.parallel.tensor_parallel_size
+    backend, size = config.parallel.distributed_executor_backend, config.parallel.world_size
     if backend is None:
         backend = "uni" if size == 1 else "mp"
     if backend == "uni" and size > 1:
         raise ConfigError(
-            f"{SETTING}='uni' runs one worker, but tensor_parallel_size={size} needs as many: leave it out, or use 'mp'",
+            f"{SETTING}='uni' runs one worker, but tensor_parallel_size={config.parallel.tensor_parallel_size} and "
+            f"pipeline_parallel_size={config.parallel.pipeline_parallel_size} need {size}: leave it out, or use 'mp'",
             setting=SETTING,
         )
     if not isinstance(backend, str):

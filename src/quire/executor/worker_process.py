@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 EXIT_FAILED = 1
-MAX_IN_FLIGHT = 2
-"""Steps that an engine has in flight. An older one's result has been read, on rank 0 at least, when a further one comes."""
 SPIN_S = 100e-6
 SPARE_CORES = 4
 """A worker's threads beside the one that spins, and the engine's."""
@@ -69,20 +67,23 @@ class WorkerProcess:
     """One rank.
 
     Args:
+        rank: among all workers of the engine.
+        addresses: where the ranks of a stage meet, and where stages do.
         ring: messages for all ranks.
         answer_fd: where results and answers go.
         last_words_fd: where a problem goes that ends this process.
     """
 
     def __init__(
-        self, rank: int, size: int, address: str, ring: RingReader, answer_fd: int, last_words_fd: int
+        self, rank: int, addresses: tuple[str, str], ring: RingReader, answer_fd: int, last_words_fd: int
     ) -> None:
-        self._rank, self._size, self._address = rank, size, address
+        self._rank, self._addresses = rank, addresses
         self._ring = ring
         self._answer_fd, self._last_words_fd = answer_fd, last_words_fd
         self._send_lock = threading.Lock()
         self._worker: Any = None
         self._config: EngineConfig | None = None
+        self._tells_results = False
         self._patches: list[str] = []
         self._in_flight: deque[_FlyingStep] = deque()
         self._to_fetch: queue.SimpleQueue[_FlyingStep | None] = queue.SimpleQueue()
@@ -115,7 +116,7 @@ class WorkerProcess:
                     loaded = self._worker.load_adapter(adapter, slot)
                     loaded.add_done_callback(lambda loaded, number=number: self._send(wire.prepared(number, loaded)))
                 case Start(config=config, patches=patches):
-                    self._config, self._patches = config_from_plain(config), patches
+                    self._config, self._patches = self._as_mine(config_from_plain(config)), patches
                 case End():
                     break
         self._to_fetch.put(None)
@@ -126,7 +127,10 @@ class WorkerProcess:
 
     def _submit(self, plan: Any) -> None:
         in_flight = self._in_flight
-        while in_flight and (len(in_flight) >= MAX_IN_FLIGHT or in_flight[0].done.is_set()):
+        assert self._config is not None
+        # As many as an engine has in flight: an older one's result has been read, by the rank that tells it at least.
+        depth = self._config.scheduler.depth
+        while in_flight and (len(in_flight) >= depth or in_flight[0].done.is_set()):
             in_flight.popleft().done.wait()  # from this plan on a row may belong to another request
         step = _FlyingStep(self._worker.execute(plan))
         in_flight.append(step)
@@ -142,7 +146,7 @@ class WorkerProcess:
                     is_adopted = True
                 output = step.result()
                 step.done.set()
-                if self._rank == 0:
+                if self._tells_results:
                     self._send(Result(output))
         except BaseException as error:
             self._say_last_words(error)
@@ -167,18 +171,27 @@ class WorkerProcess:
         method = find_method(self._worker, call.method)
         args = call.args
         if call.method == "initialize":
-            args = [msgspec.convert(args[0], KVCacheConfig)]
+            assert self._config is not None
+            ends = args[1][self._config.parallel.stage :]
+            args = [msgspec.convert(args[0], KVCacheConfig).of_layers(range(*ends[:2]))]
         value = method(*args, **call.kwargs)
         if call.method == "initialize":
             gc.collect()
             gc.freeze()  # what was loaded stays: later collections need not look at it
         return value
 
+    def _as_mine(self, config: EngineConfig) -> EngineConfig:
+        """The configuration with this worker's place."""
+        stage, rank = divmod(self._rank, config.parallel.tensor_parallel_size)
+        place = {"stage": stage, "rank": rank, "rendezvous": self._addresses[0], "stage_rendezvous": self._addresses[1]}
+        mine = dataclasses.replace(config.parallel, **place)
+        self._tells_results = mine.is_last_stage and rank == 0
+        return dataclasses.replace(config, parallel=mine)
+
     def _start(self) -> int:
         """Make the worker and load the model."""
         assert self._config is not None, "a configuration comes first"
-        mine = dataclasses.replace(self._config.parallel, rank=self._rank, rendezvous=self._address)
-        config = dataclasses.replace(self._config, parallel=mine)
+        config = self._config
         trace_this_thread_if_asked(config.instance_id)
         load_general_plugins("worker")
         settle(config)
@@ -209,11 +222,11 @@ def _spin_seconds(size: int) -> float:
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Entry of the child process: rank, size, and four descriptors, of which the first is the file through which ranks meet."""
+    """Entry of the child process: rank, size, and five descriptors, of which the first two are files through which ranks meet."""
     arguments, last_words_fd = begin_child(arguments)
-    rank, size, meeting_fd, memory_fd, ring_fd, answer_fd = map(int, arguments)
-    address = f"file:///dev/fd/{meeting_fd}"
-    for descriptor in (meeting_fd, memory_fd, ring_fd, answer_fd):
+    rank, size, meeting_fd, stages_fd, memory_fd, ring_fd, answer_fd = map(int, arguments)
+    addresses = (f"file:///dev/fd/{meeting_fd}", f"file:///dev/fd/{stages_fd}")
+    for descriptor in (meeting_fd, stages_fd, memory_fd, ring_fd, answer_fd):
         os.set_inheritable(descriptor, False)
     set_process_label(f"rank {rank}")
     name_process(f"quire rank {rank}")
@@ -221,4 +234,4 @@ def main(arguments: list[str]) -> NoReturn:
     sys.setswitchinterval(SWITCH_S)
     gc.set_threshold(*_COLLECT_AFTER)
     ring = RingReader(memory_fd, ring_fd, rank, size, spin_s=_spin_seconds(size))
-    WorkerProcess(rank, size, address, ring, answer_fd, last_words_fd).run()
+    WorkerProcess(rank, addresses, ring, answer_fd, last_words_fd).run()

@@ -18,6 +18,7 @@ from quire.config.kv_spec import KVCacheSpec
 from quire.errors import ConfigError
 from quire.kernels import ops
 from quire.kernels.types import LinearWeight
+from quire.layers import stages
 from quire.layers import weights as weight_table
 from quire.layers.assembly import Assembler, NormWeight, Sliceable, Weight
 from quire.layers.axes import AxisTable
@@ -39,12 +40,14 @@ class Decoder(CausalLM):
     """A model made from a spec."""
 
     def __init__(self, spec: DecoderSpec, context: ModelContext) -> None:
+        self.stage, self._mine = context.stage, context.stage.layers(spec.layers, spec.weights.sublayers)
+        self.modules, elsewhere = stages.part(modules_of(spec), spec, self.stage, self._mine)
+        spec = spec if not elsewhere else stages.ignoring(spec, elsewhere)
         self.spec, self.context, self.plan, self.communicator = spec, context, context.plan, context.communicator
         self.dtype, self.kv_dtype, self.device = context.dtype, context.kv_dtype, context.device
         self.block_size = context.block_size
         self.attention_backend, self.linear_method = context.backend, context.linear_method
         self.max_positions = _check_positions(spec, context.max_positions)
-        self.modules = modules_of(spec)
         self.sources = weight_table.sources_of(self.modules, spec, self.plan, self.linear_method)
         # Checkpoints were trained with the factor in their own number type (Gemma's square root is not exact in bfloat16).
         self._embedding_scale = float(torch.tensor(spec.embedding_scale, dtype=context.dtype))
@@ -56,9 +59,10 @@ class Decoder(CausalLM):
         self._inputs = None if spec.layer_input is None else LayerInputs(spec, self.dtype, self.linear_method)
         shared: dict[str, Any] = vars(context) | {"max_positions": self.max_positions}
         layer_context = LayerContext(**shared, hidden=spec.hidden)
-        self._layers = [DecoderLayer(spec, layer, layer_context) for layer in range(spec.layers)]
+        self._layers = [DecoderLayer(spec, layer, layer_context) for layer in self._mine]
+        seen = dict(zip(self._mine, (layer.mixers for layer in self._layers), strict=True))
         for mixer in self._mixers():
-            mixer.see_layers([layer.mixers for layer in self._layers])
+            mixer.see_layers(stages.SeenLayers(seen))
         self._axis_tables = [
             AxisTable(rope, table, self.max_positions)
             for rope, table in layer_context.tables.items()
@@ -145,7 +149,7 @@ class Decoder(CausalLM):
             self._linears[module] = weight
         if module.startswith("layers."):
             _, index, name = module.split(".")
-            self._layers[int(index)].set_weight(name, weight)
+            self._layers[int(index) - self._mine.start].set_weight(name, weight)
         elif self._hyper_head is not None and module.startswith("hyper_head"):
             self._hyper_head.set_weight(module, weight)
         elif self._inputs is not None and module.startswith("input_"):
@@ -170,13 +174,23 @@ class Decoder(CausalLM):
         views = self.workspace.tokens(step.num_tokens)
         self._operations.tapped.clear()
         self.linear_method.see_rows(are_samples=False)
-        self._embed(step, views)
+        if self.stage.is_first:
+            self._embed(step, views)
         sampled_mixer = self._operations.sampled_mixer
         if step.sampled is not None and sampled_mixer is not None:
             return self._run_for_sampled(step, views, step.sampled, *sampled_mixer)
         for operation in self._operations.listed:
             operation(step, views)
         return views.residual_TD
+
+    def payload(self, num_tokens: int) -> dict[str, torch.Tensor]:
+        spec, workspace = self.spec, self.workspace
+        handed = {"residual": workspace.tokens(num_tokens).residual_TD}
+        if spec.hyper is not None:
+            handed["streams"] = workspace.streams(num_tokens)
+        if spec.layer_input is not None:
+            handed["inputs"] = workspace.inputs(num_tokens)
+        return handed
 
     def _run_for_sampled(
         self, step: StepInputs, views: TokenViews, sampled: StepInputs, place: int, run_mixer: SampledOperation
@@ -325,7 +339,7 @@ class Decoder(CausalLM):
 
     def _can_narrow(self) -> bool:
         """Whether the last layer can leave out the tokens that need no logits."""
-        mixers = self._layers[-1].mixers if self._layers else []
+        mixers = self._layers[-1].mixers if self._layers and self.stage.is_last else []
         is_plain = len(mixers) == 1 and self.spec.layer_input is None and self.spec.hyper is None
         return is_plain and mixers[0].can_narrow and not self._layers[-1].placement.parallel
 
@@ -337,7 +351,7 @@ class Decoder(CausalLM):
         self.linear_method.reserve(context.max_tokens, max(narrow, spec.hidden), self.device)
         return Workspace(
             max_tokens=context.max_tokens,
-            max_logits=context.max_logits,
+            max_logits=context.max_logits if self.stage.is_last else 1,
             hidden=spec.hidden,
             wide=max(half.wide for half in halves),
             narrow=narrow,
@@ -355,16 +369,18 @@ class Decoder(CausalLM):
 
     def _list_operations(self, context: LayerContext) -> OperationList:
         operations = OperationList(self.spec, context, self.workspace, is_fused=can_fuse(self.spec, self._layers))
-        if self._hyper_head is not None:
+        if self._hyper_head is not None and self.stage.is_first:
             operations.begin_streams()
-        for number, layer in enumerate(self._layers):
+        for number, layer in enumerate(self._layers, self._mine.start):
             operations.add_layer(layer, can_narrow=layer is self._layers[-1] and self._can_narrow())
             if number in self.spec.taps:
                 operations.add_tap()
             if self.spec.vision is not None and number < len(self.spec.vision.taps):
                 operations.add_media(number)
         operations.add_delta()
-        if self._hyper_head is not None:
+        if operations.late_waits:
+            raise stages.cannot_part(f"the output of layer {self._mine[-1]}'s experts joins a later layer")
+        if self._hyper_head is not None and self.stage.is_last:
             operations.end_streams(self._hyper_head)
         return operations
 
@@ -374,7 +390,7 @@ class Decoder(CausalLM):
             **describe_weights(self.modules, self.plan, self.dtype, self.linear_method, self.spec),
             **describe_pages(self.kv_cache_specs()),
             "workspace_bytes": self.workspace.num_bytes + self.linear_method.scratch_bytes,
-            "layers": self.spec.layers,
+            "layers": len(self._layers),
             "hidden": self.spec.hidden,
             "vocab": self.spec.vocab,
             "max_positions": self.max_positions,

@@ -16,7 +16,7 @@ from quire.config.kv_spec import KVCacheSpec
 from quire.distributed.communicator import Communicator, SingleRank
 from quire.errors import ConfigError
 from quire.layers.linear import LinearMethod, UnquantizedLinear
-from quire.layers.parallel import ParallelPlan
+from quire.layers.parallel import ParallelPlan, StagePlan
 
 
 @dataclasses.dataclass
@@ -104,6 +104,7 @@ class ModelContext:
         max_positions: tokens that a request may have; 0 means as many as the spec names.
         linear_method: format of the matrices.
         plan: this rank's share.
+        stage: which layers this rank has.
         communicator: sums over ranks.
         deterministic: a request's logits must be the same to the bit in any batch.
         path: the checkpoint's folder, and `hf` its config.json: for model classes that read them by themselves.
@@ -121,6 +122,7 @@ class ModelContext:
     device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cpu"))
     linear_method: LinearMethod = dataclasses.field(default_factory=UnquantizedLinear)
     plan: ParallelPlan = dataclasses.field(default_factory=ParallelPlan)
+    stage: StagePlan = dataclasses.field(default_factory=StagePlan)
     communicator: Communicator = dataclasses.field(default_factory=SingleRank)
     deterministic: bool = False
     path: str = ""
@@ -210,6 +212,16 @@ class CausalLM(abc.ABC):
     def forward(self, step: StepInputs) -> torch.Tensor:
         """Run the layers over the step's tokens; returns final hidden states before the last norm, a view [T, D] of the
         model's own buffer. Uses only preallocated buffers and `kernels.ops`, so that it can be recorded and replayed."""
+
+    def payload(self, num_tokens: int) -> dict[str, torch.Tensor]:
+        """What a stage of a pipeline hands to the next one, by name: views of own buffers, which `forward` has left, and from
+        which the next stage's goes on.
+
+        Raises:
+            ConfigError: this class of models has no stages.
+        """
+        message = f"{type(self).__name__} has no stages: pipeline_parallel_size must be 1"
+        raise ConfigError(message, setting="pipeline_parallel_size")
 
     def compute_hidden(self, step: StepInputs) -> torch.Tensor:
         """The hidden states [T, D] that `forward` left, after the last norm: a view of an own buffer.

@@ -54,6 +54,7 @@ class OperationList:
         tapped: copies of the residual that operations of the last run have made.
         sampled_mixer: the last mixer for tokens that need logits alone, and its place in the list; None where all tokens are
             computed.
+        late_waits: the output of the last layer's experts joins that of a layer that is added later.
     """
 
     def __init__(self, spec: DecoderSpec, context: LayerContext, workspace: Workspace, *, is_fused: bool) -> None:
@@ -61,7 +62,7 @@ class OperationList:
         self.tapped: list[torch.Tensor] = []
         self.sampled_mixer: tuple[int, SampledOperation] | None = None
         self._spec, self._context, self._workspace, self.is_fused = spec, context, workspace, is_fused
-        self._delta_waits = self._late_waits = False
+        self._delta_waits = self.late_waits = False
 
     def add_layer(self, layer: DecoderLayer, *, can_narrow: bool) -> None:
         """Append a layer's operations.
@@ -272,8 +273,8 @@ class OperationList:
         return lambda step, views: mixer.change_mlp(step, views.delta_TD)
 
     def _mlp(self, mlp: FeedForwardLayer, x: HalfInput, buffer: Buffer) -> Operation:
-        communicator, out, takes_late = self._context.communicator, self._output(buffer), self._late_waits
-        self._late_waits, sums = mlp.is_late, communicator.size > 1 and not mlp.is_whole
+        communicator, out, takes_late = self._context.communicator, self._output(buffer), self.late_waits
+        self.late_waits, sums = mlp.is_late, communicator.size > 1 and not mlp.is_whole
 
         def run(step: StepInputs, views: TokenViews) -> None:
             mlp.run(x, out, step, views)

@@ -1,4 +1,7 @@
-"""Which slice of each weight a rank owns. Knows sizes and ranks; knows nothing of tensors, processes or communication."""
+"""Which slice of each weight a rank owns, and which layers a stage has.
+
+Knows sizes and ranks; knows nothing of tensors, processes or communication.
+"""
 
 import dataclasses
 
@@ -84,3 +87,44 @@ class ParallelPlan:
         """This rank's tokens: equal shares, the last one shorter where the vocabulary does not divide."""
         share = -(-count // self.size)
         return slice(min(self.rank * share, count), min((self.rank + 1) * share, count))
+
+
+@dataclasses.dataclass(frozen=True)
+class StagePlan:
+    """Pipeline parallelism: `count` stages compute the layers one after another, each some of them.
+
+    Attributes:
+        split: how many layers each stage has; empty: as even as can be, the first stages one more.
+    """
+
+    number: int = 0
+    count: int = 1
+    split: tuple[int, ...] = ()
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the stage embeds tokens."""
+        return self.number == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the stage gives logits."""
+        return self.number == self.count - 1
+
+    def layers(self, count: int, together: int = 1) -> range:
+        """This stage's layers of `count`, of which `together` must not be parted.
+
+        Raises:
+            ConfigError: the split is not of so many layers, or there are too few.
+        """
+        units, rest = divmod(count // together, self.count)
+        sizes = self.split or tuple((units + (stage < rest)) * together for stage in range(self.count))
+        if len(sizes) != self.count or sum(sizes) != count or min(sizes) < 1 or any(size % together for size in sizes):
+            what = f"QUIRE_PP_LAYER_PARTITION={','.join(map(str, sizes))}" if self.split else "too few layers"
+            raise ConfigError(
+                f"pipeline_parallel_size={self.count} does not fit this model ({what}): it has {count} layers, of which each "
+                f"stage needs at least one{f', in whole groups of {together}' if together > 1 else ''}",
+                setting="pipeline_parallel_size",
+            )
+        start = sum(sizes[: self.number])
+        return range(start, start + sizes[self.number])

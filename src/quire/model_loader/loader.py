@@ -23,7 +23,7 @@ from quire.layers.assembly import Sliceable
 from quire.layers.decoder import Decoder, attention_requests
 from quire.layers.interface import CausalLM, ModelContext
 from quire.layers.linear import PLAIN, UnquantizedLinear
-from quire.layers.parallel import ParallelPlan
+from quire.layers.parallel import ParallelPlan, StagePlan
 from quire.layers.pooling.trunk import as_trunk, trunk_architectures
 from quire.layers.spec_check import check_spec
 from quire.layers.vision.seeing_decoder import SeeingDecoder
@@ -163,6 +163,7 @@ def build_model(
     kv_dtype = _cache_dtype(config.cache.cache_dtype, dtype, capabilities)
     parallel = config.parallel
     plan = ParallelPlan(parallel.tensor_parallel_size, parallel.rank, parallel.enable_expert_parallel)
+    stage = StagePlan(parallel.stage, parallel.pipeline_parallel_size, parallel.layer_split)
     spec = None if isinstance(source, type) else build_spec(config, entry)
 
     def select(block_size: int) -> Selection:
@@ -191,10 +192,16 @@ def build_model(
         backend=selection.backend(),
         linear_method=method if config.lora is None else adapted(method),
         plan=plan,
+        stage=stage,
         communicator=communicator or SingleRank(),
         deterministic=config.model.deterministic,
     )
     if isinstance(source, type):
+        if stage.count > 1:
+            raise ConfigError(
+                f"pipeline_parallel_size={stage.count}: {source.__name__} (for {config.model.architecture}) has no stages; use 1",
+                setting="pipeline_parallel_size",
+            )
         _refuse_stored_format(config, source)
         return cast(Any, source)(context), selection
     spec = cast(DecoderSpec, spec)
@@ -306,9 +313,11 @@ def save_sharded_state(
     Raises:
         ConfigError: the model is a class of its own, was loaded from such a state, or the files cannot be written.
     """
-    if not isinstance(model, Decoder) or config.load.load_format == "sharded_state":
+    is_parted = config.parallel.pipeline_parallel_size > 1
+    if not isinstance(model, Decoder) or config.load.load_format == "sharded_state" or is_parted:
         raise ConfigError(
-            "only a model with a spec that was loaded from a checkpoint can be saved", setting="load_format"
+            "only a model with a spec, in one stage, that was loaded from a checkpoint can be saved",
+            setting="load_format",
         )
     if config.load.load_format == "dummy":
         weights = _random_weights(model, config)

@@ -16,6 +16,7 @@ from quire.layers.decoder import Decoder
 from quire.layers.interface import ModelContext
 from quire.layers.mixers import kind_of
 from quire.layers.mixers.state import StateLayer
+from quire.layers.parallel import StagePlan
 from quire.logger import init_logger
 from quire.models.spec import DecoderSpec
 
@@ -35,7 +36,7 @@ def choose_block_size(
     mixers = (mixer for layer in range(spec.layers) for mixer in spec.mixers_of(layer))
     if not any(issubclass(kind_of(mixer), StateLayer) for mixer in mixers):
         return context.block_size
-    shapes = dataclasses.replace(context, device=torch.device("meta"), communicator=SingleRank())
+    shapes = dataclasses.replace(context, device=torch.device("meta"), communicator=SingleRank(), stage=StagePlan())
     specs = Decoder(spec, shapes).kv_cache_specs()
     wanted = suitable_block_size(specs) or context.block_size
     if is_given:

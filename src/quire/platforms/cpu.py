@@ -52,7 +52,7 @@ class CpuRuntime(HostMemory, DeviceRuntime):
 
         from quire.kernels import cpu
 
-        self._ranks = config.parallel.tensor_parallel_size
+        self._ranks = config.parallel.world_size
         self.threads = max(1, thread_count(config) // self._ranks)
         cpu.set_num_threads(self.threads)
         # Two pools on the same cores wait for one another's spinning threads: sampling 32 rows took 5 to 50 times as long.
@@ -106,6 +106,7 @@ class CpuPlatform(Platform):
             pinning=Explained(False, "the device's memory is the host's"),
             tensor_parallel=Explained(True, "gloo, between processes of this host"),
             expert_parallel=Explained(True, "each rank computes its own experts for all tokens"),
+            pipeline_parallel=Explained(True, "gloo, between processes of this host"),
             computes_on_host=Explained(True, "steps take the cores that everything else takes"),
         )
 

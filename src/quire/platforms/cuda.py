@@ -177,6 +177,7 @@ class CudaPlatform(Platform):
             pinning=Explained(True, "CUDA maps pages of the host's memory"),
             tensor_parallel=Explained(True, "NCCL, between GPUs of this host"),
             expert_parallel=Explained(True, "each rank computes its own experts for all tokens"),
+            pipeline_parallel=Explained(True, "NCCL, between GPUs of this host"),
         )
 
     def check_config(self, config: EngineConfig) -> EngineConfig:
@@ -201,7 +202,7 @@ class CudaPlatform(Platform):
         from quire.kernels.triton.runtime.preparation import KernelPreparation
 
         major, minor = self._gpu().capability
-        processes = max(1, (usable_cpus() - 2) // config.parallel.tensor_parallel_size)
+        processes = max(1, (usable_cpus() - 2) // config.parallel.world_size)
         self._kernels = KernelPreparation(config, 10 * major + minor, processes)
         self._kernels.begin()
         startup.begin(self.local_device(config))

@@ -75,6 +75,7 @@ class Capabilities:
         pinning: there is host memory from which the device copies without the host's help (`DeviceMemory.pinned`).
         tensor_parallel: several ranks can share each layer: there is a `communicator`.
         expert_parallel: ranks can have experts whole.
+        pipeline_parallel: ranks can have some of the layers: there is a `stage_link_class`.
         computes_on_host: steps take the host's own cores, so that what else runs there makes them slower.
         slot_dtype: type of `AttentionMetadata.slot_mapping`: `int64` or `int32`.
     """
@@ -93,6 +94,7 @@ class Capabilities:
     pinning: Explained[bool] = _NOT_CLAIMED
     tensor_parallel: Explained[bool] = _NOT_CLAIMED
     expert_parallel: Explained[bool] = _NOT_CLAIMED
+    pipeline_parallel: Explained[bool] = _NOT_CLAIMED
     computes_on_host: Explained[bool] = _NOT_CLAIMED
     slot_dtype: Explained[str] = _INDEX_TYPE
 
@@ -200,7 +202,7 @@ class Platform(abc.ABC):
 
     def local_device(self, config: EngineConfig) -> int:
         """Which of this host's devices a rank has: its number among those that the process sees."""
-        return config.parallel.rank
+        return config.parallel.world_rank
 
     @abc.abstractmethod
     def runtime(self, config: EngineConfig) -> DeviceRuntime:
@@ -218,6 +220,12 @@ class Platform(abc.ABC):
             ConfigError: this platform has no communicator.
         """
         return None
+
+    def stage_link_class(self) -> str:
+        """Class path of the `quire.distributed.stage_link.StageLink` through which stages of a pipeline hand over tensors; made
+        after `communicator`, where there are several stages. This one uses the library that is registered for the device's type
+        (`quire.distributed.groups.register_library`), else gloo by way of the host's memory."""
+        return "quire.distributed.stage_link:TorchLink"
 
     def runner_class(self) -> str:
         """Class path of the worker's model runner: `quire.worker.model_runner:ModelRunner` computes in the host's own memory

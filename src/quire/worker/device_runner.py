@@ -38,8 +38,8 @@ from quire.worker.step_graphs import StepGraphs, StepShape
 
 logger = init_logger(__name__)
 
-NUM_SLOTS = 4
-"""Steps whose results may be on their way at once: more than are ever in flight."""
+SPARE_SLOTS = 2
+"""Steps whose results may be on their way at once, more than are ever in flight."""
 RESERVED_BYTES = 512 << 20
 """Device memory left to libraries' workspaces and to captured graphs."""
 
@@ -184,7 +184,8 @@ class DeviceRunner(Runner):
         self._features: FeatureUses | None = None
         if self._pooler is None:
             self._features = FeatureUses(runtime, self._make_feature_batches)
-        self._in_flight: deque[PendingStep] = deque(maxlen=2)
+        self._depth = max(2, config.scheduler.depth)
+        self._in_flight: deque[PendingStep] = deque(maxlen=self._depth)
         self._late: _LateDraw | None = None
         self._logits: dict[int, torch.Tensor] = {}
         self._hidden: dict[int, torch.Tensor] = {}
@@ -205,7 +206,7 @@ class DeviceRunner(Runner):
             self._inputs.token_types = self._pooler.token_types
         self._graphs = self._make_graphs()
         self._drafting = self._make_drafting()
-        for _ in range(NUM_SLOTS):
+        for _ in range(self._depth + SPARE_SLOTS):
             tokens_S = self._runtime.pinned(torch.zeros(self._max_draws, dtype=torch.int32))
             self._slots.append(_Slot(tokens_S, tokens_S.numpy(), *(self._runtime.event() for _ in range(3))))
         self._prepare_empty()
@@ -226,7 +227,7 @@ class DeviceRunner(Runner):
             self._compute,
             self._prepare_empty,
             not self._config.model.enforce_eager and self._model.can_replay,
-            has_logits=self._pooler is None,
+            has_logits=self._pooler is None and self.is_last_stage,
             max_draws=self._max_draws,
         )
 
@@ -296,6 +297,8 @@ class DeviceRunner(Runner):
         if nothing is not None:
             return nothing
         try:
+            if not self.is_last_stage:
+                return self._compute_stage(plan)
             return self._generate(plan) if self._pooler is None else self._pool(plan, self._pooler)
         except torch.OutOfMemoryError as error:
             if self._communicator.size > 1:  # the others wait for this rank in the middle of the step
@@ -314,7 +317,7 @@ class DeviceRunner(Runner):
         slot = self._begin_slot()
         self._inputs.upload(batch)
         shape = self._with_adapters(plan, batch, self._shape_of(plan, batch, self._sampler.is_plain(wanted)))
-        self._graphs.run(shape)
+        self._run_layers(plan, shape)
         pending = PendingStep(self, plan.step_id, batch, slot, self._sampler)
         if batch.first_B is not None:
             pending.drafted = plan
@@ -339,6 +342,24 @@ class DeviceRunner(Runner):
             rows, positions = rows[batch.first_B], positions[batch.first_B]
         self._state.append_tokens(rows, positions, -1 - rows)
         return pending
+
+    def _compute_stage(self, plan: SchedulerOutput) -> PendingStep:
+        """Submit a step whose tokens a later stage draws."""
+        batch = self._inputs.prepare(plan)
+        slot = self._begin_slot()
+        self._inputs.upload(batch)
+        self._run_layers(plan, self._with_adapters(plan, batch, self._shape_of(plan, batch, False)))
+        nothing = PreparedBatch(batch.rows_S[:0], batch.positions_S[:0])
+        slot.end.record()
+        pending = PendingStep(self, plan.step_id, nothing, slot, self._sampler)
+        self._in_flight.append(pending)
+        return pending
+
+    def _run_layers(self, plan: SchedulerOutput, shape: StepShape) -> None:
+        """Submit this stage's layers, between what comes from the stage before and what goes to the next one."""
+        self._receive(plan.total_num_tokens)
+        self._graphs.run(shape)
+        self._hand_on(plan.total_num_tokens)
 
     def begin_late_masks(self) -> None:
         """Have the masks of the late draw made, if there is one and all earlier tokens are on the host."""
@@ -451,7 +472,7 @@ class DeviceRunner(Runner):
 
     def _begin_slot(self) -> _Slot:
         slot = self._slots[self._next_slot]
-        self._next_slot = (self._next_slot + 1) % NUM_SLOTS
+        self._next_slot = (self._next_slot + 1) % len(self._slots)
         slot.begin.record()
         return slot
 
@@ -517,7 +538,7 @@ class DeviceRunner(Runner):
         step = self._step_of(shape)
         self._unpack(step, shape)
         self._model.forward(step)
-        if self._pooler is not None:
+        if self._pooler is not None and self.is_last_stage:
             self._hidden[shape.num_tokens] = self._model.compute_hidden(step)
         if not shape.num_logits:
             return

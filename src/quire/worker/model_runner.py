@@ -94,9 +94,12 @@ class ModelRunner(Runner):
                 self._record_drafter(self._drafter)
 
     def _compute(self) -> torch.Tensor:
-        """The prepared step's logits [S, V]; of a pooling model its hidden states [T, D]."""
+        """The prepared step's logits [S, V]; of a pooling model its hidden states [T, D], of a stage before the last one what
+        it hands on."""
         step = self._inputs.step
-        self._model.forward(step)
+        hidden_TD = self._model.forward(step)
+        if not self.is_last_stage:
+            return hidden_TD
         return self._model.compute_hidden(step) if self._pooler is not None else self._model.compute_logits(step)
 
     def _record(self, version: int = 0) -> "_Recorded":
@@ -204,6 +207,9 @@ class ModelRunner(Runner):
             self._inputs.step.media = self._media.prepare(
                 plan, starts_B, self._inputs.arrays.query_start_B, self._state
             )
+        if not self.is_last_stage:
+            self._run_model()
+            return ModelRunnerOutput(plan.step_id, rows=plan.rows[:0], token_ids=plan.rows[:0])
         if batch.first_B is not None:
             output = self._verify(plan, self._run_model(), batch, batch.first_B)
         else:
@@ -286,9 +292,16 @@ class ModelRunner(Runner):
         return output
 
     def _run_model(self) -> torch.Tensor:
-        """What `_compute` gives for the prepared step, replayed where it was recorded."""
+        """What `_compute` gives for the prepared step, of which other stages compute the layers before and behind."""
+        self._receive(self._inputs.step.num_tokens)
+        result = self._run_layers()
+        self._hand_on(self._inputs.step.num_tokens)
+        return result
+
+    def _run_layers(self) -> torch.Tensor:
+        """The same of this stage, replayed where it was recorded."""
         self._model.begin_step(self._inputs.step)
-        if self._prompt_logprobs.is_wanted:
+        if self._prompt_logprobs.is_wanted and self.is_last_stage:
             step = self._whole_step()
             self._model.forward(step)
             return self._model.compute_logits(step)

@@ -17,6 +17,7 @@ from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.core.output import ModelRunnerOutput, SchedulerOutput
 from quire.distributed.communicator import Communicator
+from quire.distributed.stage_link import StageLink
 from quire.errors import EngineError
 from quire.layers.interface import CausalLM
 from quire.layers.vision.seeing_decoder import SeeingDecoder
@@ -64,10 +65,13 @@ class Runner(abc.ABC):
 
     Attributes:
         acceptance: says which drafts are right.
+        is_last_stage: whether it gives tokens; the stages of a pipeline before the last one hand their states on.
+        link: to the stages beside its own; None where there is one.
         waited_seconds: how long the host has waited for results so far; 0 where steps run when they are executed.
     """
 
     waited_seconds: float = 0.0
+    link: StageLink | None = None
     groups_adapters: bool = False
     """Whether products with adapters take rows of one adapter together."""
 
@@ -83,7 +87,7 @@ class Runner(abc.ABC):
         round_up: Callable[[int], int] = lambda count: count,
     ) -> None:
         model, self._max_rows, self._max_draws = config.model, config.scheduler.max_num_seqs, config.max_logits
-        self._config = config
+        self._config, self.is_last_stage = config, config.parallel.is_last_stage
         self._runtime = runtime
         self._device = runtime.device()
         self._capabilities = platform.capabilities()
@@ -226,6 +230,16 @@ class Runner(abc.ABC):
             self._media.apply_diff(plan)
         nothing = plan.rows[:0]
         return None if plan.total_num_tokens else ModelRunnerOutput(plan.step_id, rows=nothing, token_ids=nothing)
+
+    def _receive(self, num_tokens: int) -> None:
+        """Take in the states of a step's tokens from the stage before, if there is one."""
+        if self.link is not None and self._config.parallel.stage > 0:
+            self.link.receive(self._model.payload(num_tokens))
+
+    def _hand_on(self, num_tokens: int) -> None:
+        """Hand the states of a step's tokens to the next stage, if there is one."""
+        if self.link is not None and not self.is_last_stage:
+            self.link.send(self._model.payload(num_tokens))
 
     def take_verified(self, plan: SchedulerOutput, verified: Verified) -> ModelRunnerOutput:
         """Set rows to what was verified of a step with drafts."""

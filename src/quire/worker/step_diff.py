@@ -51,6 +51,8 @@ def apply_diff(
         state.append_pages(row, group, new_pages)
     if plan.swap_ins:
         pages.swap_in(plan.swap_ins)
+    for row, position, token_id in plan.drawn:
+        state.put_tokens(row, position, [token_id])
     for row, position, token_ids in plan.known_tokens:
         state.put_tokens(row, position, token_ids)
         sampler.put_tokens(row, position, token_ids)

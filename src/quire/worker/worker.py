@@ -28,6 +28,7 @@ from quire.worker.parked_weights import pool_of
 from quire.worker.runner import PendingStep, Runner
 
 if TYPE_CHECKING:
+    from quire.distributed.stage_link import StageLink
     from quire.worker.profiling import StepProfiler
     from quire.worker.weight_update import WeightUpdates
 
@@ -49,6 +50,10 @@ class Worker:
         with STARTUP.phase("imports"):
             platform.select_kernels(deterministic=config.model.deterministic)
         self._communicator = platform.communicator(config)
+        self._link: StageLink | None = None
+        if config.parallel.pipeline_parallel_size > 1:
+            link_class = import_class(platform.stage_link_class(), "device")
+            self._link = link_class(config.parallel, self.runtime.device())
         self._free_at_start, self._total = self.runtime.memory_info()
         self._runner: Runner | None = None
         self.sleep_pool = pool_of(self.runtime)
@@ -75,6 +80,7 @@ class Worker:
             runner_class = import_class(self.platform.runner_class(), "device")
         with self.sleep_pool.allocating("weights"):
             self._runner = runner_class(self.config, self.platform, self.runtime, self._communicator)
+            self._runner.link = self._link
         self._timings["load_s"] = time.perf_counter() - begin
         logger.info("Model loaded in %.2f s", self._timings["load_s"])
 
@@ -310,6 +316,8 @@ class Worker:
         if self._runner is not None:
             self._runner.join()
         self._runner = None
+        if self._link is not None:
+            self._link.shutdown()
         if self._communicator is not None:
             self._communicator.shutdown()
 

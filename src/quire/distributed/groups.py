@@ -1,0 +1,47 @@
+"""Groups of processes that `torch.distributed` does not know, so that a process may be in several: one maker for all of them.
+
+A device type's own library moves its tensors where there is one, else they go through the host's memory and gloo. Knows stores
+and ranks; knows nothing of what is sent.
+"""
+
+import datetime
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from quire.platforms.interface import is_host_memory
+
+Library = Callable[[Any, int, int, datetime.timedelta], Any]
+
+
+def _nccl(store: Any, rank: int, size: int, wait: datetime.timedelta) -> Any:
+    group: Any = dist
+    options = group.ProcessGroupNCCL.Options()
+    options._timeout = wait
+    return group.ProcessGroupNCCL(store, rank, size, options)
+
+
+_LIBRARIES: dict[str, Library] = {"cuda": _nccl}
+
+
+def register_library(device_type: str, make: Library) -> None:
+    """Have tensors of a device type sent by a library of its own; those of others go through the host's memory.
+
+    Args:
+        make: from (store, rank, size, longest wait) to one of torch's process groups.
+
+    Raises:
+        ValueError: the type has one.
+    """
+    if device_type in _LIBRARIES:
+        raise ValueError(f"devices of type {device_type!r} have a library already")
+    _LIBRARIES[device_type] = make
+
+
+def open_group(store: Any, rank: int, size: int, device: torch.device, wait: datetime.timedelta) -> tuple[Any, bool]:
+    """A group of torch's for a device's tensors, and whether these have to be brought to the host first."""
+    group: Any = dist
+    make = _LIBRARIES.get(device.type)
+    return (make or group.ProcessGroupGloo)(store, rank, size, wait), make is None and not is_host_memory(device)
