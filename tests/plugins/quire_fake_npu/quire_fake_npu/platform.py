@@ -49,6 +49,7 @@ class NpuPlatform(Platform):
             swap=Explained(True, "pages are copied to the host"),
             tensor_parallel=Explained(True, "gloo, by way of the host"),
             expert_parallel=Explained(True, "each rank computes its own experts for all tokens"),
+            pipeline_parallel=Explained(True, "gloo, by way of the host"),
         )
 
     def setting_rules(self) -> tuple[SettingRule, ...]:
