@@ -4,9 +4,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from tests.executor.test_multiproc import compare
+from tests.executor.test_multiproc import requests
 from tests.models.test_parity import SHAPES
 from tests.models.test_parity_dense import SHAPES as DENSE
 from tests.models.test_parity_gemma4 import SHAPES as GEMMA4
@@ -22,9 +23,11 @@ from quire.engine.arg_utils import EngineArgs
 from quire.errors import ConfigError
 from quire.layers.interface import StepInputs
 from quire.layers.parallel import StagePlan
+from quire.models.features import features_of
 from quire.platforms.cpu import CpuPlatform
 
-ALL: dict[str, tuple[str, dict[str, Any]]] = {**SHAPES, **DENSE, **GEMMA4, **MOE, **RECURRENT}
+LAYER_INPUTS = {"layer inputs, nothing shared": ("Gemma4ForCausalLM", {"num_kv_shared_layers": 0})}
+ALL: dict[str, tuple[str, dict[str, Any]]] = {**SHAPES, **DENSE, **GEMMA4, **MOE, **RECURRENT, **LAYER_INPUTS}
 TOKENS = [(17 * i * i + 5 * i + 3) % 300 + 3 for i in range(41)]
 
 
@@ -105,7 +108,8 @@ QUICK = {
     "gemma3": 0,
     "qwen3 moe": 0,
     "falcon h1": 0,
-    "shared keys and values, wide feed-forwards, layer inputs": 2,
+    "shared keys and values, wide feed-forwards, layer inputs": 3,
+    "layer inputs, nothing shared": 0,
 }
 
 
@@ -119,7 +123,10 @@ def test_stages_compute_what_one_worker_computes(name: str, tmp_path: Path) -> N
 def test_stages_of_every_architecture_compute_what_one_worker_computes_or_are_refused(
     name: str, tmp_path: Path
 ) -> None:
-    check_stages(name, tmp_path)
+    refused = check_stages(name, tmp_path)
+    spec = build_tiny(tmp_path).spec
+    parted = set(splits_of(tmp_path)) - refused
+    assert features_of(spec).pipeline_parallel or not parted
 
 
 # --- engines ---
@@ -128,6 +135,18 @@ def test_stages_of_every_architecture_compute_what_one_worker_computes_or_are_re
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model("LlamaForCausalLM", tmp_path_factory.mktemp("llama"), num_hidden_layers=5)
+
+
+def compare(path: Path, engine: TinyEngine) -> None:
+    """The same requests twice, the second time from cached prefixes, as one process computes them one step after the other."""
+    one = TinyEngine(path, max_num_batched_tokens=16)
+    for _ in range(2):
+        assert engine.generate(requests()) == one.generate(requests())
+        for name in one.news:
+            told, expected = ([each.logprob_values for each in of.news[name]] for of in (engine, one))
+            for ours, theirs in zip(told, expected, strict=True):
+                np.testing.assert_allclose(np.array(ours or []), np.array(theirs or []), rtol=0, atol=1e-4)
+    assert sum(each.num_cached_tokens for news in engine.news.values() for each in news) > 60
 
 
 def staged(path: Path, **settings: Any) -> TinyEngine:
@@ -139,7 +158,7 @@ def test_two_stages_of_uneven_size_draw_what_one_process_draws(llama: Path, monk
     engine = staged(llama, pipeline_parallel_size=2)
     try:
         assert [len(specs) for specs in engine.executor.collective_rpc("kv_cache_specs")] == [4, 1]
-        compare(llama, engine, max_num_batched_tokens=16)
+        compare(llama, engine)
     finally:
         engine.executor.shutdown()
 
@@ -149,7 +168,7 @@ def test_two_stages_of_uneven_size_draw_what_one_process_draws(llama: Path, monk
 def test_stages_and_ranks_draw_what_one_process_draws(llama: Path, stages: int, ranks: int) -> None:
     engine = staged(llama, pipeline_parallel_size=stages, tensor_parallel_size=ranks)
     try:
-        compare(llama, engine, max_num_batched_tokens=16)
+        compare(llama, engine)
         assert engine.config.scheduler.depth == stages
     finally:
         engine.executor.shutdown()
@@ -206,7 +225,7 @@ def test_requests_end_right_with_few_pages_and_as_many_steps_in_flight_as_stages
     engine = SchedulerHarness(depth=2, num_stages=2, preemption_mode=preemption_mode, **pages)
     for number in range(8):
         engine.add(f"r{number}", [number + 1, 2, 3, 4, 5] * (1 + number % 3), max_tokens=12)
-    engine.drain()
+    engine.run()
     assert engine.num_preemptions
 
 

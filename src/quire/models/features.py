@@ -19,6 +19,7 @@ class Features:
         mixers: kinds of its layers' mixers, in order of first appearance.
         experts: whether some layer is a mixture of experts.
         tensor_parallel: whether its layers can be shared by ranks.
+        pipeline_parallel: whether they can be parted into stages.
         generates: whether it gives tokens; otherwise only vectors and classes.
         quantization: whether it has matrices that may be in another number format.
     """
@@ -43,6 +44,7 @@ def features_of(spec: DecoderSpec) -> Features:
         experts=any(isinstance(mlp, MoE) for mlp in spec.mlps()),
         tensor_parallel=_can_be_split(spec),
         generates=all(mixer.causal for mixer in mixers if isinstance(mixer, Attention)),
+        pipeline_parallel=_can_be_parted(spec),
         quantization=any(module.is_quantizable for module in modules),
     )
 
@@ -64,3 +66,20 @@ def _can_be_split(spec: DecoderSpec) -> bool:
     except ConfigError:
         return False
     return any(module.shard in ("rows", "columns") for module in modules_of(spec))
+
+
+def _can_be_parted(spec: DecoderSpec) -> bool:
+    """Whether somewhere no layer reads what one before it keeps."""
+    mixers = [spec.mixers_of(layer) for layer in range(spec.layers)]
+    if not all(kind_of(mixer).can_stage for layer in mixers for mixer in layer):
+        return False
+    owners = [
+        [getattr(mixer, name, None) for mixer in layer for name in ("kv_layer", "index_layer")] for layer in mixers
+    ]
+    mlps, together = spec.mlps(), spec.weights.sublayers
+    for start in range(together, spec.layers, together):
+        is_read = any(owner is not None and owner < start for layer in owners[start:] for owner in layer)
+        mlp = mlps[start - 1]
+        if not is_read and not (isinstance(mlp, MoE) and mlp.late):
+            return True
+    return False

@@ -41,6 +41,9 @@ class MixerLayer(abc.ABC):
     can_shard: ClassVar[bool] = True
     """Whether ranks can share such a mixer."""
 
+    can_stage: ClassVar[bool] = True
+    """Whether it reads nothing of other layers but what stages of a pipeline hand over."""
+
     wide: int = 0
     narrow: int = 0
     can_fuse: bool = False

@@ -44,6 +44,8 @@ class ZambaLayer(Mamba2Layer):
     """One layer, norms included. Ranks share a block's heads and its feed-forward's width; their parts of each half's output are
     summed at once, for what follows reads all of it."""
 
+    can_stage = False  # the embeddings, and blocks that other layers own
+
     def __init__(self, mixer: Zamba, context: LayerContext) -> None:
         super().__init__(mixer.mamba, context)
         self.can_fuse, self.zamba, self.attention = False, mixer, None
