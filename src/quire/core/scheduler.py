@@ -411,10 +411,7 @@ class Scheduler:
         )
         if total == 0:
             return step
-        diff, self._diff = self._diff, PendingDiff()
-        step.new_requests, step.new_blocks, step.finished_rows = diff.new_requests, diff.new_blocks, diff.finished_rows
-        step.swap_outs, step.swap_ins, step.known_tokens = diff.swap_outs, diff.swap_ins, diff.known_tokens
-        step.drawn = diff.drawn
+        self._diff = self._diff.move_to(step)
         prefill_rows, num_prompt_tokens = batch.launch(rows, counts, needs_sample)
         self.drafting.launch(step)
         self.encoding.launch(step)

@@ -27,6 +27,12 @@ class PendingDiff(msgspec.Struct):
     known_tokens: list[tuple[int, int, list[int]]] = []
     drawn: list[tuple[int, int, int]] = []
 
+    def move_to(self, step: SchedulerOutput) -> "PendingDiff":
+        """Tell all of it with this step; gives what is to be told next: nothing yet."""
+        for name in self.__struct_fields__:
+            setattr(step, name, getattr(self, name))
+        return PendingDiff()
+
     def forget(self, row: int) -> None:
         """The row has no owner any more: what was to be told of it is of no use."""
         self.new_blocks = [entry for entry in self.new_blocks if entry[0] != row]

@@ -46,8 +46,10 @@ class TorchLink(StageLink):
 
     def __init__(self, parallel: ParallelConfig, device: torch.device) -> None:
         self._stage, self._most = parallel.stage, parallel.pipeline_parallel_size
-        store = dist.FileStore(parallel.stage_rendezvous.removeprefix("file://"), -1)
-        place: Any = dist.PrefixStore(f"stages of rank {parallel.rank}", store)
+        stores: Any = dist
+        store = stores.FileStore(parallel.stage_rendezvous.removeprefix("file://"), -1)
+        place = stores.PrefixStore(f"stages of rank {parallel.rank}", store)
+        self._group: Any
         self._group, self._goes_through_host = open_group(place, self._stage, self._most, device, TIMEOUT)
         self._sent: deque[tuple[Any, torch.Tensor]] = deque()
 

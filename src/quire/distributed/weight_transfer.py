@@ -41,6 +41,7 @@ class TransferGroup:
         wait = datetime.timedelta(seconds=wait_s)
         group: Any = dist
         store = group.TCPStore(address, port, size, rank == 0, wait)
+        self._group: Any
         self._group, self._goes_through_host = open_group(store, rank, size, device, wait)
         self.device = device
         self._options: Any = group.BroadcastOptions()

@@ -23,7 +23,7 @@ from quire.kernels import ops
 from quire.kernels.step import HEADER, allocate_columns
 from quire.layers.interface import StepInputs
 from quire.logger import init_logger
-from quire.platforms.interface import DeviceEvent, DeviceRuntime, Platform
+from quire.platforms.interface import DeviceRuntime, Platform
 from quire.sample.feature_batches import FeatureBatches
 from quire.sample.grammar_masks import GrammarMasks
 from quire.sample.sampler import Sampled, Sampler
@@ -35,31 +35,19 @@ from quire.worker.input_prep import PreparedBatch
 from quire.worker.pooling import PooledRows, Pooler
 from quire.worker.runner import Runner, lost_output
 from quire.worker.step_graphs import StepGraphs, StepShape
+from quire.worker.step_slots import StepSlot, StepSlots
 
 logger = init_logger(__name__)
 
-SPARE_SLOTS = 2
-"""Steps whose results may be on their way at once, more than are ever in flight."""
 RESERVED_BYTES = 512 << 20
 """Device memory left to libraries' workspaces and to captured graphs."""
-
-
-@dataclasses.dataclass
-class _Slot:
-    """Where a step's results arrive."""
-
-    tokens_S: torch.Tensor
-    tokens_array: IntArray
-    begin: DeviceEvent
-    drawn: DeviceEvent
-    end: DeviceEvent
 
 
 class PendingStep:
     """A step that was submitted."""
 
     def __init__(
-        self, runner: "DeviceRunner", step_id: int, batch: PreparedBatch, slot: _Slot, sampler: Sampler
+        self, runner: "DeviceRunner", step_id: int, batch: PreparedBatch, slot: StepSlot, sampler: Sampler
     ) -> None:
         self._runner, self._step_id, self.batch, self.slot = runner, step_id, batch, slot
         self._sampler, self._memory = sampler, runner.memory
@@ -190,8 +178,7 @@ class DeviceRunner(Runner):
         self._logits: dict[int, torch.Tensor] = {}
         self._hidden: dict[int, torch.Tensor] = {}
         self._adapters_version = 0
-        self._slots: list[_Slot] = []
-        self._next_slot = 0
+        self._slots = StepSlots(runtime, self._max_draws, self._depth)
 
     def _workspace_bytes(self) -> int:
         """Workspaces of libraries, and captured graphs."""
@@ -206,9 +193,7 @@ class DeviceRunner(Runner):
             self._inputs.token_types = self._pooler.token_types
         self._graphs = self._make_graphs()
         self._drafting = self._make_drafting()
-        for _ in range(self._depth + SPARE_SLOTS):
-            tokens_S = self._runtime.pinned(torch.zeros(self._max_draws, dtype=torch.int32))
-            self._slots.append(_Slot(tokens_S, tokens_S.numpy(), *(self._runtime.event() for _ in range(3))))
+        self._slots.allocate()
         self._prepare_empty()
         self._runtime.rehearse(self._compute_all)
         if self._features is not None:
@@ -314,7 +299,7 @@ class DeviceRunner(Runner):
         starts_B = self._state.num_computed_R[plan.rows] if self._prompt_logprobs.is_wanted else None
         batch = self._inputs.prepare(plan)
         wanted = self._sampler.wanted(batch.rows_S, batch.positions_S)
-        slot = self._begin_slot()
+        slot = self._slots.begin()
         self._inputs.upload(batch)
         shape = self._with_adapters(plan, batch, self._shape_of(plan, batch, self._sampler.is_plain(wanted)))
         self._run_layers(plan, shape)
@@ -346,7 +331,7 @@ class DeviceRunner(Runner):
     def _compute_stage(self, plan: SchedulerOutput) -> PendingStep:
         """Submit a step whose tokens a later stage draws."""
         batch = self._inputs.prepare(plan)
-        slot = self._begin_slot()
+        slot = self._slots.begin()
         self._inputs.upload(batch)
         self._run_layers(plan, self._with_adapters(plan, batch, self._shape_of(plan, batch, False)))
         nothing = PreparedBatch(batch.rows_S[:0], batch.positions_S[:0])
@@ -470,17 +455,11 @@ class DeviceRunner(Runner):
         logprobs = sampler.finish(sampled, {name: tensor.cpu() for name, tensor in sampled.tensors.items()})
         return Draws(tokens_N, logprobs, sampled.errors, sampler.append_tokens(rows_N, tokens_N, positions_N))
 
-    def _begin_slot(self) -> _Slot:
-        slot = self._slots[self._next_slot]
-        self._next_slot = (self._next_slot + 1) % len(self._slots)
-        slot.begin.record()
-        return slot
-
     def _pool(self, plan: SchedulerOutput, pooler: Pooler) -> PendingStep:
         """Submit a step of pooling requests, which get no tokens."""
         starts_B = self._state.num_computed_R[plan.rows]
         batch = self._inputs.prepare(plan)
-        slot = self._begin_slot()
+        slot = self._slots.begin()
         pooler.set_token_types(plan, starts_B)
         self._inputs.upload(batch)
         shape = self._with_adapters(plan, batch, self._shape_of(plan, batch, False))

@@ -79,8 +79,8 @@ class Worker:
         with STARTUP.phase("imports"):
             runner_class = import_class(self.platform.runner_class(), "device")
         with self.sleep_pool.allocating("weights"):
-            self._runner = runner_class(self.config, self.platform, self.runtime, self._communicator)
-            self._runner.link = self._link
+            runner: Runner = runner_class(self.config, self.platform, self.runtime, self._communicator)
+        runner.link, self._runner = self._link, runner
         self._timings["load_s"] = time.perf_counter() - begin
         logger.info("Model loaded in %.2f s", self._timings["load_s"])
 
