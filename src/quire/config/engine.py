@@ -205,6 +205,13 @@ class LoRAConfig:
         """Adapters that can be on the device at once."""
         return self.max_loras or max_num_seqs
 
+    def expected(self, max_num_seqs: int) -> tuple[int, int]:
+        """For how many adapters, of which rank, memory is set aside; where settings leave it open, a guess that more may exceed."""
+        return self.max_loras or min(max_num_seqs, EXPECTED_ADAPTERS), self.max_lora_rank or EXPECTED_RANK
+
+
+EXPECTED_ADAPTERS, EXPECTED_RANK = 8, 16
+
 
 @dataclasses.dataclass(frozen=True)
 class EngineConfig:

@@ -439,9 +439,8 @@ class EngineCore(WeightVerbs, ProfileVerbs, AdapterVerbs):
         self._fall_asleep(level)
 
     def _fall_asleep(self, level: int) -> None:
-        self._scheduler.reset_prefix_cache(drop_running=True)
+        self._forget_computed()
         self._executor.sleep(level)
-        self._preparations.adapters.forget()
         self._has_dropped_weights |= level == 2
         self._asleep = set(_SLEEPING_PARTS)
         self._sleep_level = level
@@ -459,6 +458,7 @@ class EngineCore(WeightVerbs, ProfileVerbs, AdapterVerbs):
 
     def _forget_computed(self) -> None:
         self._scheduler.reset_prefix_cache(drop_running=True)
+        self._preparations.adapters.forget()
 
     def _refuse_all(self, error: QuireError) -> None:
         ids = self._all_ids()

@@ -126,6 +126,15 @@ class Places:
             segment_N[first : first + count] = segment
         return segment_N
 
+    def num_bytes(self, rank: int, dtype: torch.dtype) -> int:
+        """Memory of an adapter that updates every matrix of the layers, but for those that are several."""
+        values = sum(
+            rank * (num_segments * self.shapes[module][1] + self.shapes[module][0])
+            for module, num_segments in self.modules.items()
+            if module.startswith("layers.")
+        )
+        return values * dtype.itemsize
+
     def is_summed(self, module: str) -> bool:
         """Whether ranks share a matrix's inputs, and sum their outputs."""
         shard = next(each.module.shard for each in self._segments.values() if each.module.name == module)

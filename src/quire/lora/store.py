@@ -159,11 +159,40 @@ class AdapterStore:
             self._hosts.popitem(last=False)
         self._loaded[slot] = self._upload(host)
 
+    def clear(self, *, is_base_new: bool) -> None:
+        """Have nothing on the device; with a new base nothing on the host either. No step is in flight."""
+        self._thread.submit(self._clear, is_base_new).result()
+
+    def _clear(self, is_base_new: bool) -> None:
+        if is_base_new:
+            self._hosts.clear()
+            self._squares.clear()
+        self._loaded.clear()
+        self._several.clear()
+        self._adapters.tables, self._adapters.can_replay = {}, True
+        self._slots = [None] * len(self._slots)
+        self._entries_MFL.zero_()
+        for table in self._all.values():
+            table.parts, table.has_gains = [None] * len(self._slots), False
+        self.version += 1
+
+    @property
+    def num_bytes(self) -> int:
+        """Device memory of the adapters that are in slots."""
+        return sum(each.memory.nbytes for each in self._slots if each is not None)
+
     def _upload(self, host: Packed) -> Packed:
         """Bring an adapter to the device, in memory of the steps' stream, beside the steps."""
         if host.memory.device == self._device:
             return host
-        memory, event = torch.empty_like(host.memory, device=self._device), self._runtime.event()
+        try:
+            memory, event = torch.empty_like(host.memory, device=self._device), self._runtime.event()
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                f"the device has no {host.memory.nbytes / 2**20:.0f} MiB left for one more adapter: set max_loras and "
+                "max_lora_rank, for which memory is set aside at the start",
+                setting="max_loras",
+            ) from error
         event.record()
         event.wait()  # of the memory's last owner steps may have been on their way
         with self._runtime.beside_steps():

@@ -123,6 +123,7 @@ class AdapterSteps:
         )
         hub = HubSettings(cache=config.load.download_dir, token=config.load.hf_token)
         self.store = AdapterStore(config.lora, self._adapters, self._places, model, runtime, num_slots, max_tokens, hub)
+        self._expected = config.lora.expected(max_rows)
         self._adapters.is_deterministic = config.model.deterministic
         self.is_wanted = False
 
@@ -176,6 +177,18 @@ class AdapterSteps:
     def prepare_empty(self) -> None:
         """No row has an adapter: what then runs with adapters does no harm."""
         self._buffer.zero_()
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Device memory that is set aside for adapters."""
+        count, rank = self._expected
+        return count * self._places.num_bytes(rank, self._dtype)
+
+    def explain(self) -> dict[str, int]:
+        """Memory in numbers."""
+        count, rank = self._expected
+        loaded = self.store.num_bytes
+        return {"expected": count, "rank": rank, "reserved_bytes": self.reserved_bytes, "loaded_bytes": loaded}
 
     def rehearsed(self) -> contextlib.AbstractContextManager[None]:
         """Within this, steps with adapters have them on every matrix."""

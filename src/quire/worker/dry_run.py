@@ -12,6 +12,8 @@ from quire.config.kv_spec import KVCacheSpec, describe_memory
 from quire.core.kv_planner import plan_kv_cache
 from quire.errors import ConfigError
 from quire.kernels import ops
+from quire.layers.decoder import Decoder
+from quire.lora.placement import Places
 from quire.model_loader.loader import build_model, check_fit
 from quire.platforms.interface import DeviceRuntime, Platform
 from quire.worker.kv_budget import compute_kv_bytes
@@ -28,6 +30,10 @@ def explain_without_weights(config: EngineConfig, platform: Platform) -> dict[st
     tokens, rows = config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs
     model, selection = build_model(config, platform, torch.device("meta"), tokens, rows)
     numbers = model.describe()
+    if config.lora is not None and isinstance(model, Decoder):
+        count, rank = config.lora.expected(rows)
+        places = Places(model.spec, model.sources, model.plan, lambda module: None)
+        numbers["adapter_bytes"] = count * places.num_bytes(rank, model.dtype)
     return {
         "kernels": ops.explain(),
         "attention_backend": {"chosen": model.attention_backend.name, "reasons": dict(selection.reasons)},
@@ -57,12 +63,14 @@ def _memory(
     """An estimate from shapes; the engine measures when the weights are there."""
     free, total = runtime.memory_info()
     weights, workspace = int(numbers["weight_bytes"]), int(numbers.get("workspace_bytes", 0))
-    available = compute_kv_bytes(config, free - weights, workspace, specs, runtime.kv_cache_cap())
+    adapters = int(numbers.get("adapter_bytes", 0))
+    available = compute_kv_bytes(config, free - weights, workspace + adapters, specs, runtime.kv_cache_cap())
     split: dict[str, Any] = {
         "total": total,
         "free": free,
         "weights": weights,
         "workspace": workspace,
+        **({"adapters": adapters} if adapters else {}),
         "available_for_kv_cache": available,
     }
     try:

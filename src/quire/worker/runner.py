@@ -144,9 +144,10 @@ class Runner(abc.ABC):
         return [spec for model in self.weights for spec in model.kv_cache_specs()]
 
     def untouched_bytes(self) -> int:
-        """Device memory that steps will take and that is not taken yet: workspaces, and logits once more for sampling."""
+        """Device memory that steps will take and that is not taken yet: workspaces, logits once more for sampling, and adapters."""
         logits = 0 if self._pooler is not None else self._max_draws * self._config.model.vocab_size * 4
-        return self._workspace_bytes() + logits
+        adapters = 0 if self._adapters is None else self._adapters.reserved_bytes
+        return self._workspace_bytes() + logits + adapters
 
     @abc.abstractmethod
     def _workspace_bytes(self) -> int:
@@ -171,6 +172,15 @@ class Runner(abc.ABC):
         if self._adapters is None:
             raise EngineError("adapters are off: start the engine with enable_lora")
         return self._adapters
+
+    def drop_adapters(self, *, is_base_new: bool = False) -> None:
+        """Give back what adapters have on the device. No step is in flight, and rows keep no request.
+
+        Args:
+            is_base_new: what was made of the base's weights is not kept on the host either.
+        """
+        if self._adapters is not None:
+            self._adapters.store.clear(is_base_new=is_base_new)
 
     @property
     def has_pages(self) -> bool:
@@ -280,6 +290,7 @@ class Runner(abc.ABC):
             **self._explain_steps(),
             **({} if self._drafter is None else {"drafter": self._drafter.explain()}),
             "kv_cache_bytes": self._pages.num_bytes() if self._pages is not None else 0,
+            **({} if self._adapters is None else {"adapters": self._adapters.explain()}),
             "max_tokens": self._max_tokens,
             "max_rows": self._max_rows,
         }

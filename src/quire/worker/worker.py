@@ -102,10 +102,17 @@ class Worker:
             raise ConfigError(
                 f"no memory is left for the KV cache: {free / GIB:.2f} GiB of {total / GIB:.2f} GiB are free beside the "
                 f"weights, gpu_memory_utilization={share} allows {free * share / GIB:.2f} GiB of them, and buffers need "
-                f"{untouched / GIB:.2f} GiB; lower max_num_batched_tokens or max_num_seqs, or use a smaller model",
+                f"{untouched / GIB:.2f} GiB{self._of_adapters()}; lower max_num_batched_tokens or max_num_seqs, or use a smaller "
+                "model",
                 setting="gpu_memory_utilization",
             )
         return available
+
+    def _of_adapters(self) -> str:
+        if self.config.lora is None:
+            return ""
+        reserved = self.runner.adapters.reserved_bytes / GIB
+        return f" ({reserved:.2f} GiB of them for adapters, as max_loras and max_lora_rank say)"
 
     def initialize(self, kv_cache: KVCacheConfig) -> None:
         """Allocate the pages, record the step and run it once.
@@ -217,6 +224,7 @@ class Worker:
                 f"sleep level={level} must be 0 (drop the KV cache), 1 (and park the weights) or 2 (and drop them)"
             )
         pool = self.sleep_pool
+        self.runner.drop_adapters()
         self.runner.free_pages()
         if level == 2:
             self._runner = None
@@ -277,6 +285,7 @@ class Worker:
     def finish_update(self) -> None:
         """All have come."""
         self._updates.finish(self.runner)
+        self.runner.drop_adapters(is_base_new=True)
 
     def check_folder(self, path: str | None) -> None:
         """Whether the weights of a folder (None: the model's own) fit; nothing changes."""
@@ -285,6 +294,7 @@ class Worker:
     def read_folder(self, path: str | None) -> None:
         """Read all weights from it."""
         self.config = self._updates.reload(self.runner, path)
+        self.runner.drop_adapters(is_base_new=True)
 
     def save_sharded_state(self, path: str, pattern: str | None = None, max_size: int | None = None) -> list[str]:
         """Write this rank's finished weights (`model_loader/sharded_state.py`); returns the files' names."""
