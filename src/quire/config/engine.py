@@ -206,7 +206,7 @@ class LoRAConfig:
         return self.max_loras or max_num_seqs
 
     def expected(self, max_num_seqs: int) -> tuple[int, int]:
-        """For how many adapters, of which rank, memory is set aside; where settings leave it open, a guess that more may exceed."""
+        """For how many adapters, of which rank, memory is set aside; a guess where settings leave it open."""
         return self.max_loras or min(max_num_seqs, EXPECTED_ADAPTERS), self.max_lora_rank or EXPECTED_RANK
 
 

@@ -144,7 +144,7 @@ class Runner(abc.ABC):
         return [spec for model in self.weights for spec in model.kv_cache_specs()]
 
     def untouched_bytes(self) -> int:
-        """Device memory that steps will take and that is not taken yet: workspaces, logits once more for sampling, and adapters."""
+        """Device memory that steps will take and that is not taken yet: workspaces, logits again for sampling, adapters."""
         logits = 0 if self._pooler is not None else self._max_draws * self._config.model.vocab_size * 4
         adapters = 0 if self._adapters is None else self._adapters.reserved_bytes
         return self._workspace_bytes() + logits + adapters
