@@ -301,8 +301,11 @@ def check_formats(table: dict[str, Any]) -> Verdicts:
 def check_metrics(table: dict[str, Any]) -> Verdicts:
     from quire.metrics.engine_metrics import EngineMetrics
     from quire.metrics.prometheus import PrometheusExposition
+    from quire.request import AdapterStats
 
-    text = PrometheusExposition(EngineMetrics("m", 4096), {"block_size": "16"}).exposition()[0].decode()
+    metrics = EngineMetrics("m", 4096)
+    metrics.adapters = AdapterStats()
+    text = PrometheusExposition(metrics, {"block_size": "16"}).exposition()[0].decode()
     names = {re.split(r"[{ ]", line)[0].partition(":")[2] for line in text.splitlines() if line.startswith("quire:")}
     bare = {re.sub(r"_(total|count|sum|bucket)$", "", name) for name in names} | names
     for name in table["names"]:

@@ -162,12 +162,13 @@ class AdapterStats(msgspec.Struct, array_like=True, omit_defaults=True):
     """What became of adapters since it was told last.
 
     Attributes:
-        running: by name of an adapter, the sequences that hold its place now; none of other adapters.
+        running, waiting: names of the adapters that sequences run with now, and wait to run with.
         load_seconds: of each that was loaded. num_failures: those that could not be.
         num_evictions: those that gave up their place to another one.
     """
 
-    running: dict[str, int] = {}
+    running: list[str] = []
+    waiting: list[str] = []
     load_seconds: list[float] = []
     num_failures: int = 0
     num_evictions: int = 0

@@ -106,9 +106,9 @@ def test_what_became_of_adapters_is_told_once() -> None:
     assert slots.take_news() is None
     first = hold(slots, "a", 1)
     news = slots.take_news()
-    assert news is not None and news.running == {"adapter 1": 1} and len(news.load_seconds) == 1
+    assert news is not None and len(news.load_seconds) == 1 and news.num_evictions == 0
     assert slots.take_news() is None
     slots.release(first)
     hold(slots, "b", 2)
     news = slots.take_news()
-    assert news is not None and news.running == {"adapter 2": 1} and news.num_evictions == 1
+    assert news is not None and len(news.load_seconds) == 1 and news.num_evictions == 1

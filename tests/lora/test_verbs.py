@@ -92,3 +92,24 @@ def test_the_asynchronous_engine_has_the_same_verbs(llama: Path, adapters: list[
             engine.shutdown()
 
     asyncio.run(main())
+
+
+def test_figures_tell_which_adapters_are_in_use_and_what_loading_them_took(llama: Path, adapters: list[Path]):
+    llm = LLM(str(llama), **SETTINGS | {"max_loras": 1, "disable_log_stats": False})
+    first, second = request(adapters[0], 1), request(adapters[1], 2)
+    engine = llm.llm_engine
+    for number, adapter in enumerate((first, first, second)):
+        params = SamplingParams(max_tokens=3 - number % 2, ignore_eos=True)
+        engine.add_request(str(number), {"prompt_token_ids": [1, 2, 3]}, params, lora_request=adapter)
+    told = set()
+    while engine.has_unfinished_requests():
+        engine.step()
+        (info,) = (metric for metric in llm.get_metrics() if metric.name == "quire:lora_requests_info")
+        told.add((info.labels["running_lora_adapters"], info.labels["waiting_lora_adapters"]))
+        assert info.labels["max_lora"] == "1"
+    assert {("a0", "a1"), ("a1", ""), ("", "")} <= told
+    assert ("a1", "a0") not in told  # the second request of the first adapter came before the other adapter's
+    values = {metric.name: metric for metric in llm.get_metrics()}
+    assert values["quire:lora_evictions"].value == 1 and values["quire:lora_load_failures"].value == 0
+    assert values["quire:lora_load_time_seconds"].count == 2
+    assert [place["name"] for place in llm.call("inspect")["adapters"]] == ["a1"]

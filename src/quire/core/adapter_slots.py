@@ -1,14 +1,15 @@
 """The places that workers have for adapters: who has one, who is to get one next, and whose turn it is to give one up.
 
 A request that runs holds its adapter's place. An adapter that nobody holds stays until its place is wanted; the one that was
-used least recently goes first. Where all places are held, some close: no further request of theirs starts, so that those who
-wait for a place get one. Knows adapters by name; what is in a place is the workers' business.
+used least recently goes first. Where all places are held, some close: no request of theirs starts that came later than those who
+wait for a place, so that these get one. Knows adapters by name; what is in a place is the workers' business.
 """
 
 import dataclasses
 import itertools
 import time
 from collections.abc import Iterable
+from typing import Any
 
 from quire.adapters import LoRARequest
 from quire.core.request_state import Request
@@ -19,14 +20,14 @@ from quire.request import AdapterStats
 @dataclasses.dataclass
 class _Slot:
     """One place. `holders`: requests that run with it, or were prepared for. `used`: when that last changed, as a count.
-    `begun`: when its loading began."""
+    `begun`: when its loading began. `closed_from`: the rank from which on requests may not start; None: all may."""
 
     number: int
     adapter: LoRARequest
     begun: float
     holders: set[str] = dataclasses.field(default_factory=set[str])
     is_loaded: bool = False
-    is_closing: bool = False
+    closed_from: tuple[float, ...] | None = None
     used: int = 0
 
     @property
@@ -42,6 +43,7 @@ class AdapterSlots:
 
     Attributes:
         pinned: numbers (`lora_int_id`) of adapters that keep their places.
+        has_news: something has changed that was not told yet.
     """
 
     def __init__(self, count: int = 0) -> None:
@@ -52,7 +54,7 @@ class AdapterSlots:
         self._loading: dict[str, _Slot] = {}
         self._clock = itertools.count(1)
         self.pinned: set[int] = set()
-        self._news, self._has_news = AdapterStats(), False
+        self._news, self.has_news = AdapterStats(), False
 
     def __len__(self) -> int:
         """Adapters that have a place."""
@@ -63,7 +65,9 @@ class AdapterSlots:
         if request.source.adapter is None:
             return True
         slot = self._slot_of(request)
-        return slot is not None and slot.is_loaded and (not slot.is_closing or request.request_id in slot.holders)
+        if slot is None or not slot.is_loaded:
+            return False
+        return slot.closed_from is None or request.rank < slot.closed_from or request.request_id in slot.holders
 
     def _slot_of(self, request: Request) -> _Slot | None:
         """The place that a request holds, or else the one that its adapter has now."""
@@ -84,7 +88,7 @@ class AdapterSlots:
         return slot.number
 
     def _touch(self, slot: _Slot) -> None:
-        slot.used, self._has_news = next(self._clock), True
+        slot.used, self.has_news = next(self._clock), True
 
     def release(self, request: Request) -> bool:
         """It does not run any more, or will not start; whether it held a place."""
@@ -116,7 +120,7 @@ class AdapterSlots:
         del self._slots[victim.key]
         self._free.append(victim.number)
         self._news.num_evictions += 1
-        self._has_news = True
+        self.has_news = True
         return True
 
     def _changeable(self) -> list[_Slot]:
@@ -125,11 +129,15 @@ class AdapterSlots:
     def close_for(self, waiting: Iterable[Request]) -> None:
         """Let as many places close as adapters of these requests have none, but at most half of all. Those that are closing go
         first, then those with the fewest holders."""
-        keys = {request.source.adapter.key for request in waiting if request.source.adapter is not None}
-        wanted = min(len(keys - self._slots.keys()), max(1, self._count // 2))
-        held = sorted(self._changeable(), key=lambda slot: (not slot.is_closing, len(slot.holders), slot.used))
+        firsts: dict[str, tuple[float, ...]] = {}
+        for request in waiting:
+            adapter = request.source.adapter
+            if adapter is not None and adapter.key not in self._slots:
+                firsts[adapter.key] = min(firsts.get(adapter.key, request.rank), request.rank)
+        ranks = sorted(firsts.values())[: max(1, self._count // 2)]
+        held = sorted(self._changeable(), key=lambda slot: (slot.closed_from is None, len(slot.holders), slot.used))
         for number, slot in enumerate(slot for slot in held if slot.is_loaded):
-            slot.is_closing = number < wanted
+            slot.closed_from = ranks[number] if number < len(ranks) else None
 
     def finish(self, request_id: str, *, failed: bool) -> None:
         """What a request had loaded is there, or could not be loaded."""
@@ -187,16 +195,31 @@ class AdapterSlots:
 
     def take_news(self) -> AdapterStats | None:
         """What has changed since this was asked last; None where nothing has."""
-        if not self._has_news:
+        if not self.has_news:
             return None
-        news, self._news, self._has_news = self._news, AdapterStats(), False
-        for slot in (*self._slots.values(), *self._dropped):
-            if slot.holders and slot.is_loaded:
-                news.running[slot.adapter.lora_name] = len(slot.holders)
+        news, self._news, self.has_news = self._news, AdapterStats(), False
         return news
+
+    def came(self) -> None:
+        """A request with an adapter has come."""
+        self.has_news = True
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Each place that an adapter has, for an observer."""
+        return [
+            {
+                "name": slot.adapter.lora_name,
+                "lora_int_id": slot.adapter.lora_int_id,
+                "path": slot.adapter.lora_path,
+                "state": "loaded" if slot.is_loaded else "loading",
+                "is_pinned": slot.adapter.lora_int_id in self.pinned,
+                "num_holders": len(slot.holders),
+            }
+            for slot in self._slots.values()
+        ]
 
     def forget(self) -> None:
         """The workers have dropped all adapters; nothing runs."""
         pinned = self.pinned
         self.__init__(self._count)
-        self.pinned, self._has_news = pinned, True
+        self.pinned, self.has_news = pinned, True

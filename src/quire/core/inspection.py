@@ -47,6 +47,14 @@ class Inspection:
         """See `build_state`."""
         return build_state(self._stats(), self._requests.values(), self._batch, self._timelines)
 
+    def adapters(self) -> tuple[list[str], list[str]]:
+        """The names of adapters that requests run with, and wait to run with."""
+        running, waiting = set[str](), set[str]()
+        for request in self._requests.values():
+            if request.source.adapter is not None:
+                (running if request.row >= 0 else waiting).add(request.source.adapter.lora_name)
+        return sorted(running), sorted(waiting)
+
     def timeline(self, request_id: str) -> dict[str, Any] | None:
         """See `build_timeline`."""
         kv, live = self._kv, self._requests.values()
@@ -126,6 +134,8 @@ def _live(request: Request, batch: RunningBatch, now: float) -> dict[str, Any]:
         "output_tokens": known - request.num_prompt_tokens,
         "cached_tokens": max(0, request.num_cached_tokens),
     }
+    if request.source.adapter is not None:
+        shown["adapter"] = request.source.adapter.lora_name
     return shown | (_pace(timeline, known - request.num_prompt_tokens, now) if timeline is not None else {})
 
 

@@ -6,6 +6,7 @@ Knows which adapters have places on the device; what lies in host memory is aske
 import msgspec
 
 from quire.core.preparations import Preparations
+from quire.core.scheduler import Scheduler
 from quire.engine.weights import utility
 from quire.executor.interface import Executor
 from quire.request import EngineRequest, SchedulerStats
@@ -16,6 +17,7 @@ class AdapterVerbs:
 
     _executor: Executor
     _preparations: Preparations
+    _scheduler: Scheduler
 
     def __init__(self) -> None:
         self._adapter_versions: dict[int, int] = {}
@@ -25,6 +27,7 @@ class AdapterVerbs:
         adapter = request.adapter
         if adapter is None:
             return
+        self._preparations.adapters.came()
         version = self._adapter_versions.get(adapter.lora_int_id, 0)
         if adapter.load_inplace:
             version += 1
@@ -37,8 +40,11 @@ class AdapterVerbs:
             request.adapter = msgspec.structs.replace(adapter, load_inplace=False, version=version)
 
     def _tell_adapters(self, stats: SchedulerStats | None) -> None:
-        if stats is not None:
-            stats.adapters = self._preparations.adapters.take_news()
+        """Complete a step's figures with what has changed about adapters."""
+        news = None if stats is None else self._preparations.adapters.take_news()
+        if stats is not None and news is not None:
+            news.running, news.waiting = self._scheduler.inspection.adapters()
+            stats.adapters = news
 
     @utility
     def list_loras(self) -> list[int]:

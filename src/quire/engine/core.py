@@ -274,7 +274,8 @@ class EngineCore(WeightVerbs, ProfileVerbs, AdapterVerbs):
             self._start_steps()
         if not self._in_flight:
             self._end_draining()
-            return self._with_outputs(EngineCoreOutputs(stats=self._gauges() if self._lost_some else None))
+            has_news = self._lost_some or self._preparations.adapters.has_news
+            return self._with_outputs(EngineCoreOutputs(stats=self._gauges() if has_news else None))
         self._scheduler.catch_up()  # The device works: the host has time.
         self.heartbeat.collect()
         return self._with_outputs(self._take_in())
@@ -525,7 +526,8 @@ class EngineCore(WeightVerbs, ProfileVerbs, AdapterVerbs):
     @utility
     def inspect(self) -> dict[str, Any]:
         """The scheduler's state, its last steps, live and finished requests; see `core/inspection.py`."""
-        return self._scheduler.inspection.state()
+        state = self._scheduler.inspection.state()
+        return state if self.config.lora is None else state | {"adapters": self._preparations.adapters.describe()}
 
     @utility
     def timeline(self, request_id: str) -> dict[str, Any] | None:

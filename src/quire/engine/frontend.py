@@ -64,6 +64,8 @@ class Frontend(Generic[ClientT]):
         self._outputs = OutputProcessor([*own, *stat_hooks, *load_stat_loggers(config)])
         self.io_processor = load_io_processor(config)
         self._stats_logger: StatsLogger | None = None
+        if metrics is not None and config.lora is not None:
+            metrics.max_loras = config.lora.num_slots(config.scheduler.max_num_seqs)
         if metrics is not None and not config.observability.disable_log_stats:
             self._stats_logger = StatsLogger(metrics, config.observability.log_stats_interval_s)
         # Where steps take the host's cores, so does the core's start; there the first grammar waits for this.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from quire.logger import init_logger
 from quire.metrics.events import EventKind, EventLog
 from quire.metrics.tenants import TenantTable
-from quire.request import SchedulerStats
+from quire.request import AdapterStats, SchedulerStats
 
 logger = init_logger(__name__)
 
@@ -123,6 +123,8 @@ class EngineMetrics:
         events: what happened besides answers.
         tenants: each tenant's requests and tokens.
         batch_lines: lines of batches that were answered, by how.
+        adapters: what became of adapters, and the names of those that are in use; None until that is told.
+        max_loras: adapters that can be on the device at once.
     """
 
     def __init__(self, model_name: str, max_model_len: int) -> None:
@@ -145,6 +147,10 @@ class EngineMetrics:
         self.events = EventLog()
         self.tenants = TenantTable()
         self.batch_lines = {"completed": 0, "failed": 0}
+        self.adapters: AdapterStats | None = None
+        self.max_loras = 0
+        self.num_adapter_failures = self.num_adapter_evictions = 0
+        self.adapter_load_time = Histogram(TTFT_BOUNDS)
         self.success: dict[str, int] = dict.fromkeys(FINISH_REASONS, 0)
         self.iteration_tokens = Histogram(ITERATION_BOUNDS)
         self.step_time = Histogram(STEP_BOUNDS)
@@ -176,6 +182,12 @@ class EngineMetrics:
             self._record_drafts(stats)
         self.prefix_cache_queries += stats.prefix_cache_queries
         self.prefix_cache_hits += stats.prefix_cache_hits
+        if stats.adapters is not None:
+            self.adapters = stats.adapters
+            self.num_adapter_failures += stats.adapters.num_failures
+            self.num_adapter_evictions += stats.adapters.num_evictions
+            for seconds in stats.adapters.load_seconds:
+                self.adapter_load_time.observe(seconds)
         if stats.num_batched_tokens:
             self.num_steps += 1
             self.iteration_tokens.observe(stats.num_iteration_tokens)

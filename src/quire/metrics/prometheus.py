@@ -4,6 +4,7 @@ Figures are kept by `EngineMetrics` and turned into samples only for a scrape. `
 """
 
 import dataclasses
+import time
 from collections.abc import Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
@@ -46,6 +47,8 @@ _COUNTERS = (
     ("spec_decode_num_drafts", "num_drafts", "Times that a sequence had guessed tokens verified."),
     ("spec_decode_num_draft_tokens", "num_draft_tokens", "Guessed tokens that were verified."),
     ("spec_decode_num_accepted_tokens", "num_accepted_tokens", "Guessed tokens that were right."),
+    ("lora_load_failures", "num_adapter_failures", "Adapters that could not be loaded."),
+    ("lora_evictions", "num_adapter_evictions", "Adapters that gave up their place on the device to another one."),
     ("engine_steps", "num_steps", "Steps that computed at least one token."),
 )
 _EVENTS = {
@@ -96,6 +99,7 @@ _HISTOGRAMS = (
     ("request_params_max_tokens", "request_max_tokens", "max_tokens of finished requests."),
     ("request_params_n", "request_n", "n of finished requests."),
     ("request_num_preemptions", "request_preemptions", "Times that a finished sequence gave up its pages."),
+    ("lora_load_time_seconds", "adapter_load_time", "What loading an adapter took, from disk or from the host."),
 )
 
 
@@ -155,6 +159,12 @@ class EngineCollector(Collector):
         info = GaugeMetricFamily(prefix + "cache_config_info", "The cache's settings.", labels=["engine", *self._info])
         info.add_metric([_ENGINE, *self._info.values()], 1)
         yield info
+        if metrics.adapters is not None:
+            names = ["max_lora", "waiting_lora_adapters", "running_lora_adapters"]
+            adapters = GaugeMetricFamily(prefix + "lora_requests_info", "Adapters in use; the time.", labels=names)
+            told = [str(metrics.max_loras), ",".join(metrics.adapters.waiting), ",".join(metrics.adapters.running)]
+            adapters.add_metric(told, time.time())
+            yield adapters
 
     def _happenings(self, prefix: str, labels: list[str]) -> Iterable[Metric]:
         """What happened besides answers, and each tenant's part."""

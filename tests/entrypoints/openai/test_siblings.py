@@ -38,6 +38,12 @@ def test_what_only_another_process_has_is_added_and_what_all_count_alike_is_not(
     assert lines[4] == b"q:engine_restarts_total 3.0"
 
 
+def test_what_one_process_alone_is_told_is_shown_by_all():
+    adapters = b'quire:lora_requests_info{running_lora_adapters="a"} 5.0\n'
+    theirs = b"# TYPE quire:lora_requests_info gauge\n" + adapters
+    assert adapters in merge_metrics(b"quire:x 1.0\n", [theirs])
+
+
 def test_only_those_that_answer_are_counted(tmp_path):
     asked = []
 

@@ -16,12 +16,15 @@ export function buildHappenings() {
   const events = table("What happened, latest first", ["Time", "What", "Detail", "Times"], "happened");
   const tenants = table("Tenants, by tokens of ended requests", ["Tenant", "Share lately", "Prompt tokens", "Generated", "Requests", "Refused"], "tenants");
   const batches = table("Batches, the newest first", ["Batch", "Status", "Lines done", "Failed", "Lines"], "batches");
-  const element = h("div", { class: "stack" }, events.box, totals, batches.box, tenants.box);
+  const adapters = table("Adapters on the device", ["Adapter", "State", "Sequences", "Folder"], "adapters");
+  const element = h("div", { class: "stack" }, events.box, totals, adapters.box, batches.box, tenants.box);
 
   function update(state, earlier) {
     replace(events.rows, [...state.events].reverse().map(eventRow));
     if (!state.events.length) replace(events.rows, h("tr", {}, h("td", { colspan: 4, class: "soft" }, "Nothing but answers so far.")));
     totals.textContent = Object.entries(TOTALS).map(([kind, name]) => `${number(state.event_totals[kind] ?? 0)} ${name}`).join(", ");
+    adapters.box.hidden = !state.adapters?.length;
+    replace(adapters.rows, (state.adapters ?? []).map(adapterRow));
     batches.box.hidden = !state.batches?.length;
     replace(batches.rows, (state.batches ?? []).map(batchRow));
     const names = Object.keys(state.tenants);
@@ -50,6 +53,11 @@ function batchRow({ id, status, request_counts: { total, completed, failed } }) 
   const done = total ? `${number(completed + failed)} (${share((completed + failed) / total)})` : "–";
   return h("tr", {}, h("td", { class: "mono", title: id }, shortId(id)), h("td", {}, h("span", { class: `state is-batch-${status}` }, status)),
     h("td", {}, done), h("td", {}, number(failed)), h("td", {}, number(total)));
+}
+
+function adapterRow({ name, state, is_pinned, num_holders, path }) {
+  return h("tr", {}, h("td", { class: "mono" }, name), h("td", {}, is_pinned ? `${state}, pinned` : state), h("td", {}, number(num_holders)),
+    h("td", { class: "mono" }, path));
 }
 
 const tokens = (row) => (row ? row.prompt_tokens + row.generation_tokens : 0);

@@ -13,6 +13,7 @@ from quire.entrypoints.cli.terminal import columns
 from quire.platforms.interface import Platform
 
 CONFIG_PARTS = ("model", "cache", "parallel", "scheduler", "device", "load", "attention", "observability")
+_LORA = ("lora",)
 _SECRET = ("hf_token",)
 _GIB = 1 << 30
 
@@ -66,7 +67,7 @@ def build_report(config: EngineConfig, platform: Platform) -> dict[str, Any]:
 
     return {
         **_files(config),
-        "config": {part: _config_part(config, part) for part in CONFIG_PARTS},
+        "config": {part: _config_part(config, part) for part in (*CONFIG_PARTS, *_LORA[: config.lora is not None])},
         "platform": {"name": platform.name, "capabilities": explain_capabilities(platform.capabilities())},
         **explain_without_weights(config, platform),
         "limits": {name: getattr(limits, name) for name in dir(limits) if name.isupper()},

@@ -58,14 +58,17 @@ class Siblings:
 def merge_metrics(own: bytes, others: Sequence[bytes]) -> bytes:
     """Our figures with the others' added: counts, sums, buckets and gauges of work, also those that only another process has
     (a route or a tenant that we have not met). What a process tells of itself (`process_`, `python_`) and of its settings
-    (`_info`) stays as it is here; of what all of them count alike, the largest counts."""
+    (`_info`) stays as it is here, if it is here; of what all of them count alike, the largest counts."""
     families = _families(own)
     for text in others:
         for family, (head, theirs) in _families(text).items():
+            is_new = family not in families
             ours = families.setdefault(family, (head, {}))[1]
             for name, value in theirs.items():
                 if join := _joined_by(name.partition(b"{")[0]):
                     ours[name] = join(float(ours.get(name, 0.0)), float(value))
+                elif is_new:
+                    ours[name] = value
     lines: list[bytes] = []
     for head, samples in families.values():
         lines += head
