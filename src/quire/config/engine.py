@@ -21,13 +21,15 @@ class DeviceConfig:
 @dataclasses.dataclass(frozen=True)
 class LoadConfig:
     """`load_format`: `auto`, `safetensors`, `pt` (pickled tensors), `dummy` (random weights from the seed). `hf_token`: the
-    user's token at the hub; None or True means the one that the hub's client finds."""
+    user's token at the hub; None or True means the one that the hub's client finds. `merge_lora`: an adapter that is added to the
+    weights."""
 
     load_format: str = "auto"
     download_dir: str | None = None
     ignore_patterns: tuple[str, ...] = ()
     model_loader_extra_config: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     hf_token: str | bool | None = dataclasses.field(default=None, repr=False)
+    merge_lora: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,12 +196,14 @@ class LoRAConfig:
         max_lora_rank: the largest rank that is taken; None: any, and there is room for what is loaded.
         max_cpu_loras: adapters that are kept on the host for their next use; None leaves it to the engine.
         fully_sharded_loras: accepted as in vLLM; ranks share updates as they share the matrices.
+        lora_dtype: of adapters' numbers: the model's.
     """
 
     max_loras: int | None = None
     max_lora_rank: int | None = None
     max_cpu_loras: int | None = None
     fully_sharded_loras: bool = False
+    lora_dtype: str = "auto"
 
     def num_slots(self, max_num_seqs: int) -> int:
         """Adapters that can be on the device at once."""

@@ -16,6 +16,7 @@ from quire.config import (
     DeviceConfig,
     HFConfig,
     LoadConfig,
+    LoRAConfig,
     ModelConfig,
     MultiModalConfig,
     ParallelConfig,
@@ -409,6 +410,16 @@ class Resolver:
             self.provenance["scheduler.async_scheduling"] = able.why
             return able.value
         return asked
+
+    def lora(self, model: ModelConfig) -> LoRAConfig | None:
+        """Adapters; None: no request can have one. Raises ConfigError: they shall be of another type than the model."""
+        asked = self.args.lora_dtype
+        if asked not in ("auto", model.dtype):
+            message = (
+                f"lora_dtype={asked!r}: adapters' numbers are kept in the model's type, {model.dtype}; leave it out"
+            )
+            raise ConfigError(message, setting="lora_dtype")
+        return section(LoRAConfig, self.args) if self.args.enable_lora else None
 
     def speculative(self, model: ModelConfig) -> SpeculativeConfig | None:
         args = self.args

@@ -9,7 +9,7 @@ import uuid
 from typing import Self
 
 from quire import envs
-from quire.config import AttentionConfig, EngineConfig, LoRAConfig, ObservabilityConfig
+from quire.config import AttentionConfig, EngineConfig, ObservabilityConfig
 from quire.config.checks import FLAG, setting, whole
 from quire.config.observability import read_structured_outputs_config, resolve_profiler
 from quire.config.reasoning import read_reasoning_config
@@ -95,7 +95,7 @@ class EngineArgs(EngineSettings):
                 settled.structured_outputs_config, settled.guided_decoding_backend
             ),
             reasoning=read_reasoning_config(settled.reasoning_config, settled.structured_outputs_config),
-            lora=section(LoRAConfig, settled) if settled.enable_lora else None,
+            lora=resolver.lora(model),
             multimodal=resolver.multimodal(model),
             speculative=speculative,
             drafter=resolver.drafter(model, speculative),

@@ -271,6 +271,12 @@ class EngineSettings:
     fully_sharded_loras: bool = setting(
         False, FLAG, "accepted as in vLLM; ranks always share updates as they share the matrices"
     )
+    lora_dtype: str = setting("auto", TEXT, "type of adapters' numbers; auto and the model's own can be served")
+    merge_lora: str | None = setting(
+        None,
+        TEXT,
+        "an adapter (folder or hub id) that is added to the weights as they are read; requests need not name it",
+    )
     speculative_config: dict[str, Any] | str | None = setting(
         None,
         mapping("auto"),

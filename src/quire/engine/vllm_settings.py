@@ -59,7 +59,7 @@ def accept_or_refuse(name: str, value: Any) -> None:
         return
     accepted = accepted_values(name)
     if not any(isinstance(value, bool) == isinstance(each, bool) and value == each for each in accepted):
-        instead = f"leave it out (accepted: {', '.join(map(repr, accepted))})"
+        instead = LIST["instead"].get(name) or f"leave it out (accepted: {', '.join(map(repr, accepted))})"
         raise ConfigError(f"{name}={value!r} is not available yet in Quire; {instead}", setting=name)
 
 

@@ -30,6 +30,7 @@ from quire.layers.vision.seeing_decoder import SeeingDecoder
 from quire.layers.vision.tower import VisionTower
 from quire.layers.weights import cache_scales, canonical_name, check_names, check_shapes, is_cache_scale
 from quire.logger import init_logger
+from quire.lora.merging import merged
 from quire.lora.method import adapted
 from quire.model_loader.checkpoint import DTYPE_NAMES, PLAIN_DTYPES, OwnMemory, TensorInfo, WeightReader
 from quire.model_loader.device_reader import upload_tensors
@@ -274,6 +275,10 @@ def load_weights(
         Bytes of the weights as they were stored.
     """
     load_format = config.load.load_format
+    if config.load.merge_lora is not None and (
+        not isinstance(model, Decoder) or load_format in ("sharded_state", "dummy")
+    ):
+        raise ConfigError("merge_lora needs a model with a spec, and a checkpoint's own weights", setting="merge_lora")
     if not isinstance(model, Decoder):
         return _load_class(model, config)
     if load_format == "sharded_state":
@@ -284,7 +289,10 @@ def load_weights(
         return int(model.describe()["weight_bytes"])
     reader = open_weights(config)
     check_checkpoint(model, reader.infos)
-    model.load_weights(read_tensors(model, reader, uploads, copies=copies))
+    if config.load.merge_lora is None:
+        model.load_weights(read_tensors(model, reader, uploads, copies=copies))
+    else:
+        model.load_weights(merged(model, config.load, read_tensors(model, reader, None, copies=copies)))
     logger.info("Read %.2f GiB of weights from %s", reader.num_bytes / GIB, reader.path)
     for note in model.linear_method.notes():
         logger.warning("Of the checkpoint, %s", note)
@@ -323,6 +331,7 @@ def save_sharded_state(
         weights = _random_weights(model, config)
     else:
         weights = with_progress(open_weights(config))
+        weights = weights if config.load.merge_lora is None else merged(model, config.load, weights)
     method = model.linear_method
     with method.keeping_layout() if isinstance(method, QuantizedLinear) else contextlib.nullcontext():
         files = save_state(model, model.assemble(weights), path, pattern or PATTERN, max_size or MAX_BYTES)
