@@ -78,6 +78,7 @@ def check_stages(config: EngineConfig) -> None:
     refused = {
         "runner": (config.model.pooling is not None, "a pooling model"),
         "enable_lora": (config.lora is not None, "adapters"),
+        "merge_lora": (config.load.merge_lora is not None, "an adapter in the weights"),
         "speculative_config": (config.speculative is not None, "speculation"),
         "load_format": (config.load.load_format == "sharded_state", "load_format='sharded_state'"),
         "data_parallel_size": (config.parallel.data_parallel_size > 1, "copies of the model"),
