@@ -65,7 +65,9 @@ def test_an_adapter_that_cannot_be_merged_is_refused_with_its_targets(tmp_path: 
 
 def test_settings_of_adapters_that_mean_nothing_here_are_refused_in_words(tmp_path: Path):
     base = make_tiny_model("LlamaForCausalLM", tmp_path / "base")
-    with pytest.raises(ConfigError, match="lora_dtype='float16': adapters' numbers are kept in the model's type, float32"):
+    with pytest.raises(
+        ConfigError, match="lora_dtype='float16': adapters' numbers are kept in the model's type, float32"
+    ):
         LLM(str(base), enable_lora=True, lora_dtype="float16", **SETTINGS)
     with pytest.raises(ConfigError, match="no adapter is chosen by the media of a prompt"):
         LLM(str(base), enable_lora=True, default_mm_loras={"audio": "/x"}, **SETTINGS)
