@@ -32,11 +32,74 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vision_config": _CLIP | {"model_type": "clip_vision_model", "projection_dim": 16},
         "image_token_index": IMAGE,
     },
+    "Qwen2VLForConditionalGeneration": {
+        "text_config": _TEXT
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}},
+        "vision_config": {"depth": 3, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "patch_size": 4},
+        "image_token_id": IMAGE,
+        "video_token_id": IMAGE + 1,
+        "vision_start_token_id": 302,
+        "vision_end_token_id": 303,
+    },
+    "Qwen2_5_VLForConditionalGeneration": {
+        "text_config": _TEXT
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}},
+        "vision_config": {
+            "depth": 4,
+            "hidden_size": 32,
+            "intermediate_size": 40,
+            "out_hidden_size": 64,
+            "num_heads": 2,
+            "patch_size": 4,
+            "window_size": 16,
+            "fullatt_block_indexes": [1, 3],
+        },
+        "image_token_id": IMAGE,
+        "video_token_id": IMAGE + 1,
+        "vision_start_token_id": 302,
+        "vision_end_token_id": 303,
+    },
+    "Qwen3VLForConditionalGeneration": {
+        "text_config": _TEXT
+        | {
+            "head_dim": 32,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e4,
+                "mrope_section": [6, 5, 5],
+                "mrope_interleaved": True,
+            },
+        },
+        "vision_config": {
+            "depth": 4,
+            "hidden_size": 32,
+            "intermediate_size": 40,
+            "out_hidden_size": 64,
+            "num_heads": 2,
+            "patch_size": 4,
+            "num_position_embeddings": 36,
+            "deepstack_visual_indexes": [0, 2],
+        },
+        "image_token_id": IMAGE,
+        "video_token_id": IMAGE + 1,
+        "vision_start_token_id": 302,
+        "vision_end_token_id": 303,
+    },
+}
+_QWEN_PIXELS: dict[str, Any] = {
+    "image_processor_type": "Qwen2VLImageProcessor",
+    "patch_size": 4,
+    "merge_size": 2,
+    "temporal_patch_size": 2,
+    "size": {"shortest_edge": 256, "longest_edge": 1600},
 }
 PROCESSORS: dict[str, dict[str, Any]] = {
     "LlavaForConditionalGeneration": {
         "image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28},
     },
+    "Qwen2VLForConditionalGeneration": _QWEN_PIXELS,
+    "Qwen2_5_VLForConditionalGeneration": _QWEN_PIXELS,
+    "Qwen3VLForConditionalGeneration": _QWEN_PIXELS,
 }  # fmt: skip
 
 

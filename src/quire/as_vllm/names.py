@@ -64,8 +64,8 @@ PROGRAMS: dict[str, tuple[str, ...]] = {
 """Modules that are run with `python -m`, and the words of Quire's command line that they mean."""
 
 ABSENT: dict[str, str] = {
-    "vllm.assets": "no model reads media yet",
-    "vllm.multimodal": "no model reads media yet",
+    "vllm.assets": "how models see is a table (docs/multimodal.md)",
+    "vllm.multimodal": "how models see is a table (docs/multimodal.md)",
     "vllm.distributed.kv_transfer": "there are no KV connectors yet",
     "vllm.distributed.weight_transfer": "a trainer calls the engine's own methods or routes (docs/weights.md)",
     "vllm.model_executor.model_loader": "weights are read by Quire's own loader (docs/startup.md)",

@@ -230,6 +230,6 @@ def _piece(source: CheckpointTensor, tensor: Sliceable, block: RowSlice) -> torc
         return piece
     if source.module.is_flattened:
         return piece.reshape(source.rows, *([source.module.columns] if source.module.columns else []))[block.rows]
-    if source.module.dims:
+    if source.module.dims and source.suffix != "bias":
         return piece.flatten(1)
     return piece.t() if source.stored is TRANSPOSED else piece[:, 0] if source.stored is CONVOLUTION else piece

@@ -72,6 +72,7 @@ class Decoder(CausalLM):
             for rope, table in layer_context.tables.items()
             if isinstance(rope, Rope) and rope.axes
         ]
+        self.num_axes = max((table.num_axes for table in self._axis_tables), default=0)
         self._give_weightless_norms()
         mlps = [layer.mlp for layer in self._layers if layer.mlp is not None]
         self.can_replay = all(half.can_replay for half in (*self._mixers(), *mlps))
@@ -164,11 +165,6 @@ class Decoder(CausalLM):
                 self._weights.pop("lm_head", None)  # made of the embedding
 
     # One step.
-
-    @property
-    def num_axes(self) -> int:
-        """Axes of each token's position; 0 where a position is one number."""
-        return max((table.num_axes for table in self._axis_tables), default=0)
 
     def begin_step(self, step: StepInputs) -> None:
         for table in self._axis_tables:
@@ -269,9 +265,10 @@ class Decoder(CausalLM):
         if patches.class_rows is not None:
             out_TD[patches.class_rows] = self._weights["class_token"].to(out_TD.dtype)
         if patches.blend_KT is not None and patches.weights_KT is not None:
-            table = self._weights["positions"].data
+            row_TD = torch.empty_like(out_TD)
             for index_T, weight_T in zip(patches.blend_KT, patches.weights_KT, strict=True):
-                out_TD.add_(table[index_T] * weight_T[:, None])
+                ops.embedding(index_T, self._weights["positions"], row_TD, 1.0)
+                out_TD.addcmul_(row_TD, weight_T[:, None])
 
     def _look_up(self, ids_T: torch.Tensor, out_TD: torch.Tensor) -> None:
         """Tokens' rows of the embedding."""

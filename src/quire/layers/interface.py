@@ -150,6 +150,8 @@ class CausalLM(abc.ABC):
     """
 
     attention_backend: AttentionBackend
+    num_axes: int = 0
+    """Axes of each token's position; 0 where a position is one number."""
     can_replay: bool = True
     """Whether a step can be recorded, or captured as a graph, and run again for other requests."""
 

@@ -22,6 +22,7 @@ class Features:
         pipeline_parallel: whether they can be parted into stages.
         generates: whether it gives tokens; otherwise only vectors and classes.
         quantization: whether it has matrices that may be in another number format.
+        multimodal: whether it also sees.
     """
 
     mixers: tuple[str, ...]
@@ -46,6 +47,7 @@ def features_of(spec: DecoderSpec) -> Features:
         generates=all(mixer.causal for mixer in mixers if isinstance(mixer, Attention)),
         pipeline_parallel=_can_be_parted(spec),
         quantization=any(module.is_quantizable for module in modules),
+        multimodal=spec.vision is not None,
     )
 
 

@@ -6,9 +6,9 @@ Knows names. Knows no architecture.
 import dataclasses
 
 from quire.config.hf_config import HFConfig
-from quire.models.spec import DecoderSpec
+from quire.models.spec import Attention, DecoderSpec
 
-PREFIXES = ("model.language_model.", "language_model.model.", "language_model.")
+PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.")
 OTHER_PARTS = (
     "*vision_tower.*",
     "*vision_embed_tokens.*",
@@ -32,9 +32,14 @@ def nested_text(hf: HFConfig) -> HFConfig | None:
 
 
 def text_only(spec: DecoderSpec) -> DecoderSpec:
-    """The spec without eyes: their weights are left where they are."""
+    """The spec without eyes: their weights are left where they are, and a position is one number."""
+
+    def on_one_axis(attention: Attention) -> Attention:
+        rope = attention.rope
+        return attention if rope is None else dataclasses.replace(attention, rope=dataclasses.replace(rope, axes=()))
+
     weights = dataclasses.replace(spec.weights, ignored=(*spec.weights.ignored, *OTHER_PARTS))
-    return dataclasses.replace(spec, vision=None, weights=weights)
+    return dataclasses.replace(spec.map_attention(on_one_axis), vision=None, weights=weights)
 
 
 def beside_other_parts(spec: DecoderSpec) -> DecoderSpec:

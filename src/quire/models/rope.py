@@ -122,7 +122,7 @@ def _parameters(hf: HFConfig, layer_type: str | None) -> dict[str, Any]:
 
 def _scaling(parameters: dict[str, Any], hf: HFConfig) -> RopeScaling | None:
     kind = str(parameters.get("rope_type") or parameters.get("type") or "default")
-    kind = "longrope" if kind == "su" else kind
+    kind = {"su": "longrope", "mrope": "default"}.get(kind, kind)  # positions' axes are another matter
     if kind not in SCALINGS:
         raise ConfigError(
             f"rope_scaling type {kind!r} is not known; known: {', '.join(SCALINGS)}", setting="rope_scaling"

@@ -9,6 +9,7 @@ from quire.models.nested_text import OTHER_PARTS, PREFIXES
 from quire.models.registry import ModelRegistry, register
 from quire.models.spec import DecoderSpec, VisionSpec
 from quire.models.vision.clip import llava_vision
+from quire.models.vision.qwen_vl import qwen2_5_vision, qwen2_vision, qwen3_vision, with_axes
 
 ARCHITECTURES = {
     "gemma3_text": "Gemma3ForCausalLM",
@@ -20,6 +21,9 @@ ARCHITECTURES = {
     "ministral3": "Ministral3ForCausalLM",
     "persimmon": "PersimmonForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
+    **dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl_text", "qwen2_vl", "qwen2_5_vl"), "Qwen2ForCausalLM"),
+    "qwen3_vl_text": "Qwen3ForCausalLM",
+    "qwen3_vl_moe_text": "Qwen3MoeForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM",
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
@@ -33,10 +37,18 @@ LEFT_OUT = {
 """What a `text_config` need not say (LLaVA 1.5's tells no size of its layers)."""
 
 
-VISION: dict[str, Callable[[HFConfig], VisionSpec]] = {"llava": llava_vision}
+VISION: dict[str, Callable[[HFConfig], VisionSpec]] = {
+    "llava": llava_vision,
+    "qwen2_vl": qwen2_vision,
+    "qwen2_5_vl": qwen2_5_vision,
+    "qwen3_vl": qwen3_vision,
+    "qwen3_vl_moe": qwen3_vision,
+}
 """By the `model_type` of the whole: how it sees."""
 
 
+@register("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration")
+@register("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration")
 @register("Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration")
 @register("Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration", "LlavaForConditionalGeneration")
 @register(
@@ -46,8 +58,8 @@ VISION: dict[str, Callable[[HFConfig], VisionSpec]] = {"llava": llava_vision}
     "Qwen3_5MoeForConditionalGeneration",
 )
 def text_part(hf: HFConfig) -> DecoderSpec:
-    """Gemma 3 (4B and larger) and 4, Mistral Small 3.1, Ministral 3, LLaVA, Fuyu, Llama 4, Qwen3.5: what they do with text."""
-    text = hf.text_config
+    """Gemma 3 (4B and larger) and 4, Mistral Small 3.1, Ministral 3, LLaVA, Fuyu, Llama 4, Qwen2-VL to Qwen3.5."""
+    text = hf.get("text_config") or hf  # the first Qwen-VL's tell of the text beside `vision_config`
     architecture = ARCHITECTURES.get(text.get("model_type", "llama"))
     if architecture is None:
         raise ConfigError(
@@ -57,6 +69,8 @@ def text_part(hf: HFConfig) -> DecoderSpec:
     above = {key: hf.get(key) for key in ("tie_word_embeddings",) if key in hf and key not in text}
     text = HFConfig(LEFT_OUT.get(text.get("model_type", "llama"), {}) | above | text.to_dict())
     spec = ModelRegistry.resolve(architecture).make_spec(text)
+    if text.get("model_type", "").startswith(("qwen2_vl", "qwen2_5_vl", "qwen3_vl")):
+        spec = with_axes(spec, text)
     see = VISION.get(hf.get("model_type", ""))
     others = OTHER_PARTS if see is None else ()
     weights = dataclasses.replace(spec.weights, prefixes=PREFIXES, ignored=(*spec.weights.ignored, *others))

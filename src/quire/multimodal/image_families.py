@@ -5,6 +5,7 @@ Knows token ids and shapes. Knows no tensors and no processor.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -77,5 +78,23 @@ def _llava(hf: HFConfig, arrays: Arrays) -> Expansion:
 
 LLAVA = Family(("image_token_id", "image_token_index"), 32000, _llava)
 
-FAMILIES: dict[str, Family] = {"LlavaForConditionalGeneration": LLAVA}
+
+def _qwen_vl(hf: HFConfig, arrays: Arrays) -> Expansion:
+    """One token for each block of patches that are merged."""
+    frames, rows, columns = (int(count) for count in arrays["image_grid_thw"].reshape(3))
+    merge = int(hf.vision_config.get("spatial_merge_size", 2))
+    grid = (frames, rows // merge, columns // merge)
+    tokens = [QWEN_VL.embedded_token(hf)] * math.prod(grid)
+    return Expansion(tokens, {"pixels": arrays["pixel_values"], "grid": arrays["image_grid_thw"]}, grid=grid)
+
+
+QWEN_VL = Family(("image_token_id",), 151655, _qwen_vl)
+
+FAMILIES: dict[str, Family] = {
+    "LlavaForConditionalGeneration": LLAVA,
+    "Qwen2VLForConditionalGeneration": QWEN_VL,
+    "Qwen2_5_VLForConditionalGeneration": QWEN_VL,
+    "Qwen3VLForConditionalGeneration": QWEN_VL,
+    "Qwen3VLMoeForConditionalGeneration": QWEN_VL,
+}
 """By architecture: who reads images."""

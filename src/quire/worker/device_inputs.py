@@ -50,6 +50,12 @@ class DeviceInputs:
         self._next = 0
         state.table_updates = []
         self.token_types: torch.Tensor | None = None
+        self._axes: torch.Tensor | None = None
+        self._axis_packets: list[torch.Tensor] = []
+        if host.axes is not None:
+            axes = torch.from_numpy(host.axes.axes_TA)
+            self._axes = axes.to(runtime.device(), copy=True)
+            self._axis_packets = [runtime.pinned(torch.zeros_like(axes)) for _ in range(NUM_PACKETS)]
         self._steps: dict[tuple[int, int, int, int, bool, bool, bool], StepInputs] = {}
         self._longest = state.row_length
 
@@ -80,7 +86,15 @@ class DeviceInputs:
         for values in updates:
             packet[at : at + len(values)] = values
             at += len(values)
+        self._send_axes(tokens)
         self._send(at)
+
+    def _send_axes(self, tokens: int) -> None:
+        """The tokens' positions on several axes, if the model has them."""
+        if self._axes is not None and self._host.axes is not None:
+            packet = self._axis_packets[self._next]
+            packet.numpy()[:tokens] = self._host.axes.axes_TA[:tokens]
+            self._axes[:tokens].copy_(packet[:tokens], non_blocking=True)
 
     def _pack_samples(self, fields: IntArray, batch: PreparedBatch) -> None:
         rows_S, table = batch.rows_S, self._table
@@ -197,6 +211,7 @@ class DeviceInputs:
             num_tokens=tokens,
             num_logits=logits,
             token_types=self.token_types,
+            axes=self._axes,
         )
 
 

@@ -188,6 +188,7 @@ class DeviceRunner(Runner):
         """Run an empty step, so that the kernels are ready."""
         slots = np.dtype(self._capabilities.slot_dtype.value)
         host = self._parts.input_preparation(self._state, self._max_tokens, block_size, slots, self._max_draws)
+        host.axes = self._axes
         self._inputs = self._parts.device_inputs(host, self._sampler.table, block_size, self._runtime)
         if self._pooler is not None:
             self._inputs.token_types = self._pooler.token_types
@@ -296,12 +297,18 @@ class DeviceRunner(Runner):
     def _generate(self, plan: SchedulerOutput) -> "PendingStep":
         """Submit a step of requests that get tokens."""
         is_ready = None if self._drafting is None else self._drafting.begin(plan, self._read_behind)
-        starts_B = self._state.num_computed_R[plan.rows] if self._prompt_logprobs.is_wanted else None
+        is_wanted = self._prompt_logprobs.is_wanted
+        starts_B = self._state.num_computed_R[plan.rows] if is_wanted or self._media is not None else None
         batch = self._inputs.prepare(plan)
         wanted = self._sampler.wanted(batch.rows_S, batch.positions_S)
         slot = self._slots.begin()
         self._inputs.upload(batch)
         shape = self._with_adapters(plan, batch, self._shape_of(plan, batch, self._sampler.is_plain(wanted)))
+        if self._media is not None and starts_B is not None:
+            query_start_B = self._inputs.arrays.query_start_B
+            has_media = self._media.prepare(plan, starts_B, query_start_B, self._state) is not None
+            shape = dataclasses.replace(shape, has_media=has_media)
+        starts_B = starts_B if is_wanted else None
         self._run_layers(plan, shape)
         pending = PendingStep(self, plan.step_id, batch, slot, self._sampler)
         if batch.first_B is not None:
@@ -515,7 +522,9 @@ class DeviceRunner(Runner):
             ops.keep_tokens(out_S, columns.rows_S[:count], buffers.last_token_R)
             return
         step = self._step_of(shape)
+        step.media = self._media.inputs if self._media is not None and shape.has_media else None
         self._unpack(step, shape)
+        self._model.begin_step(step)
         self._model.forward(step)
         if self._pooler is not None and self.is_last_stage:
             self._hidden[shape.num_tokens] = self._model.compute_hidden(step)

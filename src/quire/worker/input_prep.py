@@ -16,6 +16,7 @@ import torch
 from quire.attention.interface import AttentionMetadata
 from quire.core.output import IntArray, SchedulerOutput
 from quire.layers.interface import StepInputs
+from quire.worker.axis_positions import AxisPositions
 from quire.worker.batch_state import BatchState
 
 
@@ -63,7 +64,10 @@ class InputPreparation:
     Attributes:
         state: the rows.
         step: what a model reads; `arrays`: the buffers behind it.
+        axes: positions on several axes, for models that have them: a token's plain position then is its place in the step.
     """
+
+    axes: AxisPositions | None = None
 
     def __init__(
         self, state: BatchState, max_tokens: int, block_size: int, slot_dtype: Any = np.int64, max_logits: int = 0
@@ -146,6 +150,10 @@ class InputPreparation:
         else:
             batch = self._prepare_mixed(plan, requests)
             max_query_len = int(plan.num_scheduled_tokens.max())
+        if self.axes is not None:
+            positions_T = self._positions_T[: plan.total_num_tokens]
+            self.axes.fill(plan, positions_T)
+            positions_T[:] = self._count_up[: len(positions_T)]
         seq_lens_B = self._seq_lens_B[:requests]
         self._rows_B[:requests] = plan.rows
         self.state.num_computed_R[plan.rows] = seq_lens_B

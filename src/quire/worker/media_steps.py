@@ -36,6 +36,9 @@ class MediaSteps:
 
     Args:
         most_at_once: embeddings that the encoder computes together.
+
+    Attributes:
+        inputs: where a step finds its embeddings; `prepare` fills it.
     """
 
     def __init__(self, model: SeeingDecoder, max_tokens: int, most_at_once: int) -> None:
@@ -44,7 +47,7 @@ class MediaSteps:
         self._waiting: dict[str, MediaItem] = {}
         self._embeddings: dict[str, torch.Tensor] = {}
         device = model.device
-        self._inputs = MediaInputs(
+        self.inputs = MediaInputs(
             torch.zeros(max_tokens, dtype=torch.bool, device=device),
             torch.zeros(max_tokens, model.media_width, dtype=model.context.activation_dtype, device=device),
         )
@@ -52,7 +55,7 @@ class MediaSteps:
     @property
     def num_bytes(self) -> int:
         """Memory of a step's embeddings."""
-        return self._inputs.rows_TE.nbytes
+        return self.inputs.rows_TE.nbytes
 
     def apply_diff(self, plan: SchedulerOutput) -> None:
         """Forget what is not needed any more, take in what is new."""
@@ -86,10 +89,10 @@ class MediaSteps:
         if not pieces:
             return None
         self._encode({piece.item.key for piece in pieces} & self._waiting.keys())
-        self._inputs.is_media_T.zero_()
+        self.inputs.is_media_T.zero_()
         for piece in pieces:
             self._lay(piece, state.token_ids_RL[piece.row])
-        return self._inputs
+        return self.inputs
 
     def _pieces(self, plan: SchedulerOutput, starts_B: IntArray, query_start_B: IntArray) -> Iterator[_Piece]:
         for index, row in enumerate(plan.rows.tolist()):
@@ -127,11 +130,11 @@ class MediaSteps:
         place = slice(piece.at, piece.at + count)
         before = piece.first - item.offset
         if item.num_embeds == item.length:
-            self._inputs.rows_TE[place].copy_(embeddings_ED[before : before + count])
-            self._inputs.is_media_T[place] = True
+            self.inputs.rows_TE[place].copy_(embeddings_ED[before : before + count])
+            self.inputs.is_media_T[place] = True
             return
         is_media = token_ids_L[item.offset : piece.last] == item.token_id  # the others are text
         before, is_media = int(np.count_nonzero(is_media[:before])), torch.from_numpy(is_media[before:])
         places = piece.at + is_media.nonzero()[:, 0].to(embeddings_ED.device)
-        self._inputs.rows_TE[places] = embeddings_ED[before : before + len(places)]
-        self._inputs.is_media_T[places] = True
+        self.inputs.rows_TE[places] = embeddings_ED[before : before + len(places)]
+        self.inputs.is_media_T[places] = True

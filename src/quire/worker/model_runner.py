@@ -68,6 +68,8 @@ class ModelRunner(Runner):
         """Run the step once, one token into the null page, and record it."""
         slots = np.dtype(self._capabilities.slot_dtype.value)
         self._inputs = self._parts.input_preparation(self._state, self._max_tokens, block_size, slots, self._max_draws)
+        if self._axes is not None:
+            self._inputs.axes, self._inputs.step.axes = self._axes, torch.from_numpy(self._axes.axes_TA)
         if self._pooler is not None:
             self._inputs.step.token_types = self._pooler.token_types
             self._inputs.step.sampled = None

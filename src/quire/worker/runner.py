@@ -28,6 +28,7 @@ from quire.sample.logits_processor import load_logits_processors, load_plugin_pr
 from quire.sampling_params import SamplingParams
 from quire.spec_decode.verification import Acceptance, Verified
 from quire.worker.adapter_steps import AdapterSteps
+from quire.worker.axis_positions import AxisPositions
 from quire.worker.components import resolve_components
 from quire.worker.drafter import Drafter
 from quire.worker.grammar_source import WorkerGrammars
@@ -120,6 +121,7 @@ class Runner(abc.ABC):
         tell = [] if self._adapters is None else [self._adapters.tell_samples]
         self._prompt_logprobs = PromptLogprobs(self._model, self._sampler, self._max_rows, round_up, *tell)
 
+        self._axes = AxisPositions(self._max_rows, max_tokens) if self._model.num_axes else None
         self._media: MediaSteps | None = None
         if config.multimodal is not None and isinstance(self._model, SeeingDecoder):
             self._media = MediaSteps(self._model, max_tokens, config.multimodal.encoder_budget)
@@ -236,6 +238,8 @@ class Runner(abc.ABC):
             self._pooler.apply_diff(plan)
         if self._adapters is not None:
             self._adapters.apply_diff(plan)
+        if self._axes is not None:
+            self._axes.apply_diff(plan)
         if self._media is not None:
             self._media.apply_diff(plan)
         nothing = plan.rows[:0]

@@ -43,6 +43,7 @@ class StepShape:
         decodes: a request may compute a single token; always so in what may be captured.
         has_short: a request computes few tokens behind a long context (`attention.interface.SHORT_TOKENS`).
         has_adapters: some rows have adapters.
+        has_media: embeddings of media take the place of some tokens' own.
     """
 
     num_tokens: int
@@ -55,6 +56,7 @@ class StepShape:
     decodes: bool = True
     has_short: bool = False
     has_adapters: bool = False
+    has_media: bool = False
 
 
 class StepGraphs:

@@ -132,7 +132,7 @@ class VisionTower:
         learned = self.spec.trunk.learned_positions
         if learned is not None and self.patches.blended_positions:
             places, weights = blend(round(learned.count**0.5), layout, self.patches, grids)
-            patches.blend_KT = on_device(places, torch.int64)
+            patches.blend_KT = on_device(places)
             patches.weights_KT = on_device(weights, rows_TP.dtype)
         positions = on_device(layout.positions_T)
         runs = [layout.whole, layout.windows] if self.patches.window else [layout.whole]

@@ -1,0 +1,160 @@
+"""The encoders of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: images of any size, two-dimensional rotation, four patches an embedding."""
+
+import dataclasses
+
+from quire.config.hf_config import HFConfig
+from quire.models.residual import LayerNorm, Norm, RMSNorm
+from quire.models.rope import Rope
+from quire.models.spec import (
+    MLP,
+    Attention,
+    DecoderSpec,
+    FeedForward,
+    GatedMLP,
+    Group,
+    LearnedPositions,
+    Normed,
+    Patches,
+    Product,
+    Stage,
+    VisionSpec,
+    WeightNames,
+)
+from quire.models.vision.clip import NO_TOKENS
+
+NAMES = WeightNames(
+    prefixes=("", "model."),
+    layer="visual.blocks.{layer}.",
+    modules={
+        "patch": "visual.patch_embed.proj",
+        "positions": "visual.pos_embed",
+        "before_mixer": "norm1",
+        "qkv": "attn.qkv",
+        "out": "attn.proj",
+        "before_mlp": "norm2",
+        "up": "mlp.fc1",
+        "down": "mlp.fc2",
+        "merge_norm": "visual.merger.ln_q",
+        "merge_up": "visual.merger.mlp.0",
+        "merge_down": "visual.merger.mlp.2",
+    },
+)
+GATED_NAMES = NAMES.but(drop=("up",), gate_up=("mlp.gate_proj", "mlp.up_proj"), down="mlp.down_proj")
+EPS = 1e-6
+
+
+def rotate_rows_and_columns(head_dim: int, theta: float = 10000.0) -> Rope:
+    """The first half of a head's pairs turns by the row, the second by the column, each half from the fastest to the slowest."""
+    each = head_dim // 4
+    exponents = tuple(pair / each for pair in range(each))
+    return Rope(theta, head_dim, axes=(0,) * each + (1,) * each, exponents=exponents * 2)
+
+
+def _trunk(
+    hf: HFConfig, hidden: int, mlp: FeedForward, norm: Norm, patches: Patches, names: WeightNames, positions: int = 0
+) -> DecoderSpec:
+    heads, layers = hf.get("num_heads", 16), hf.depth
+    head_dim = hidden // heads
+    rope = rotate_rows_and_columns(head_dim)
+    return DecoderSpec(
+        vocab=NO_TOKENS,
+        hidden=hidden,
+        layers=layers,
+        mixer=Attention(heads, heads, head_dim, rope, causal=False, qkv_bias=True, out_bias=True),
+        mlp=mlp,
+        norm=norm,
+        weights=names,
+        max_positions=max(positions, 1),
+        learned_positions=LearnedPositions(positions) if positions else None,
+        final_norm=False,
+        tied_embeddings=True,
+        patches=patches,
+    )
+
+
+def _patches(hf: HFConfig, **others: object) -> Patches:
+    size, frames = hf.get("patch_size", 14), hf.get("temporal_patch_size", 2)
+    merge = hf.get("spatial_merge_size", 2)
+    fields: dict[str, object] = {"size": size, "frames": frames, "merge": merge, "is_cut": True} | others
+    return Patches(channels=hf.get("in_channels", hf.get("in_chans", 3)), **fields)  # type: ignore[arg-type]
+
+
+def with_axes(spec: DecoderSpec, text: HFConfig) -> DecoderSpec:
+    """A language model whose positions have three axes: frames, rows and columns (`mrope_section` pairs of each, one after
+    another or, `mrope_interleaved`, in turn)."""
+    values = text.to_dict()
+    parameters = dict(values.get("rope_parameters") or {}) | dict(values.get("rope_scaling") or {})
+    sections = tuple(parameters.get("mrope_section") or (16, 24, 24))
+    if parameters.get("mrope_interleaved", False) or text.get("model_type", "").startswith("qwen3"):
+        axes = [0] * sum(sections)
+        for axis in (1, 2):
+            axes[axis : sections[axis] * 3 : 3] = [axis] * len(axes[axis : sections[axis] * 3 : 3])
+    else:
+        axes = [axis % 3 for axis, count in enumerate(sections) for _ in range(count)]
+
+    def changed(attention: Attention) -> Attention:
+        rope = attention.rope
+        return (
+            attention
+            if rope is None
+            else dataclasses.replace(attention, rope=dataclasses.replace(rope, axes=tuple(axes)))
+        )
+
+    return spec.map_attention(changed)
+
+
+def _merger(hidden: int, merge: int, outputs: int, norm: Norm) -> tuple[Stage, ...]:
+    wide = hidden * merge**2
+    return (
+        Normed("merge_norm", norm),
+        Group(merge**2),
+        Product("merge_up", wide, act="gelu"),
+        Product("merge_down", outputs),
+    )
+
+
+def qwen2_vision(hf: HFConfig) -> VisionSpec:
+    """Qwen2-VL."""
+    hf = hf.vision_config
+    hidden, norm, patches = hf.get("embed_dim", 1280), LayerNorm(EPS), _patches(hf)
+    mlp = MLP(int(hidden * hf.get("mlp_ratio", 4)), act=hf.get("hidden_act", "quick_gelu"), bias=True)
+    trunk = _trunk(hf, hidden, mlp, norm, patches, NAMES)
+    return VisionSpec(trunk, _merger(hidden, patches.merge, hf.hidden_size, norm))
+
+
+def qwen2_5_vision(hf: HFConfig) -> VisionSpec:
+    """Qwen2.5-VL: all layers but a few look within windows."""
+    hf = hf.vision_config
+    hidden, norm = hf.hidden_size, RMSNorm(EPS)
+    full = hf.get("fullatt_block_indexes", [7, 15, 23, 31])
+    window = hf.get("window_size", 112) // hf.get("patch_size", 14)
+    patches = _patches(hf, window=window, windowed=tuple(n for n in range(hf.depth) if n not in full))
+    mlp = GatedMLP(hf.intermediate_size, act=hf.get("hidden_act", "silu"), bias=True)
+    trunk = _trunk(hf, hidden, mlp, norm, patches, GATED_NAMES)
+    return VisionSpec(trunk, _merger(hidden, patches.merge, hf.get("out_hidden_size", 3584), norm))
+
+
+def qwen3_vision(hf: HFConfig) -> VisionSpec:
+    """Qwen3-VL: learned positions besides, and rows of earlier layers that join behind the decoder's first ones (DeepStack)."""
+    hf = hf.vision_config
+    hidden, norm = hf.hidden_size, LayerNorm(EPS)
+    patches = _patches(hf, size=hf.get("patch_size", 16), bias=True, blended_positions=True)
+    tapped = tuple(hf.get("deepstack_visual_indexes", [8, 16, 24]))
+    taps: list[tuple[Stage, ...]] = []
+    modules: dict[str, str] = {
+        "up": "mlp.linear_fc1",
+        "down": "mlp.linear_fc2",
+        "merge_norm": "visual.merger.norm",
+        "merge_up": "visual.merger.linear_fc1",
+        "merge_down": "visual.merger.linear_fc2",
+    }
+    wide, outputs = hidden * patches.merge**2, hf.get("out_hidden_size", 3584)
+    for number in range(len(tapped)):
+        names = {part: f"tap_{part}_{number}" for part in ("norm", "linear_fc1", "linear_fc2")}
+        modules |= {name: f"visual.deepstack_merger_list.{number}.{part}" for part, name in names.items()}
+        up = Product(names["linear_fc1"], wide, act="gelu")
+        taps.append((Group(patches.merge**2), Normed(names["norm"], norm), up, Product(names["linear_fc2"], outputs)))
+    mlp = MLP(hf.get("intermediate_size", 4304), act=hf.get("hidden_act", "gelu_pytorch_tanh"), bias=True)
+    trunk = _trunk(hf, hidden, mlp, norm, patches, NAMES.but((), **modules), hf.get("num_position_embeddings", 2304))
+    trunk = dataclasses.replace(trunk, taps=tapped)
+    return VisionSpec(trunk, _merger(hidden, patches.merge, outputs, norm), tuple(taps))
