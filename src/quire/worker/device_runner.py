@@ -297,18 +297,14 @@ class DeviceRunner(Runner):
     def _generate(self, plan: SchedulerOutput) -> "PendingStep":
         """Submit a step of requests that get tokens."""
         is_ready = None if self._drafting is None else self._drafting.begin(plan, self._read_behind)
-        is_wanted = self._prompt_logprobs.is_wanted
-        starts_B = self._state.num_computed_R[plan.rows] if is_wanted or self._media is not None else None
+        starts_B = self._state.num_computed_R[plan.rows] if self._prompt_logprobs.is_wanted else None
         batch = self._inputs.prepare(plan)
         wanted = self._sampler.wanted(batch.rows_S, batch.positions_S)
         slot = self._slots.begin()
         self._inputs.upload(batch)
         shape = self._with_adapters(plan, batch, self._shape_of(plan, batch, self._sampler.is_plain(wanted)))
-        if self._media is not None and starts_B is not None:
-            query_start_B = self._inputs.arrays.query_start_B
-            has_media = self._media.prepare(plan, starts_B, query_start_B, self._state) is not None
-            shape = dataclasses.replace(shape, has_media=has_media)
-        starts_B = starts_B if is_wanted else None
+        if self._media is not None and self._media.prepare(plan, self._inputs.arrays.query_start_B, self._state):
+            shape = dataclasses.replace(shape, has_media=True)
         self._run_layers(plan, shape)
         pending = PendingStep(self, plan.step_id, batch, slot, self._sampler)
         if batch.first_B is not None:

@@ -76,15 +76,13 @@ class MediaSteps:
         self._waiting.clear()
         self._embeddings.clear()
 
-    def prepare(
-        self, plan: SchedulerOutput, starts_B: IntArray, query_start_B: IntArray, state: BatchState
-    ) -> MediaInputs | None:
-        """The embeddings of a step's tokens; None where all of them are text.
+    def prepare(self, plan: SchedulerOutput, query_start_B: IntArray, state: BatchState) -> MediaInputs | None:
+        """The embeddings of a prepared step's tokens, which the state counts as computed; None where all of them are text.
 
         Args:
-            starts_B: tokens that each request had computed before.
             query_start_B: where each request's tokens begin in the step.
         """
+        starts_B = state.num_computed_R[plan.rows] - plan.num_scheduled_tokens
         pieces = list(self._pieces(plan, starts_B, query_start_B)) if self._rows else []
         if not pieces:
             return None

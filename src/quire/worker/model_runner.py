@@ -202,13 +202,10 @@ class ModelRunner(Runner):
         if drafter is not None and plan.num_drafts > 0:
             self._read_behind(drafter, plan)
             is_ready = drafter.rows.ready(plan)
-        is_wanted = self._prompt_logprobs.is_wanted
-        starts_B = self._state.num_computed_R[plan.rows] if is_wanted or self._media is not None else None
+        starts_B = self._state.num_computed_R[plan.rows] if self._prompt_logprobs.is_wanted else None
         batch = self._prepare(plan)
-        if self._media is not None and starts_B is not None:
-            self._inputs.step.media = self._media.prepare(
-                plan, starts_B, self._inputs.arrays.query_start_B, self._state
-            )
+        if self._media is not None:
+            self._inputs.step.media = self._media.prepare(plan, self._inputs.arrays.query_start_B, self._state)
         if not self.is_last_stage:
             self._run_model()
             return ModelRunnerOutput(plan.step_id, rows=plan.rows[:0], token_ids=plan.rows[:0])
@@ -217,7 +214,7 @@ class ModelRunner(Runner):
         else:
             masks = self._sampler.begin_masks(batch.rows_S, batch.positions_S)
             output = self._sample(plan.step_id, self._run_model(), batch, masks)
-        if is_wanted and starts_B is not None:
+        if starts_B is not None:
             output.prompt_logprobs = self._prompt_logprobs.compute(
                 plan, starts_B, self._inputs.arrays.query_start_B, self._state, self._whole_step()
             )
