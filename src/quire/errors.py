@@ -6,7 +6,7 @@ Knows nothing of HTTP: `status` is only a hint that a server may use.
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, Self, TypeVar
 
 T = TypeVar("T")
@@ -24,11 +24,33 @@ class ConfigError(QuireError, ValueError):
     def __init__(self, message: str, *, setting: str | None = None) -> None:
         super().__init__(message)
         self.setting = setting
+        self.parts: tuple[ConfigError, ...] = (self,)
 
     @classmethod
     def of(cls, setting: str, why: str) -> Self:
         """`setting: why`."""
         return cls(f"{setting}: {why}", setting=setting)
+
+    @staticmethod
+    def raise_all(errors: "Sequence[ConfigError]") -> None:
+        """Raise one error for all that is wrong: its message has a line for each, and so have its `parts`. Nothing for none."""
+        if len(errors) == 1:
+            raise errors[0]
+        if errors:
+            together = ConfigError("\n".join(map(str, errors)), setting=errors[0].setting)
+            together.parts = tuple(errors)
+            raise together
+
+
+def check_all(checks: Iterable[Callable[[], object]]) -> None:
+    """Run all checks; raise one ConfigError for those that fail."""
+    errors: list[ConfigError] = []
+    for check in checks:
+        try:
+            check()
+        except ConfigError as error:
+            errors += error.parts
+    ConfigError.raise_all(errors)
 
 
 class RequestError(QuireError, ValueError):

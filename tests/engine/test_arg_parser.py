@@ -205,6 +205,7 @@ def test_what_was_parsed_are_keywords_of_the_engine(parser: argparse.ArgumentPar
 
 def test_the_lowest_optimization_level_records_no_steps() -> None:
     assert changed("-O0") == {"enforce_eager": True}
+    assert changed("-cc.mode", "0") == changed("--compilation-config.cudagraph_mode", "NONE") == {"enforce_eager": True}
 
 
 @pytest.mark.parametrize("name", sorted(UNAVAILABLE))
@@ -283,8 +284,6 @@ def test_lists_take_several_words() -> None:
         (["--speculative-config", "always"], "'always' is not valid JSON"),
         (["--enable-dbo"], "enable_dbo=True is not available yet"),
         (["--mm-encoder-only"], "mm_encoder_only=True is not available yet"),
-        (["--compilation-config.mode", "0"], "compilation_config={'mode': 0} records no steps: use enforce_eager"),
-        (["-cc.cudagraph_mode", "NONE"], "use enforce_eager"),
         (["-O4"], "invalid choice: 4"),
         (["--hf-overrides.a", "1", "--hf-overrides.a+", "2"], "both as a value and as a list"),
         (["--zzz"], "see `quire test --help`"),

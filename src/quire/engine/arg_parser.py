@@ -14,7 +14,16 @@ from typing import Any, NoReturn
 
 from quire.config.checks import default_of
 from quire.engine import arg_file, arg_help
-from quire.engine.vllm_settings import ENGINE_DEFAULTS, LIST, NO_EFFECT, accept_or_refuse, accepted_values, flags_of
+from quire.engine.arg_words import all_problems, split
+from quire.engine.vllm_settings import (
+    ENGINE_DEFAULTS,
+    LIST,
+    NO_EFFECT,
+    accept_or_refuse,
+    accepted_values,
+    flags_of,
+    records_nothing,
+)
 from quire.errors import ConfigError, did_you_mean, nearest
 
 GROUPS = {
@@ -116,7 +125,11 @@ class ArgumentParser(argparse.ArgumentParser):
         given = self._normalise(list(sys.argv[1:] if args is None else args))
         path = arg_file.named_file(given) if arg_file.FLAG in self._option_string_actions else None
         if path is None:
-            return super().parse_known_args(given, namespace)
+            try:
+                return super().parse_known_args(given, namespace)
+            except ConfigError:
+                ConfigError.raise_all(all_problems(self, given))
+                raise
         words = self._normalise(arg_file.words_of_file(path, self._option_string_actions))
         try:
             # The flag between them ends a list of the file's, which would go on with a positional word.
@@ -126,6 +139,18 @@ class ArgumentParser(argparse.ArgumentParser):
         if getattr(parsed, "model_tag", None) and not any(word.split("=")[0] == "--model" for word in given):
             parsed.model = None  # `quire serve MODEL` wins over the file's model
         return parsed, rest
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        """As argparse's; an error tells all that is wrong at once."""
+        parsed, rest = self.parse_known_args(args, namespace)
+        messages = [f"unrecognized arguments: {' '.join(option.words)}" for option in split(self, rest)]
+        ConfigError.raise_all([ConfigError(message + self._hint(message)) for message in messages])
+        return parsed
+
+    def normal_words(self, words: Sequence[str]) -> list[str]:
+        """A line in which flags have their normal spelling, and keys of JSON options are in their objects."""
+        self.add_foreign()
+        return self._normalise(list(words))
 
     def format_help(self) -> str:
         return arg_help.help_text(self, "all")
@@ -199,6 +224,9 @@ class ForeignFlag(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: Any = None) -> None:
         value = _read_value(values) if isinstance(values, str) else values
+        if self.name == "compilation_config" and records_nothing(value):
+            namespace.enforce_eager = True
+            return
         accept_or_refuse(self.name, False if str(option_string).startswith("--no-") else value)
 
 

@@ -8,6 +8,7 @@ Flags, checks and `EngineArgs` come from these fields. What depends on the model
 import dataclasses
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 from quire.config import limits
@@ -32,6 +33,7 @@ from quire.config.load_formats import LOAD_FORMATS, SPECIAL_FORMATS
 from quire.config.resolve import DTYPE_NAMES
 from quire.config.speculative import MOST_TOKENS
 from quire.core.policies import POLICIES
+from quire.errors import check_all
 from quire.guards import is_mapping, is_sequence
 
 TOKEN = Check("a token, or True for the stored one", lambda value: isinstance(value, str | bool))
@@ -316,9 +318,9 @@ class EngineSettings:
 
 
 def check_settings(args: Any) -> None:
-    """Check every field of a dataclass of settings by itself. Raises ConfigError for the first value that is not valid."""
-    for field in dataclasses.fields(args):
-        field.metadata["check"](field.name, getattr(args, field.name))
+    """Check every field of a dataclass of settings by itself. Raises ConfigError for all values that are not valid."""
+    fields = dataclasses.fields(args)
+    check_all(partial(field.metadata["check"], field.name, getattr(args, field.name)) for field in fields)
 
 
 def as_plain(value: Any) -> Any:

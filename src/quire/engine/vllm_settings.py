@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from quire.config.checks import accept_aliases, aliases_of, check_keys
 from quire.engine.settings import as_plain
-from quire.errors import ConfigError, did_you_mean
+from quire.errors import ConfigError, check_all, did_you_mean
 from quire.guards import is_dict
 from quire.logger import init_logger
 
@@ -51,7 +51,7 @@ def accept_or_refuse(name: str, value: Any) -> None:
     """Accept a setting that Quire does not have, or that has no effect. Raises ConfigError if it asks for something."""
     value = as_plain(value)
     if name in NO_EFFECT:
-        if name == "compilation_config" and _records_nothing(value):
+        if name == "compilation_config" and records_nothing(value):
             raise ConfigError(f"{name}={value!r} records no steps: use enforce_eager", setting="enforce_eager")
         if name == "kernel_config" and is_dict(value):
             check_keys(name, value, LIST["keys_without_effect"][name])
@@ -63,7 +63,7 @@ def accept_or_refuse(name: str, value: Any) -> None:
         raise ConfigError(f"{name}={value!r} is not available yet in Quire; {instead}", setting=name)
 
 
-def _records_nothing(value: Any) -> bool:
+def records_nothing(value: Any) -> bool:
     """Whether a `compilation_config` turns compilation and CUDA graphs off."""
     if not is_dict(value):
         return _is_zero(value)
@@ -82,13 +82,16 @@ def refuse_unknown(cls: type[T]) -> type[T]:
     generated: Any = cls.__init__
     known = {*aliases_of(cls), *(field.name for field in dataclasses.fields(cls))}  # type: ignore[arg-type]
 
+    def take(name: str, value: Any) -> None:
+        if name not in ENGINE_DEFAULTS:
+            hint = did_you_mean(name, [*known, *ENGINE_DEFAULTS], "; {}")
+            raise ConfigError(f"{name!r} is not an engine setting{hint}", setting=name)
+        accept_or_refuse(name, value)
+
     @functools.wraps(generated)
     def __init__(self: T, *args: Any, **kwargs: Any) -> None:
-        for name in kwargs.keys() - known:
-            if name not in ENGINE_DEFAULTS:
-                hint = did_you_mean(name, [*known, *ENGINE_DEFAULTS], "; {}")
-                raise ConfigError(f"{name!r} is not an engine setting{hint}", setting=name)
-            accept_or_refuse(name, kwargs.pop(name))
+        foreign = {name: kwargs.pop(name) for name in [*kwargs] if name not in known}
+        check_all(functools.partial(take, name, value) for name, value in foreign.items())
         generated(self, *args, **kwargs)
 
     cls.__init__ = __init__

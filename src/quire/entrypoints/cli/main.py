@@ -24,6 +24,7 @@ GROUPS = {
     "without a server": {
         "generate": "generate for every prompt of a file, without a server",
         "run-batch": "answer the requests of an OpenAI batch file, without a server",
+        "translate": "translate a command of vLLM's, and tell what becomes of every flag",
         "as-vllm": "run a program that imports vLLM, with no word changed",
     },
     "to measure and to look": {
@@ -101,12 +102,13 @@ def _run_command(name: str, argv: Sequence[str]) -> int:
 
 def _guarded(name: str, argv: Sequence[str]) -> int:
     """Run a command; every error that Quire raises on purpose is one line."""
-    from quire.errors import QuireError
+    from quire.errors import ConfigError, QuireError
 
     try:
         return _run_command(name, argv)
     except QuireError as error:
-        print(f"quire: error: {' '.join(str(error).split())}", file=sys.stderr)
+        for part in error.parts if isinstance(error, ConfigError) else (error,):
+            print(f"quire: error: {' '.join(str(part).split())}", file=sys.stderr)
         return exit_codes.of_error(error)
     except BrokenPipeError:
         # The reader of our output went away (`quire explain | head`): nothing is wrong, and nothing more can be written.
