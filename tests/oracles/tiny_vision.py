@@ -24,6 +24,12 @@ _CLIP: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 28,
     "patch_size": 7,
 }  # fmt: skip
+_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}<image>{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 _PIXELS: dict[str, Any] = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.3, 0.4, 0.5]}
 
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -116,9 +122,23 @@ def make_tiny_vision(architecture: str, path: str | Path, *, seed: int = 0, **ov
     model = model_class(config).eval()
     randomize(model, seed)
     model.save_pretrained(path)
-    write_tiny_tokenizer(path)
+    _write_tokenizer(path)
     (path / "preprocessor_config.json").write_text(json.dumps(_PIXELS | PROCESSORS[architecture]))
     return path
+
+
+def _write_tokenizer(path: Path) -> None:
+    """The tiny tokenizer, with a marker of images, and a chat template that takes parts."""
+    from tokenizers import Tokenizer
+
+    write_tiny_tokenizer(path)
+    tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+    tokenizer.add_tokens([f"<unused{number}>" for number in range(IMAGE - tokenizer.get_vocab_size())])
+    tokenizer.add_special_tokens(["<image>"])
+    assert tokenizer.token_to_id("<image>") == IMAGE
+    tokenizer.save(str(path / "tokenizer.json"))
+    config = json.loads((path / "tokenizer_config.json").read_bytes())
+    (path / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": _TEMPLATE}))
 
 
 @functools.cache

@@ -79,3 +79,7 @@ MAX_GRAMMAR_MEMORY_BYTES = 1 << 30
 
 MAX_BATCH_FILE_BYTES = 200_000_000
 """The default size of a file that may be uploaded for batches."""
+MAX_MEDIA_BYTES = 32 << 20
+"""Of one image in a request, as a file."""
+MAX_IMAGE_PIXELS = 1 << 26
+"""Of one image, before a processor makes it smaller: 8,192 x 8,192."""

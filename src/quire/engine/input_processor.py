@@ -234,6 +234,12 @@ class InputProcessor:
             raise RequestError(f"a prompt needs 'prompt' or 'prompt_token_ids'; this one has {found}", param="prompt")
         return self.with_media(TokenizedPrompt(self._encode(text, add_special_tokens), text, salt), prompt)
 
+    @property
+    def image_marker(self) -> str | None:
+        """The text of the token that stands for an image in a prompt; None where the model reads none."""
+        tokenizer = self._source.get()
+        return None if self.media is None or tokenizer is None else tokenizer.id_to_token(self.media.marker)
+
     def with_media(self, tokenized: TokenizedPrompt, prompt: Mapping[str, Any]) -> TokenizedPrompt:
         """The prompt with the media that it names in its tokens' places; itself where it names none.
         Raises RequestError: they cannot be used, or the model reads none."""

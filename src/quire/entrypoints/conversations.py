@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast, get_args
 
 from quire.adapters import LoRARequest, check_adapter
+from quire.engine.input_processor import InputProcessor, TokenizedPrompt
+from quire.entrypoints.media_parts import MediaMessages, MediaPart
 from quire.errors import NotSupportedError, RequestError, instead_of
 from quire.inputs import PromptType
 from quire.json_text import TooDeepError, parse_json
@@ -114,11 +116,20 @@ def _content(message: Mapping[str, Any], role: str, path: str, keep_parts: bool)
         return None if message.get("tool_calls") else ""
     if isinstance(content, list | tuple):
         parts = [part for part in content if not _is_empty(part)]
+        if any(isinstance(part, MediaPart) for part in parts):
+            each = enumerate(parts)
+            return [
+                part if isinstance(part, MediaPart) else _as_part(part, f"{field}[{index}]") for index, part in each
+            ]
         texts = [_text_of(part, f"{field}[{index}]") for index, part in enumerate(parts)]
         if keep_parts and len(texts) > 1:
             return [{"type": "text", "text": text} for text in texts]
         return "\n".join(texts)
     raise _wrong(field, "expected a string or a list of parts.")
+
+
+def _as_part(part: Any, path: str) -> dict[str, str]:
+    return {"type": "text", "text": _text_of(part, path)}
 
 
 def _is_empty(part: Any) -> bool:
@@ -176,3 +187,22 @@ def _tool_call(call: Any, path: str) -> dict[str, Any]:
 
 def _wrong(path: str, why: str) -> RequestError:
     return RequestError(f"{path}: {why}", param=path)
+
+
+def with_media(
+    taken: MediaMessages,
+    rendered: str,
+    processor: InputProcessor,
+    special: bool,
+    options: dict[str, Any] | None = None,
+) -> TokenizedPrompt:
+    """The prompt that a template made of a conversation, with the conversation's media in their markers' places.
+    Raises RequestError: a medium cannot be used, or the template shows other than all of them."""
+    tokenizer = processor.require_tokenizer()
+    token_ids = taken.tokenize(
+        rendered, lambda text, is_first: tokenizer.encode(text, add_special_tokens=special and is_first)
+    )
+    prompt = TokenizedPrompt(token_ids, taken.text(rendered))
+    if not taken.images:
+        return prompt
+    return processor.with_media(prompt, {"multi_modal_data": {"image": taken.images}, "mm_processor_kwargs": options})

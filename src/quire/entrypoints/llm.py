@@ -32,7 +32,9 @@ from quire.entrypoints.conversations import (
     check_count,
     normalize_messages,
     split_conversations,
+    with_media,
 )
+from quire.entrypoints.media_parts import MediaMessages
 from quire.entrypoints.pooling import PoolingMethods
 from quire.errors import RequestError
 from quire.inputs import PromptType
@@ -267,8 +269,6 @@ class LLM(PoolingMethods, EngineControl):
         tokenization_kwargs: dict[str, Any] | None = None,
         mm_processor_kwargs: dict[str, Any] | None = None,
     ) -> list[ProcessedRequest]:
-        if mm_processor_kwargs:
-            raise RequestError("messages have no media yet: leave it out", param="mm_processor_kwargs")
         check_template_variables(chat_template_kwargs or {})
         tokenization = Tokenization.of(tokenization_kwargs)
         template = {
@@ -278,15 +278,24 @@ class LLM(PoolingMethods, EngineControl):
             "continue_final_message": continue_final_message,
             "content_format": check_content_format(chat_template_content_format),
         } | (chat_template_kwargs or {})
-        prompts = self._render(messages, template, tokenization.add_special_tokens is True)
+        prompts = self._render(messages, template, tokenization.add_special_tokens is True, mm_processor_kwargs)
         prompts = tokenization.cut(prompts, self.model_config.max_model_len)
         return self._process(prompts, sampling_params, priority, lora_request)
 
     def _render(
-        self, messages: Sequence[Any], template: dict[str, Any], add_special_tokens: bool
+        self,
+        messages: Sequence[Any],
+        template: dict[str, Any],
+        add_special_tokens: bool,
+        mm_processor_kwargs: dict[str, Any] | None,
     ) -> list[TokenizedPrompt]:
         """One prompt a conversation."""
-        tokenizer = self.get_tokenizer()
+        tokenizer, processor = self.get_tokenizer(), self.llm_engine.input_processor
+        if (marker := processor.image_marker) is not None and not tokenizer.writes_tokens:
+            return [
+                self._render_media(MediaMessages(each, marker), template, add_special_tokens, mm_processor_kwargs)
+                for each in split_conversations(messages)
+            ]
         rendered: list[Any] = [
             tokenizer.apply_chat_template(
                 normalize_messages(conversation), tokenize=tokenizer.writes_tokens, **template
@@ -296,6 +305,13 @@ class LLM(PoolingMethods, EngineControl):
         if tokenizer.writes_tokens:
             return [TokenizedPrompt(token_ids) for token_ids in rendered]
         return self.llm_engine.input_processor.tokenize_batch(rendered, add_special_tokens)
+
+    def _render_media(
+        self, taken: MediaMessages, template: dict[str, Any], special: bool, options: dict[str, Any] | None
+    ) -> TokenizedPrompt:
+        conversation = normalize_messages(taken.messages)
+        rendered = str(self.get_tokenizer().apply_chat_template(conversation, tokenize=False, **template))
+        return with_media(taken, rendered, self.llm_engine.input_processor, special, options)
 
     def _process(
         self,

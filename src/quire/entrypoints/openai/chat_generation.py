@@ -53,7 +53,10 @@ async def prepare_generation(
         raise bad_field("tool_choice", "beam search follows no grammar, so no call can be forced.")
     _check_logprobs(request)
     asked, asked_name = _asked_tokens(request)
-    prompt = await chat_prompt(request, state.engine.get_tokenizer(), asked, config.max_model_len, state.settings)
+    processor = getattr(state.engine, "input_processor", None)
+    prompt = await chat_prompt(
+        request, state.engine.get_tokenizer(), asked, config.max_model_len, state.settings, processor
+    )
     tokenizer = require_tokenizer(state.engine.get_tokenizer(), "messages")
     default = at_most or config.default_sampling.get("max_tokens")
     max_tokens = resolve_max_tokens(

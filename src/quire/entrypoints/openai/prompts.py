@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from quire.config import limits
-from quire.engine.input_processor import TokenizedPrompt, check_in_vocabulary
+from quire.engine.input_processor import InputProcessor, TokenizedPrompt, check_in_vocabulary
 from quire.entrypoints import conversations
 from quire.entrypoints.http.admission import encode_text
 from quire.entrypoints.http.errors import bad_field, bad_request, from_exception
 from quire.entrypoints.http.state import ServerSettings, ServerState
+from quire.entrypoints.media_parts import MediaMessages
 from quire.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest, PromptItem, TokenizeRequest
 from quire.errors import ConfigError, RequestError
 from quire.request import TokenIds, token_array
@@ -130,6 +131,8 @@ def _truncated(
         raise bad_field("truncate_prompt_tokens", f"{keep} is out of range; -1, or at least 1.")
     if len(prompt.token_ids) <= keep:
         return prompt
+    if prompt.media:
+        raise bad_field("truncate_prompt_tokens", "a prompt with media cannot be truncated.")
     kept = prompt.token_ids[:keep] if side == "right" else prompt.token_ids[-keep:]
     return TokenizedPrompt(kept, tokenizer.decode(kept) if need_text and tokenizer is not None else None)
 
@@ -140,12 +143,14 @@ async def chat_prompt(
     reserve: int | None,
     max_model_len: int,
     settings: ServerSettings = DEFAULT_SETTINGS,
+    processor: InputProcessor | None = None,
 ) -> TokenizedPrompt:
     """The prompt that the chat template makes of a request's messages.
 
     Args:
         reserve: tokens asked for, which `truncate_prompt_tokens=-1` keeps free.
         settings: what the operator has chosen for templates.
+        processor: reads images, if the model does.
     """
     leaves_tools_out = settings.exclude_tools_when_tool_choice_none
     prompt = await render_chat(
@@ -156,6 +161,7 @@ async def chat_prompt(
         request.add_generation_prompt,
         tools=None if request.tool_choice == "none" and leaves_tools_out else request.tools,
         documents=request.documents,
+        processor=processor,
     )
     keep = request.truncate_prompt_tokens
     if keep == -1:
@@ -218,12 +224,15 @@ async def render_chat(
     *,
     tools: list[dict[str, Any]] | None = None,
     documents: list[dict[str, Any]] | None = None,
+    processor: InputProcessor | None = None,
 ) -> TokenizedPrompt:
-    """Render the messages through the chat template and tokenize the result."""
+    """Render the messages through the chat template and tokenize the result; images are read by the processor."""
     continue_final_message = bool(request.continue_final_message)
     if continue_final_message and add_generation_prompt:
         raise bad_field("continue_final_message", "cannot be set together with add_generation_prompt.")
-    conversation = normalize_messages(messages, keep_parts=True)
+    marker = None if processor is None else processor.image_marker
+    taken = None if marker is None else await asyncio.to_thread(_take_media, messages, marker)
+    conversation = normalize_messages(messages if taken is None else taken.messages, keep_parts=True)
     if continue_final_message and conversation[-1]["role"] != "assistant":
         raise bad_field("continue_final_message", "the last message must be the assistant's.")
     generation_prompt = not continue_final_message if add_generation_prompt is None else add_generation_prompt
@@ -248,7 +257,23 @@ async def render_chat(
     rendered = await run_sized(size, render)
     if writes_tokens:
         return TokenizedPrompt(rendered)
+    if taken is not None and processor is not None:
+        return await asyncio.to_thread(_with_media, taken, rendered, processor, bool(request.add_special_tokens))
     return TokenizedPrompt(await encode_text(tokenizer, rendered, bool(request.add_special_tokens)), rendered)
+
+
+def _take_media(messages: list[dict[str, Any]], marker: str) -> MediaMessages:
+    try:
+        return MediaMessages(messages, marker)
+    except RequestError as error:
+        raise from_exception(error, "") from None
+
+
+def _with_media(taken: MediaMessages, rendered: str, processor: InputProcessor, special: bool) -> TokenizedPrompt:
+    try:
+        return conversations.with_media(taken, rendered, processor, special)
+    except RequestError as error:
+        raise from_exception(error, "messages") from None
 
 
 def _size(content: str | list[dict[str, str]] | None) -> int:
