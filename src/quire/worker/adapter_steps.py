@@ -100,7 +100,7 @@ class AdapterSteps:
             raise ConfigError("enable_lora: adapters need a model with a spec", setting="enable_lora")
         self._adapters, self._is_grouped, self._device = method.adapters, is_grouped, runtime.device()
         num_slots = 1 + config.lora.num_slots(max_rows)
-        max_logits = config.max_logits if config.model.pooling is None else 1
+        max_logits = config.max_logits if config.model.pooling is None else max_rows
         self._slot_R: IntArray = np.zeros(max_rows, dtype=np.int32)
         self._tokens = _Part(0, max_tokens, num_slots)
         self._samples = _Part(self._tokens.groups.stop, max_logits, num_slots)
