@@ -18,7 +18,6 @@ COMMON = {
     "max_num_batched_tokens": 128,
     "max_model_len": 256,
     "num_gpu_blocks_override": 200,
-    "skip_tokenizer_init": True,
 }
 IMAGES = {
     name: draw_image(seed, *size)

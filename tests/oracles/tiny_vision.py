@@ -38,6 +38,35 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vision_config": _CLIP | {"model_type": "clip_vision_model", "projection_dim": 16},
         "image_token_index": IMAGE,
     },
+    "Mistral3ForConditionalGeneration": {
+        "text_config": _TEXT | {"model_type": "mistral", "head_dim": 16, "sliding_window": None},
+        "vision_config": {
+            "model_type": "pixtral",
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 2,
+            "image_size": 64,
+            "patch_size": 4,
+        },
+        "image_token_index": IMAGE,
+        "spatial_merge_size": 2,
+        "tie_word_embeddings": False,
+    },
+    "SmolVLMForConditionalGeneration": {
+        "text_config": _TEXT | {"model_type": "llama"},
+        "vision_config": {
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 2,
+            "image_size": 24,
+            "patch_size": 4,
+        },
+        "image_token_id": IMAGE,
+        "scale_factor": 3,
+        "pad_token_id": 2,
+    },
     "Qwen2VLForConditionalGeneration": {
         "text_config": _TEXT
         | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}},
@@ -103,6 +132,12 @@ PROCESSORS: dict[str, dict[str, Any]] = {
     "LlavaForConditionalGeneration": {
         "image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28},
     },
+    "Mistral3ForConditionalGeneration": {
+        "image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": 40}, "patch_size": 4,
+    },
+    "SmolVLMForConditionalGeneration": {
+        "image_processor_type": "SmolVLMImageProcessor", "size": {"longest_edge": 48}, "max_image_size": {"longest_edge": 24},
+    },
     "Qwen2VLForConditionalGeneration": _QWEN_PIXELS,
     "Qwen2_5_VLForConditionalGeneration": _QWEN_PIXELS,
     "Qwen3VLForConditionalGeneration": _QWEN_PIXELS,
@@ -134,7 +169,9 @@ def _write_tokenizer(path: Path) -> None:
     write_tiny_tokenizer(path)
     tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
     tokenizer.add_tokens([f"<unused{number}>" for number in range(IMAGE - tokenizer.get_vocab_size())])
-    tokenizer.add_special_tokens(["<image>"])
+    places = [f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)]
+    around = ["<fake_token_around_image>", "<global-img>", "[IMG_BREAK]", "[IMG_END]"]
+    tokenizer.add_special_tokens(["<image>", *around, *places])
     assert tokenizer.token_to_id("<image>") == IMAGE
     tokenizer.save(str(path / "tokenizer.json"))
     config = json.loads((path / "tokenizer_config.json").read_bytes())
@@ -163,9 +200,20 @@ class VisionOracle:
         """Of each position of an expanded prompt: [tokens, V]."""
         inputs: dict[str, Any] = {"input_ids": torch.tensor([list(token_ids)])}
         if len(images):
-            each = [self.processor([image], return_tensors="pt") for image in images]
-            names = ("pixel_values", "image_grid_thw", "image_sizes")
-            inputs |= {name: torch.cat([one[name] for one in each]) for name in names if name in each[0]}
+            name = type(self.model).__name__
+            options = {"patch_size": 8} if name.startswith("Mistral3") else {}
+            each = [self.processor([image], return_tensors="pt", **options) for image in images]
+            if name.startswith("Mistral3"):  # of several sizes: the smaller ones are padded
+                height, width = (max(one["pixel_values"].shape[axis] for one in each) for axis in (2, 3))
+                for one in each:
+                    down, right = height - one["pixel_values"].shape[2], width - one["pixel_values"].shape[3]
+                    one["pixel_values"] = torch.nn.functional.pad(one["pixel_values"], (0, right, 0, down))
+            if name.startswith("SmolVLM"):
+                inputs["pixel_values"] = torch.cat([one["pixel_values"] for one in each], dim=1)
+                return self.model(**inputs).logits[0].log_softmax(-1)
+            for key in ("pixel_values", "image_grid_thw", "image_sizes"):
+                if key in each[0]:
+                    inputs[key] = torch.cat([torch.as_tensor(one[key]) for one in each])
         if "image_grid_thw" in inputs:
             inputs["mm_token_type_ids"] = (inputs["input_ids"] == self.model.config.image_token_id).int()
         return self.model(**inputs).logits[0].log_softmax(-1)

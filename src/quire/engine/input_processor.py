@@ -173,7 +173,9 @@ class InputProcessor:
         self._random = random.Random(config.model.seed)
         self._serial = itertools.count()
         self._bad_words: dict[tuple[str, ...], list[list[int]]] = {}
-        self.media = None if config.multimodal is None else MediaProcessor(config.model, config.multimodal)
+        self.media: MediaProcessor | None = None
+        if config.multimodal is not None:
+            self.media = MediaProcessor(config.model, config.multimodal, lambda text: self._encode(text, False))
 
     def distinguish(self, first_serial: int) -> None:
         """Give ids and seeds of one's own, where several frontends share a core."""

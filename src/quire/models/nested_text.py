@@ -8,11 +8,12 @@ import dataclasses
 from quire.config.hf_config import HFConfig
 from quire.models.spec import Attention, DecoderSpec
 
-PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.")
+PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.text_model.", "model.")
 OTHER_PARTS = (
     "*vision_tower.*",
     "*vision_embed_tokens.*",
     "*vision_model.*",
+    "*connector.modality_projection.*",
     "*multi_modal_projector.*",
     "*visual.*",
     "*embed_vision.*",

@@ -356,10 +356,11 @@ class Patches:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """So many rows become one: side by side, or their mean."""
+    """So many rows become one: side by side (`by_column`: all values of one column, then those of the next), or their mean."""
 
     count: int
     is_mean: bool = False
+    by_column: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ from quire.errors import ConfigError
 from quire.models.nested_text import OTHER_PARTS, PREFIXES
 from quire.models.registry import ModelRegistry, register
 from quire.models.spec import DecoderSpec, VisionSpec
-from quire.models.vision.clip import llava_vision
+from quire.models.vision.clip import idefics_vision, llava_vision, mistral_vision
 from quire.models.vision.qwen_vl import qwen2_5_vision, qwen2_vision, qwen3_vision, with_axes
 
 ARCHITECTURES = {
@@ -38,16 +38,20 @@ LEFT_OUT = {
 
 
 VISION: dict[str, Callable[[HFConfig], VisionSpec]] = {
+    "idefics3": idefics_vision,
     "llava": llava_vision,
+    "mistral3": mistral_vision,
     "qwen2_vl": qwen2_vision,
     "qwen2_5_vl": qwen2_5_vision,
     "qwen3_vl": qwen3_vision,
     "qwen3_vl_moe": qwen3_vision,
+    "smolvlm": idefics_vision,
 }
 """By the `model_type` of the whole: how it sees."""
 
 
 @register("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration")
+@register("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration")
 @register("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration")
 @register("Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration")
 @register("Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration", "LlavaForConditionalGeneration")

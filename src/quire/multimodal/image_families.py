@@ -34,8 +34,15 @@ class Expansion:
     grid: tuple[int, ...] = ()
 
 
-Expand = Callable[[HFConfig, Arrays], Expansion]
+Encode = Callable[[str], list[int]]
+"""Token ids of a text, whose special tokens are meant."""
+Expand = Callable[[HFConfig, Arrays, Encode], Expansion]
 """From config.json and what the processor gave for one image."""
+
+
+def no_options(hf: HFConfig) -> dict[str, Any]:
+    """The processor knows all by itself."""
+    return {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +53,7 @@ class Family:
         token: the fields of config.json that may name the embedded token, the usual one first, and its usual id.
         expand: what stands in the prompt for an image.
         marker: as `token`, for the token that users write for an image, where it is another one.
+        options: of the processor, that follow from config.json.
     """
 
     token: tuple[str, ...]
@@ -53,6 +61,7 @@ class Family:
     expand: Expand
     marker: tuple[str, ...] = ()
     usual_marker: int = 0
+    options: Callable[[HFConfig], dict[str, Any]] = no_options
 
     def embedded_token(self, hf: HFConfig) -> int:
         """The token whose embedding is an image's."""
@@ -67,19 +76,62 @@ def _first(hf: HFConfig, names: tuple[str, ...], usual: int) -> int:
     return int(next((hf.get(name) for name in names if hf.get(name) is not None), usual))
 
 
-def _llava(hf: HFConfig, arrays: Arrays) -> Expansion:
-    """One token a patch of the square that the processor cuts out, and perhaps one for the class token."""
+def _llava(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
+    """One token a patch of the square that the processor cuts out; of Pixtral's encoder as Mistral's."""
+    if hf.vision_config.get("model_type") == "pixtral":
+        return _mistral(hf, arrays, encode)
     pixels = arrays["pixel_values"]
     size = hf.vision_config.get("patch_size", 14)
     count = (pixels.shape[-2] // size) * (pixels.shape[-1] // size)
-    count += hf.get("vision_feature_select_strategy", "default") == "full"
     return Expansion([LLAVA.embedded_token(hf)] * count, {"pixels": pixels})
 
 
-LLAVA = Family(("image_token_id", "image_token_index"), 32000, _llava)
+def _mistral_cell(hf: HFConfig) -> int:
+    """Pixels of a side of what becomes one embedding."""
+    return int(hf.vision_config.get("patch_size", 14 if "spatial_merge_size" in hf else 16)) * int(
+        hf.get("spatial_merge_size", 1)
+    )
 
 
-def _qwen_vl(hf: HFConfig, arrays: Arrays) -> Expansion:
+def _mistral_options(hf: HFConfig) -> dict[str, Any]:
+    return {"patch_size": _mistral_cell(hf)} if hf.vision_config.get("model_type", "pixtral") == "pixtral" else {}
+
+
+def _mistral(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
+    """Pixtral and Mistral 3: a token ends each row, and another the last one."""
+    pixels, cell = arrays["pixel_values"], _mistral_cell(hf)
+    rows, columns = pixels.shape[-2] // cell, pixels.shape[-1] // cell
+    (row_end,), (end,) = encode("[IMG_BREAK]")[:1], encode("[IMG_END]")[:1]
+    token_ids = ([MISTRAL.embedded_token(hf)] * columns + [row_end]) * rows
+    return Expansion([*token_ids[:-1], end], {"pixels": pixels})
+
+
+def _idefics(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
+    """Idefics3 and SmolVLM: squares row by row, each with its place in words, and the whole image behind them."""
+    vision, pixels = hf.vision_config, arrays["pixel_values"]
+    side = vision.get("image_size", 224) // vision.get("patch_size", 32) // hf.get("scale_factor", 2)
+    image = [IDEFICS.embedded_token(hf)] * side**2
+    rows, columns = (int(arrays[name].reshape(-1)[0]) for name in ("rows", "cols"))
+    around, token_ids = "<fake_token_around_image>", list[int]()
+    for row in range(rows):
+        for column in range(columns):
+            begin = "\n" if row and not column else ""
+            token_ids += encode(f"{begin}{around}<row_{row + 1}_col_{column + 1}>") + image
+    whole = ("\n\n" if rows else "") + around + "<global-img>"
+    return Expansion([*token_ids, *encode(whole), *image, *encode(around)], {"pixels": pixels})
+
+
+LLAVA = Family(
+    ("image_token_id", "image_token_index"),
+    32000,
+    _llava,
+    options=lambda hf: _mistral_options(hf) if hf.vision_config.get("model_type") == "pixtral" else {},
+)
+MISTRAL = Family(("image_token_id", "image_token_index"), 10, _mistral, options=_mistral_options)
+IDEFICS = Family(("image_token_id",), 128257, _idefics, options=lambda hf: {"return_row_col_info": True})
+
+
+def _qwen_vl(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
     """One token for each block of patches that are merged."""
     frames, rows, columns = (int(count) for count in arrays["image_grid_thw"].reshape(3))
     merge = int(hf.vision_config.get("spatial_merge_size", 2))
@@ -92,6 +144,9 @@ QWEN_VL = Family(("image_token_id",), 151655, _qwen_vl)
 
 FAMILIES: dict[str, Family] = {
     "LlavaForConditionalGeneration": LLAVA,
+    "Mistral3ForConditionalGeneration": MISTRAL,
+    "Idefics3ForConditionalGeneration": IDEFICS,
+    "SmolVLMForConditionalGeneration": IDEFICS,
     "Qwen2VLForConditionalGeneration": QWEN_VL,
     "Qwen2_5_VLForConditionalGeneration": QWEN_VL,
     "Qwen3VLForConditionalGeneration": QWEN_VL,

@@ -18,7 +18,7 @@ from quire.errors import RequestError
 from quire.guards import is_mapping
 from quire.media import MODALITIES, MediaItem, MediaTensor
 from quire.multimodal.content import PARAM, Pixels, as_list, content_key, read_image, read_uuids
-from quire.multimodal.image_families import FAMILIES
+from quire.multimodal.image_families import FAMILIES, Encode
 from quire.multimodal.processor_cache import Processed, ProcessorCache
 
 
@@ -41,6 +41,7 @@ class MediaProcessor:
     Args:
         model: whose architecture is one of `FAMILIES`.
         settings: limits, options and the size of the cache.
+        encode: a text's token ids, special tokens meant.
         load: gives the image processor of a folder.
     """
 
@@ -48,9 +49,11 @@ class MediaProcessor:
         self,
         model: ModelConfig,
         settings: MultiModalConfig,
+        encode: Encode,
         load: Callable[[str], ImageProcessor] = load_image_processor,
     ) -> None:
         self._hf, self._path, self._settings, self._load = model.hf_config, model.path, settings, load
+        self._encode = encode
         self.family = FAMILIES[model.architecture]
         self.marker = self.family.marker_token(self._hf)
         self._embedded = self.family.embedded_token(self._hf)
@@ -79,7 +82,7 @@ class MediaProcessor:
         """
         images = self._images_of(data)
         names = read_uuids(uuids, "image", len(images))
-        settings = {**self._settings.mm_processor_kwargs, **(options or {})}
+        settings = {**self.family.options(self._hf), **self._settings.mm_processor_kwargs, **(options or {})}
         processed = [self._process(*each, settings) for each in zip(range(len(images)), images, names, strict=True)]
         return self._expand(token_ids, processed, set(typed))
 
@@ -121,7 +124,8 @@ class MediaProcessor:
             given = processor(pixels, return_tensors="np", input_data_format="channels_last", **settings)
         except (ValueError, TypeError, KeyError, ZeroDivisionError) as error:
             raise RequestError(f"{where} cannot be processed: {error}", param=PARAM) from error
-        expansion = self.family.expand(self._hf, {name: _of_one(values) for name, values in given.items()})
+        arrays = {name: _of_one(values) for name, values in given.items()}
+        expansion = self.family.expand(self._hf, arrays, self._encode)
         num_embeds = expansion.token_ids.count(self._embedded)
         budget = self._settings.encoder_budget
         if num_embeds > budget:

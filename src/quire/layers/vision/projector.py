@@ -51,11 +51,7 @@ class Projector:
         x = rows_XC
         for stage in self._stages:
             if isinstance(stage, Group):
-                x = (
-                    x.reshape(-1, stage.count, x.shape[1]).mean(1)
-                    if stage.is_mean
-                    else x.reshape(-1, stage.count * x.shape[1])
-                )
+                x = _grouped(stage, x)
             elif isinstance(stage, Normed):
                 out = torch.empty_like(x)
                 apply_norm(stage.norm, cast(NormWeight, self._weights[stage.name]), x.contiguous(), out)
@@ -68,3 +64,10 @@ class Projector:
         out = x_XC.new_empty(len(x_XC), stage.outputs)
         ops.linear(x_XC, cast(LinearWeight, self._weights[stage.name]), out)
         return ACTIVATIONS[kernel_activation(stage.act)](out.float()).to(out.dtype) if stage.act else out
+
+
+def _grouped(group: Group, x_XC: torch.Tensor) -> torch.Tensor:
+    parts_YGC = x_XC.reshape(-1, group.count, x_XC.shape[1])
+    if group.is_mean:
+        return parts_YGC.mean(1)
+    return (parts_YGC.transpose(1, 2) if group.by_column else parts_YGC).flatten(1)

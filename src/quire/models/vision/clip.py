@@ -4,17 +4,20 @@ import dataclasses
 
 from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
-from quire.models.residual import LayerNorm
+from quire.models.residual import LayerNorm, RMSNorm
 from quire.models.spec import (
     MLP,
     Attention,
     DecoderSpec,
+    Group,
     LearnedPositions,
+    Normed,
     Patches,
     Product,
     VisionSpec,
     WeightNames,
 )
+from quire.models.vision.pixtral import NO_TOKENS, TOWER, pixtral_trunk
 
 LAYER_NAMES: dict[str, str | tuple[str, ...]] = {
     "before_mixer": "layer_norm1",
@@ -24,9 +27,6 @@ LAYER_NAMES: dict[str, str | tuple[str, ...]] = {
     "up": "mlp.fc1",
     "down": "mlp.fc2",
 }
-TOWER = "vision_tower."
-NO_TOKENS = 1
-"""The vocabulary of an encoder, which has neither tokens nor logits: as small as a spec may say."""
 CLIP_NAMES = WeightNames(
     prefixes=("", "model."),
     layer=TOWER + "encoder.layers.{layer}.",
@@ -70,7 +70,7 @@ def clip_trunk(hf: HFConfig) -> DecoderSpec:
     )
 
 
-TRUNKS = ("clip_vision_model", "siglip_vision_model")
+TRUNKS = {"clip_vision_model": clip_trunk, "siglip_vision_model": clip_trunk, "pixtral": pixtral_trunk}
 
 
 def trunk_of(hf: HFConfig) -> DecoderSpec:
@@ -85,7 +85,7 @@ def trunk_of(hf: HFConfig) -> DecoderSpec:
             f"vision_config.model_type={kind!r} of config.json is not known; known: {', '.join(TRUNKS)}",
             setting="model",
         )
-    return clip_trunk(hf)
+    return TRUNKS[kind](hf)
 
 
 def up_to_layer(trunk: DecoderSpec, layers: int | list[int]) -> DecoderSpec:
@@ -102,13 +102,59 @@ def up_to_layer(trunk: DecoderSpec, layers: int | list[int]) -> DecoderSpec:
     return dataclasses.replace(trunk, layers=last, weights=weights, taps=taps)
 
 
+IDEFICS_TOWER = "vision_model."
+IDEFICS_NAMES = dataclasses.replace(
+    CLIP_NAMES,
+    layer=IDEFICS_TOWER + "encoder.layers.{layer}.",
+    modules=LAYER_NAMES
+    | {
+        "patch": IDEFICS_TOWER + "embeddings.patch_embedding",
+        "positions": IDEFICS_TOWER + "embeddings.position_embedding",
+        "final_norm": IDEFICS_TOWER + "post_layernorm",
+        "projection": "connector.modality_projection.proj",
+    },
+    ignored=("*.position_ids",),
+    aliases={},
+)
+
+
+def idefics_vision(hf: HFConfig) -> VisionSpec:
+    """Idefics3 and SmolVLM: SigLIP's layers over squares of one size; neighbours stand side by side before one matrix."""
+    vision = {"patch_size": 32, "hidden_size": 1152, "num_attention_heads": 16} | hf.vision_config.to_dict()
+    trunk, scale = clip_trunk(HFConfig(vision | {"model_type": "siglip_vision_model"})), hf.get("scale_factor", 2)
+    patches = None if trunk.patches is None else dataclasses.replace(trunk.patches, merge=scale)
+    trunk = dataclasses.replace(trunk, weights=IDEFICS_NAMES, final_norm=True, patches=patches)
+    hidden = hf.text_config.get("hidden_size", 4096)
+    return VisionSpec(trunk, (Group(scale**2), Product("projection", hidden, bias=False)))
+
+
+def mistral_vision(hf: HFConfig) -> VisionSpec:
+    """Mistral 3: Pixtral's encoder, whose neighbours become one."""
+    merge = hf.get("spatial_merge_size", 2)
+    trunk = up_to_layer(pixtral_trunk(hf.vision_config), hf.get("vision_feature_layer", -1))
+    patches = None if trunk.patches is None else dataclasses.replace(trunk.patches, merge=merge)
+    hidden, bias = hf.text_config.get("hidden_size", 4096), bool(hf.get("multimodal_projector_bias", False))
+    projector = (
+        Normed("merge_norm", RMSNorm(hf.text_config.get("rms_norm_eps", 1e-5))),
+        Group(merge**2, by_column=True),
+        Product("merge", trunk.hidden, bias=False),
+        Product("up_projection", hidden, bias, act=hf.get("projector_hidden_act", "gelu")),
+        Product("down_projection", hidden, bias),
+    )
+    return VisionSpec(dataclasses.replace(trunk, patches=patches), projector)
+
+
 def llava_vision(hf: HFConfig) -> VisionSpec:
     """LLaVA 1.5: the rows of one of the last layers, and two matrices."""
     trunk = up_to_layer(trunk_of(hf.vision_config), hf.get("vision_feature_layer", -2))
-    if hf.get("vision_feature_select_strategy", "default") == "full" and trunk.patches:
-        raise ConfigError(
-            "vision_feature_select_strategy='full' of config.json is not supported; known: 'default'", setting="model"
-        )
+    strategy, has_class = (
+        hf.get("vision_feature_select_strategy", "default"),
+        trunk.patches is not None and trunk.patches.class_token,
+    )
+    if (strategy == "full") == has_class:
+        known = "default" if has_class else "full"
+        message = f"vision_feature_select_strategy={strategy!r} of config.json is not supported; known: {known!r}"
+        raise ConfigError(message, setting="model")
     hidden, bias = hf.text_config.get("hidden_size", 4096), bool(hf.get("multimodal_projector_bias", True))
     return VisionSpec(
         trunk,

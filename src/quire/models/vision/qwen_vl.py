@@ -20,7 +20,7 @@ from quire.models.spec import (
     VisionSpec,
     WeightNames,
 )
-from quire.models.vision.clip import NO_TOKENS
+from quire.models.vision.pixtral import NO_TOKENS
 
 NAMES = WeightNames(
     prefixes=("", "model."),
