@@ -316,7 +316,7 @@ class Decoder(CausalLM):
         if module.fixed or module.kind != "experts":
             return module.fixed
         _, layer, name = module.name.split(".")
-        mlp = self._layers[int(layer)].mlp
+        mlp = self._layers[int(layer) - self._mine.start].mlp
         if module.plain or mlp is None or mlp.mixture is None:
             return "has experts of a kind that cannot be adapted"
         return mlp.mixture.fixed(name)
@@ -373,7 +373,7 @@ class Decoder(CausalLM):
         if self._hyper_head is not None and self.stage.is_first:
             operations.begin_streams()
         for number, layer in enumerate(self._layers, self._mine.start):
-            operations.add_layer(layer, can_narrow=layer is self._layers[-1] and self._can_narrow())
+            operations.add_layer(layer, number, can_narrow=layer is self._layers[-1] and self._can_narrow())
             if number in self.spec.taps:
                 operations.add_tap()
             if self.spec.vision is not None and number < len(self.spec.vision.taps):

@@ -294,6 +294,12 @@ class LinearMethod(Products):
     def adapt_embedding(self, ids_T: torch.Tensor, weight: LinearWeight, out_TD: torch.Tensor, scale: float) -> None:
         """Add what adapters change about embeddings, which were multiplied by a scale."""
 
+    has_adapters = False
+    """Whether steps may have adapters."""
+
+    def adapt_residual(self, name: str, x_TD: torch.Tensor) -> None:
+        """Change what a layer has made of the residual, in place."""
+
     def adapts(self, name: str) -> bool:
         """Whether adapters change a matrix, or several that are used each by itself, in the step that is computed."""
         return False

@@ -64,7 +64,7 @@ class OperationList:
         self._spec, self._context, self._workspace, self.is_fused = spec, context, workspace, is_fused
         self._delta_waits = self.late_waits = False
 
-    def add_layer(self, layer: DecoderLayer, *, can_narrow: bool) -> None:
+    def add_layer(self, layer: DecoderLayer, number: int, *, can_narrow: bool) -> None:
         """Append a layer's operations.
 
         Args:
@@ -82,6 +82,9 @@ class OperationList:
         if layer.end is not None:
             self.add_delta()
             self.listed.append(self._end(layer.end))
+        method = self._context.linear_method
+        if method.has_adapters:
+            self.listed.append(lambda step, views: method.adapt_residual(f"layers.{number}", views.residual_TD))
 
     def begin_streams(self) -> None:
         """Append the copies of the embeddings to all residual streams."""

@@ -11,10 +11,11 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from quire.kernels import ops
+from quire.kernels import ops, recurrent
 from quire.kernels.adapters import AdapterRows, AdapterTable
 from quire.kernels.types import LinearWeight
 from quire.layers.linear import LinearMethod
+from quire.lora.several import INPUTS, RESIDUAL
 
 PART, MOST_PARTS, PROGRAMS = 256, 16, 256
 """Inputs of a part of a sum; the most parts; and how many rows times parts are enough to keep a device busy."""
@@ -95,6 +96,7 @@ class AdaptedProducts(LinearMethod):
     """Comes before a format's class, whose products it completes."""
 
     adapters: Adapters
+    has_adapters = True
 
     def see_rows(self, *, are_samples: bool) -> None:
         self.adapters.begin(are_samples=are_samples)
@@ -132,7 +134,24 @@ class AdaptedProducts(LinearMethod):
             ops.adapter_lookup(ids_T, self.adapters.rows, table, h_PTH)
             ops.adapter_expand(h_PTH, self.adapters.rows, table, out_TD, scale)
 
+    def adapt_residual(self, name: str, x_TD: torch.Tensor) -> None:
+        self._stretch(x_TD, self.adapters.named(name + RESIDUAL))
+
+    def _stretch(self, x_TK: torch.Tensor, table: AdapterTable | None) -> None:
+        """Multiply rows by their adapters' vectors, and add others, in place."""
+        if table is not None:
+            ops.adapter_expand(self.adapters.room(len(x_TK), table), self.adapters.rows, table, x_TK)
+
+    def _changes(self, weight: LinearWeight) -> bool:
+        adapters = self.adapters
+        return adapters.table(weight) is not None or adapters.named(weight.name + INPUTS) is not None
+
     def apply(self, x_TK: torch.Tensor, weight: LinearWeight, out_TN: torch.Tensor) -> None:
+        inputs = self.adapters.named(weight.name + INPUTS)
+        if inputs is not None:
+            given_TK, x_TK = x_TK, torch.empty_like(x_TK)
+            recurrent.scale_columns(given_TK, None, x_TK)
+            self._stretch(x_TK, inputs)
         super().apply(x_TK, weight, out_TN)
         table = self.adapters.table(weight)
         if table is not None:
@@ -147,7 +166,7 @@ class AdaptedProducts(LinearMethod):
         out_TN: torch.Tensor,
         scratch_TD: torch.Tensor,
     ) -> None:
-        if self.adapters.table(weight) is None:
+        if not self._changes(weight):
             super().apply_normed(x_TD, norm_D, eps, weight, out_TN, scratch_TD)
         else:
             ops.rms_norm(x_TD, norm_D, eps, scratch_TD)
@@ -164,7 +183,7 @@ class AdaptedProducts(LinearMethod):
         scratch_TD: torch.Tensor,
         scratch_T2I: torch.Tensor,
     ) -> None:
-        if self.adapters.table(weight) is None:
+        if not self._changes(weight):
             super().apply_normed_gated(x_TD, norm_D, eps, weight, kind, out_TI, scratch_TD, scratch_T2I)
         else:
             self.apply_normed(x_TD, norm_D, eps, weight, scratch_T2I, scratch_TD)
@@ -174,10 +193,10 @@ class AdaptedProducts(LinearMethod):
         self, x_TK: torch.Tensor, weight: LinearWeight, residual_TN: torch.Tensor, scratch_TN: torch.Tensor
     ) -> None:
         table = self.adapters.table(weight)
-        if table is None:
+        if not self._changes(weight):
             super().apply_add(x_TK, weight, residual_TN, scratch_TN)
             return
-        if table.has_gains:
+        if table is None or table.has_gains or self.adapters.named(weight.name + INPUTS) is not None:
             self.apply(x_TK, weight, scratch_TN)
             ops.add(scratch_TN, residual_TN)
             return
@@ -198,7 +217,7 @@ class AdaptedProducts(LinearMethod):
         scratch_T2I: torch.Tensor,
         delta_TD: torch.Tensor,
     ) -> None:
-        if self.adapters.table(gate_up) is None and self.adapters.table(down) is None:
+        if not (self._changes(gate_up) or self._changes(down)):
             super().apply_gated_mlp(
                 residual_TD, norm_D, eps, gate_up, kind, down, narrow_TI, scratch_TD, scratch_T2I, delta_TD
             )

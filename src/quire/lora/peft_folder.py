@@ -50,6 +50,7 @@ class Update:
         magnitude: [N], of DoRA: each row of the sum of matrix and update gets this length.
         whole: [N, K], in the place of the matrix; then there is no update.
         bias: [N], added to the outputs. `is_whole_bias`: it takes the place of the matrix's own.
+        gain: [N], that outputs are multiplied by. input_gain: [K], that inputs are.
         is_bare: it may be of a parameter that holds several matrices; its rank and scale are known when these are.
     """
 
@@ -60,6 +61,8 @@ class Update:
     whole: torch.Tensor | None = None
     bias: torch.Tensor | None = None
     is_whole_bias: bool = False
+    gain: torch.Tensor | None = None
+    input_gain: torch.Tensor | None = None
     is_bare: bool = False
 
     @property

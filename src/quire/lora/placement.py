@@ -8,6 +8,7 @@ Legend: R rank, K inputs, N outputs, S segments.
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import cast
 
 import torch
 
@@ -20,15 +21,20 @@ from quire.layers.weights import CheckpointTensor, RowSlice
 from quire.lora.magnitude import NONE
 from quire.lora.peft_folder import PeftAdapter, Update, complete_scale
 from quire.lora.several import (
+    INPUTS,
+    RESIDUAL,
     Segment,
     Several,
+    by_layer,
     expert_segments,
     experts_of,
     find_stack,
     heads_of,
     join_experts,
     join_heads,
+    nearest,
     stack_names,
+    vector_part,
 )
 from quire.models.spec import DecoderSpec
 
@@ -74,6 +80,9 @@ class Places:
                 self.several.update(heads_of(module, plan))
             elif not fixed(module):
                 self.modules[name] = len(matrices)
+                if module.kind == "linear" and len(matrices) == 1:
+                    columns = module.local_columns(plan)
+                    self.several[name + INPUTS] = Several(1, 1, (columns.stop - columns.start, 0))
             for number, (matrix, source) in enumerate(matrices.items()):
                 columns = source.columns or slice(0, source.module.columns)
                 rows, width = source.module.local_shape(plan)[0], columns.stop - columns.start
@@ -81,11 +90,16 @@ class Places:
                 self._segments[matrix] = Segment(
                     source.module, number, source.rows, source.blocks, columns, fixed(module)
                 )
+        here = {source.module.name for source in sources.values()}
         for module in modules_of(spec):
-            if module.kind == "experts" and module.columns:
+            if module.kind == "experts" and module.columns and module.name in here:
                 self.several[module.name] = experts_of(module, plan)
                 self._segments.update(expert_segments(module, plan, fixed(module)))
+        if spec.hyper is None:
+            self.several |= {f"layers.{each}{RESIDUAL}": Several(1, 1, (spec.hidden, 0)) for each in range(spec.layers)}
         self._stacks = stack_names(self._segments)
+        self._by_end = by_layer(self._segments)
+        self._by_layer = by_layer(self._stacks, has_end=False)
         if spec.tied_embeddings and "embedding" in self.modules:
             (embedding,) = (each for each in self._segments.values() if each.module.name == "embedding")
             rows = slice(0, spec.vocab) if has_whole_head else plan.vocabulary(spec.vocab)
@@ -142,13 +156,16 @@ class Places:
 
     def find(self, name: str) -> Segment | None:
         """The segment that a matrix of the checkpoint, as an adapter names it, fills."""
-        return next((self._segments[each] for each in self._spellings(name) if each in self._segments), None)
+        found = next((each for each in self._spellings(name) if each in self._segments), None)
+        found = found or nearest(name, self._by_end)
+        return None if found is None else self._segments[found]
 
     def _find_stack(self, name: str, update: Update) -> tuple[Segment, Update]:
         """As `find`, for a bare parameter that holds all experts of a layer; raises ValueError: there is none."""
         while name.endswith(".base_layer"):
             name = name.removesuffix(".base_layer")
         container = next((each for each in self._spellings(name) if each in self._stacks), None)
+        container = container or nearest(name, self._by_layer)
         if container is None:
             raise ValueError("has no parameters of all experts")
         which, update = find_stack(update, {each: self._segments[each] for each in self._stacks[container]})
@@ -174,8 +191,12 @@ class Places:
         """
         found: dict[str, list[tuple[Segment, Update]]] = {}
         wrong: list[str] = []
+        parts: dict[str, AdapterPart] = {}
         for name, update in adapter.updates.items():
             try:
+                if update.input_gain is not None or name.endswith(RESIDUAL):
+                    parts |= self._vector(name, update)
+                    continue
                 segment, update = self._place_one(adapter, name, update)
             except ValueError as problem:
                 wrong.append(f"{name} {problem}")
@@ -187,7 +208,6 @@ class Places:
                 f"{adapter.path} does not fit the model ({len(wrong)} targets): {'; '.join(wrong[:10])}{more}",
                 setting="lora_path",
             )
-        parts: dict[str, AdapterPart] = {}
         for module, updates in found.items():
             segment, update = updates[0]
             if segment.module.absorbed is not None:
@@ -197,6 +217,25 @@ class Places:
             else:
                 parts[module] = self._join(module, updates, dtype)
         return parts
+
+    def _vector(self, name: str, update: Update) -> dict[str, AdapterPart]:
+        """What multiplies a matrix' inputs, or is added behind a layer. Raises ValueError: there is none, or of another size."""
+        if update.input_gain is None:
+            gain = shift = update.scale * cast(torch.Tensor, update.bias)
+            gain, expected = torch.ones_like(shift), self._spec.hidden
+            if name not in self.several:
+                raise ValueError(f"is not a layer of this model, which has {self._spec.layers} and one residual")
+        else:
+            gain, segment = update.input_gain, self.find(name)
+            name = "" if segment is None else segment.module.name + INPUTS
+            if segment is None or name not in self.several:
+                raise ValueError("is not a matrix of this model" if segment is None else "shares its input with others")
+            shift, expected = torch.zeros_like(gain), segment.module.columns
+        if len(gain) != expected:
+            raise ValueError(f"has a vector of {len(gain)}, and the model's is of {expected}")
+        if update.input_gain is not None:
+            gain, shift = (each[cast(Segment, segment).columns] for each in (gain, shift))
+        return {name: vector_part(gain, shift)}
 
     def _place_one(self, adapter: PeftAdapter, name: str, update: Update) -> tuple[Segment, Update]:
         """Where an update belongs. Raises ValueError: nowhere, with the reason."""
@@ -223,7 +262,7 @@ class Places:
         wholes = [update.whole is not None for _, update in updates]
         rank = inputs if any(wholes) else max(update.rank for _, update in updates)
         part = AdapterPart(torch.zeros(num_segments * rank, inputs), torch.zeros(rank, outputs), 0)
-        if any(wholes) or any(update.bias is not None or update.magnitude is not None for _, update in updates):
+        if any(wholes) or any(_has_vectors(update) for _, update in updates):
             part.gain, part.shift = torch.ones(outputs), torch.zeros(outputs)
         if any(update.magnitude is not None for _, update in updates):
             part.magnitude = torch.full((outputs,), NONE)
@@ -252,6 +291,8 @@ class Places:
                 part.up[: len(rows), place] = rows
             if part.gain is not None and update.whole is not None:
                 part.gain[place] = 0.0
+            if part.gain is not None and update.gain is not None:
+                part.gain[place] = update.gain[block.rows]
             if part.magnitude is not None and update.magnitude is not None:
                 part.magnitude[place] = update.magnitude[block.rows].float()
             if part.shift is not None:
@@ -270,6 +311,10 @@ class Places:
             return torch.zeros_like(base)
         given = update.bias[block.rows].float()
         return given - base if update.is_whole_bias else update.scale * given
+
+
+def _has_vectors(update: Update) -> bool:
+    return any(vector is not None for vector in (update.bias, update.magnitude, update.gain))
 
 
 def _tiles(stretches: Sequence[tuple[int, int, int]]) -> torch.Tensor:
@@ -296,6 +341,8 @@ def _problem(segment: Segment, update: Update) -> str:
         return "is an embedding with a magnitude or a bias, which cannot be served"
     inputs, outputs = (segment.rows, module.columns) if is_embedding else (module.columns, segment.rows)
     theirs: list[int] = [outputs, inputs]
+    if update.gain is not None and (is_embedding or is_several):
+        return "cannot have its outputs multiplied: they are not computed by themselves"
     if update.down is not None and update.up is not None:
         theirs = [update.up.shape[0], update.down.shape[1]]
     elif update.whole is not None:
@@ -303,7 +350,7 @@ def _problem(segment: Segment, update: Update) -> str:
     if theirs != [outputs, inputs]:
         hint = " (added tokens cannot be served)" if module.name in ("embedding", "lm_head") else ""
         return f"is [{outputs}, {inputs}] in the model, and {theirs} in the adapter{hint}"
-    for name, vector in (("bias", update.bias), ("magnitude", update.magnitude)):
+    for name, vector in (("bias", update.bias), ("magnitude", update.magnitude), ("vector", update.gain)):
         if vector is not None and list(vector.shape) != [outputs]:
             return f"has {outputs} outputs, and a {name} of shape {list(vector.shape)}"
     return ""

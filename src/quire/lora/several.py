@@ -6,7 +6,7 @@ Legend: E experts, F heads, R rank, K inputs, N outputs, L values of the latent,
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -46,22 +46,31 @@ class Several:
     Attributes:
         count: on this rank. segments: of each.
         shape: (outputs, inputs) of each on this rank.
+        is_apart: each is multiplied by itself, for rows that the host knows.
     """
 
     count: int
     segments: int
     shape: tuple[int, int]
+    is_apart: bool = False
 
 
 HEADS = ("to latent", "to values")
 """What stands behind the name of an absorbed matrix for each of its two tables."""
+INPUTS, RESIDUAL = " inputs", " residual"
+"""What stands behind the name of a matrix for a table that changes what it reads; behind that of a layer, what it gives."""
+
+
+def vector_part(gain_N: torch.Tensor, shift_N: torch.Tensor) -> AdapterPart:
+    """A part that multiplies by one vector and adds another, without an update."""
+    return AdapterPart(torch.zeros(0, 1), torch.zeros(0, len(gain_N)), 0, gain_N.float(), shift_N.float())
 
 
 def experts_of(module: Module, plan: ParallelPlan) -> Several:
     """A mixture's matrices."""
     mine, (rows, columns) = plan.experts(module.experts), module.local_shape(plan)
     count = mine.stop - mine.start
-    return Several(count, len(module.parts) // module.experts, (rows // count, columns))
+    return Several(count, len(module.parts) // module.experts, (rows // count, columns), is_apart=True)
 
 
 def heads_of(module: Module, plan: ParallelPlan) -> dict[str, Several]:
@@ -93,6 +102,36 @@ def stack_names(segments: Mapping[str, Segment]) -> dict[str, list[str]]:
         if module:
             found.setdefault(container, []).append(name)
     return found
+
+
+def by_layer(names: Iterable[str], *, has_end: bool = True) -> dict[tuple[str, str], list[str]]:
+    """Names of matrices by the number of their layer and their last part, or by the number alone."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for name in names:
+        layer, end = _layer_and_end(name)
+        if layer and " " not in name:
+            found.setdefault((layer, end if has_end else ""), []).append(name)
+    return found
+
+
+def nearest(name: str, known: Mapping[tuple[str, str], list[str]]) -> str | None:
+    """The matrix of the same layer that ends like a name more than any other does: a checkpoint may call what is around a matrix
+    otherwise than Transformers. None: there is none, or there are two."""
+    layer, end = _layer_and_end(name)
+
+    def alike(other: str) -> int:
+        pairs = zip(reversed(name.split(".")), reversed(other.split(".")), strict=False)
+        return next((number for number, (one, two) in enumerate(pairs) if one != two), 99)
+
+    candidates = sorted(known.get((layer, end)) or known.get((layer, "")) or [], key=alike)
+    if not layer or not candidates or (len(candidates) > 1 and alike(candidates[-1]) == alike(candidates[-2])):
+        return None
+    return candidates[-1]
+
+
+def _layer_and_end(name: str) -> tuple[str, str]:
+    number = re.search(r"\.(\d+)\.", name)
+    return ("" if number is None else number[1]), name.rpartition(".")[2]
 
 
 def find_stack(update: Update, stacks: Mapping[str, Segment]) -> tuple[str, Update]:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from quire.adapters import LoRARequest, id_of, read_config
+from quire.adapters import LoRARequest, id_of
 from quire.config.engine import LoRAConfig
 from quire.config.hub import find_adapter
 from quire.config.hub.listing import HubSettings
@@ -24,9 +24,9 @@ from quire.kernels.adapters import FIELDS, AdapterPart, AdapterTable
 from quire.kernels.types import LinearWeight
 from quire.layers.decoder import Decoder
 from quire.logger import init_logger
+from quire.lora.kinds import read_adapter
 from quire.lora.magnitude import apply_magnitude, squared_rows, update_squares
 from quire.lora.method import Adapters
-from quire.lora.peft_folder import read_lora
 from quire.lora.placement import Places
 from quire.lora.several import HEADS
 from quire.platforms.interface import DeviceRuntime
@@ -203,12 +203,7 @@ class AdapterStore:
 
     def _read(self, request: LoRARequest) -> Packed:
         path = find_adapter(request.lora_path, self._hub)
-        config = read_config(path)
-        if config["peft_type"] != "LORA":
-            raise ConfigError(
-                f"{request.lora_path}: peft_type is {config['peft_type']!r}; LORA can be served", setting="lora_path"
-            )
-        adapter = read_lora(path, config)
+        adapter = read_adapter(path)
         parts, limit = self._places.place(adapter, self._model.dtype), self._config.max_lora_rank
         several = (part.rank for name, part in parts.items() if name in self._places.several)
         rank = max(adapter.max_rank, *several, 0)
@@ -254,7 +249,7 @@ class AdapterStore:
             each = self._places.several[module]
             entries_FL = torch.zeros(len(FIELDS), len(self._slots) * each.count, dtype=torch.int64, device=self._device)
             self._several[module] = self._table(module, entries_FL, each.segments, each.count)
-            self._adapters.can_replay &= module.endswith(HEADS)
+            self._adapters.can_replay &= not each.is_apart
         entries_MF = torch.zeros(len(self._all), len(FIELDS), dtype=torch.int64)
         for module, table in [*self._all.items(), *self._several.items()]:
             part = table.parts[slot] = loaded.parts.get(module)

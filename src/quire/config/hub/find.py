@@ -79,9 +79,9 @@ def find_tokenizer(tokenizer: str, settings: HubSettings) -> str:
 
 
 def find_adapter(path: str, settings: HubSettings | None = None) -> str:
-    """The local folder with an adapter: `path` itself, or what a hub has under `owner/name` or `owner/name/folder`, which is
+    """The local folder with an adapter (or its file): `path` itself, or what a hub has under `owner/name` or `owner/name/folder`, which is
     fetched. Raises ConfigError: there is neither."""
-    if Path(path).expanduser().is_dir():
+    if Path(path).expanduser().exists():
         return str(Path(path).expanduser())
     owner, _, rest = path.partition("/")
     name, _, inner = rest.partition("/")
