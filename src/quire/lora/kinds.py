@@ -1,7 +1,7 @@
 """Kinds of adapters beside LoRA, each read to the same updates: (IA)3, and vectors that steer a model's residual.
 
-Knows files and names of tensors; knows nothing of our modules. IA3: https://arxiv.org/abs/2205.05638. Control vectors are files of
-llama.cpp: `direction.N`, which is added to what layer N gives (https://arxiv.org/abs/2310.01405).
+Knows files and names of tensors; knows nothing of our modules. Methods: https://arxiv.org/abs/2205.05638 for (IA)3, and
+https://arxiv.org/abs/2310.01405 for vectors, which are in llama.cpp's files: `direction.N` is added to what layer N gives.
 """
 
 import mmap
@@ -46,7 +46,9 @@ def _read_ia3(path: str, config: Mapping[str, Any]) -> PeftAdapter:
         vector = tensor[:]
         if not (name.startswith(PREFIX) and name.endswith(".ia3_l")) or vector.ndim != 2 or 1 not in vector.shape:
             known = f"{PREFIX}….ia3_l of shape [out, 1] or [1, in]"
-            raise ConfigError(f"{path}: tensor {name!r} {list(vector.shape)} is unknown; known are {known}", setting="lora_path")
+            raise ConfigError(
+                f"{path}: tensor {name!r} {list(vector.shape)} is unknown; known are {known}", setting="lora_path"
+            )
         field = "input_gain" if vector.shape[0] == 1 else "gain"
         updates[name.removeprefix(PREFIX).removesuffix(".ia3_l")] = Update(**{field: vector.flatten().float()})
     return _of_updates(path, config, updates)
@@ -89,7 +91,8 @@ def _gguf_vectors(path: str) -> dict[str, torch.Tensor]:
             dtype = _NUMBERS.get(tensor.type.name)
             if dtype is None:
                 raise ConfigError(
-                    f"{path}: {tensor.name} is {tensor.type.name}; {', '.join(_NUMBERS)} can be read", setting="lora_path"
+                    f"{path}: {tensor.name} is {tensor.type.name}; {', '.join(_NUMBERS)} can be read",
+                    setting="lora_path",
                 )
             piece = bytearray(data[tensor.offset : tensor.offset + tensor.num_bytes])
             vectors[tensor.name] = torch.frombuffer(piece, dtype=dtype).view(tensor.shape)

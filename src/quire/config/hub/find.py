@@ -79,8 +79,8 @@ def find_tokenizer(tokenizer: str, settings: HubSettings) -> str:
 
 
 def find_adapter(path: str, settings: HubSettings | None = None) -> str:
-    """The local folder with an adapter (or its file): `path` itself, or what a hub has under `owner/name` or `owner/name/folder`, which is
-    fetched. Raises ConfigError: there is neither."""
+    """The local folder with an adapter, or its file: `path`, or what a hub has under `owner/name` or `owner/name/folder`, which
+    is fetched. Raises ConfigError: there is neither."""
     if Path(path).expanduser().exists():
         return str(Path(path).expanduser())
     owner, _, rest = path.partition("/")
