@@ -33,11 +33,18 @@ class TokensPrompt(_PromptOptions):
     prompt: NotRequired[str]
 
 
+class EmbedsPrompt(TypedDict):
+    """A prompt as embeddings: a tensor or an array [tokens, hidden size], as Transformers takes `inputs_embeds`."""
+
+    prompt_embeds: Any
+    cache_salt: NotRequired[str]
+
+
 class DataPrompt(TypedDict):
     """An application's own data, for an IO processor."""
 
     data: Any
 
 
-PromptType = str | list[int] | TextPrompt | TokensPrompt
+PromptType = str | list[int] | TextPrompt | TokensPrompt | EmbedsPrompt
 """Every form that `LLM.generate` and its like take for one prompt."""

@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 MODALITIES = ("image",)
 """Kinds of media that a prompt may have."""
+EMBEDS = "embeds"
+"""What stands in the place of an image where a prompt has embeddings instead of tokens: nothing has to be computed."""
 
 
 class MediaTensor(msgspec.Struct, array_like=True, frozen=True):

@@ -16,6 +16,7 @@ class MultiModalConfig:
         mm_processor_cache_gb: GiB of host memory in which a frontend keeps what it has processed; 0 keeps nothing.
         encoder_budget: embeddings that one step may compute; also the most that one item may have.
         encoder_cache_size: embeddings that a worker keeps.
+        prompt_embeds: a prompt may consist of embeddings.
     """
 
     limit_mm_per_prompt: dict[str, int] = dataclasses.field(default_factory=dict[str, int])
@@ -23,6 +24,7 @@ class MultiModalConfig:
     mm_processor_cache_gb: float = 4.0
     encoder_budget: int = 16384
     encoder_cache_size: int = 16384
+    prompt_embeds: bool = False
 
     def limit_of(self, modality: str) -> int | None:
         """Most items of a modality in one prompt; None: any number."""

@@ -14,7 +14,7 @@ from quire.core.output import IntArray, SchedulerOutput
 from quire.core.request_state import Request
 from quire.core.running import RunningBatch
 from quire.errors import RequestError
-from quire.media import MediaItem
+from quire.media import EMBEDS, MediaItem
 from quire.request import EngineRequest
 
 
@@ -58,9 +58,11 @@ class Encoding(NoEncoding):
 
     Args:
         config: a step's budget, and the room that workers have.
+        width: columns that embeddings in a prompt must have; 0 where prompts have none.
     """
 
-    def __init__(self, config: MultiModalConfig) -> None:
+    def __init__(self, config: MultiModalConfig, width: int = 0) -> None:
+        self._width = width
         self._budget, self._room = config.encoder_budget, config.encoder_cache_size
         self._left, self._used = self._budget, 0
         self._kept: OrderedDict[str, int] = OrderedDict()  # embeddings by key, the one that was used last at the end
@@ -70,6 +72,10 @@ class Encoding(NoEncoding):
         self.num_queries = self.num_hits = 0
 
     def check(self, source: EngineRequest) -> None:
+        for item in source.media:
+            if item.modality == EMBEDS and item.tensors[EMBEDS].shape[1] != self._width:
+                message = f"prompt_embeds has {item.tensors[EMBEDS].shape[1]} columns; the model's hidden size is {self._width}"
+                raise RequestError(message, param="prompt_embeds")
         most = min(self._budget, self._room)
         largest = max((item.num_embeds for item in source.media), default=0)
         if largest > most:

@@ -173,11 +173,17 @@ class Resolver:
 
     def multimodal(self, model: ModelConfig) -> MultiModalConfig | None:
         """How media are read; None where none are."""
-        if not model.modalities:
+        takes_embeds = self.args.enable_prompt_embeds
+        if takes_embeds and model.pooling is not None:
+            raise ConfigError(
+                "enable_prompt_embeds: a pooling model takes texts and token ids", setting="enable_prompt_embeds"
+            )
+        if not model.modalities and not takes_embeds:
             return None
         limits_of = {name: _limit_of(self.args.limit_mm_per_prompt, name) for name in self.args.limit_mm_per_prompt}
-        budget = min(MAX_ENCODER_BUDGET, model.max_model_len)
+        budget = MAX_ENCODER_BUDGET if takes_embeds else min(MAX_ENCODER_BUDGET, model.max_model_len)
         return MultiModalConfig(
+            prompt_embeds=takes_embeds,
             limit_mm_per_prompt={name: limit for name, limit in limits_of.items() if limit is not None},
             mm_processor_kwargs=dict(self.args.mm_processor_kwargs or {}),
             mm_processor_cache_gb=float(self.args.mm_processor_cache_gb),

@@ -192,7 +192,9 @@ class EngineCore(WeightVerbs, ProfileVerbs, AdapterVerbs):
         if self.config.speculative is not None:
             scheduler.speculate(self.config.speculative)
         if self.config.multimodal is not None:
-            scheduler.encoding = Encoding(self.config.multimodal)
+            takes_embeds = self.config.multimodal.prompt_embeds
+            width: int = self._executor.collective_rpc("embeds_width")[0] if takes_embeds else 0
+            scheduler.encoding = Encoding(self.config.multimodal, width)
         return scheduler
 
     def on_failure(self, callback: Callable[[], None]) -> None:

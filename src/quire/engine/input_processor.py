@@ -15,14 +15,16 @@ from typing import Annotated, Any, cast
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from quire.adapters import LoRARequest, check_adapter
 from quire.config import EngineConfig, ModelConfig, limits
 from quire.engine.tokenizer_source import TokenizerSource
 from quire.errors import RequestError
 from quire.inputs import PromptType
-from quire.media import MediaItem
+from quire.media import EMBEDS, MediaItem
 from quire.multimodal.processor import MediaProcessor
+from quire.multimodal.prompt_embeds import PLACEHOLDER, embeds_items, read_embeds
 from quire.parsers.choice import AUTO, NONE, apply_response_template, apply_strings, choose_formats
 from quire.parsers.thinking import check_budget, find_prompt_thinking
 from quire.pooling_params import PoolingParams
@@ -35,8 +37,8 @@ from quire.tokenizers.interface import Tokenizer
 _SEED_BITS = 63
 _GOLDEN = 0x9E3779B97F4A7C15
 _LONG_TEXT = 1 << 30
+_NOT_WITH_EMBEDS = ("prompt", "prompt_token_ids", "multi_modal_data")
 _UNSUPPORTED_PROMPT_KEYS = {
-    "prompt_embeds": "prompt embeddings",
     "encoder_prompt": "encoder-decoder prompts",
 }
 
@@ -173,8 +175,9 @@ class InputProcessor:
         self._random = random.Random(config.model.seed)
         self._serial = itertools.count()
         self._bad_words: dict[tuple[str, ...], list[list[int]]] = {}
+        self._takes_embeds = config.multimodal is not None and config.multimodal.prompt_embeds
         self.media: MediaProcessor | None = None
-        if config.multimodal is not None:
+        if config.multimodal is not None and config.model.modalities:
             self.media = MediaProcessor(config.model, config.multimodal, lambda text: self._encode(text, False))
 
     def distinguish(self, first_serial: int) -> None:
@@ -225,6 +228,10 @@ class InputProcessor:
             if prompt.get(key) is not None:
                 raise RequestError(f"{what} ({key}) is not supported yet", param=key)
         salt = self._check_salt(prompt.get("cache_salt"))
+        if (embeds := prompt.get("prompt_embeds")) is not None:
+            if others := [key for key in _NOT_WITH_EMBEDS if prompt.get(key)]:
+                raise RequestError(f"prompt_embeds is a whole prompt: leave {others[0]} out", param="prompt_embeds")
+            return self.embedded(read_embeds(embeds), salt)
         text = prompt.get("prompt")
         if text is not None and not isinstance(text, str):
             raise RequestError(f"prompt must be text, not {type(text).__name__}", param="prompt")
@@ -235,6 +242,14 @@ class InputProcessor:
             found = ", ".join(map(repr, prompt)) or "nothing"
             raise RequestError(f"a prompt needs 'prompt' or 'prompt_token_ids'; this one has {found}", param="prompt")
         return self.with_media(TokenizedPrompt(self._encode(text, add_special_tokens), text, salt), prompt)
+
+    def embedded(self, embeds_TD: npt.NDArray[Any], salt: str | None = None) -> TokenizedPrompt:
+        """A prompt of embeddings. Raises RequestError: the engine takes none."""
+        if not self._takes_embeds:
+            raise RequestError(
+                "prompt_embeds are off: start the engine with enable_prompt_embeds", param="prompt_embeds"
+            )
+        return TokenizedPrompt([PLACEHOLDER] * len(embeds_TD), None, salt, media=embeds_items(embeds_TD))
 
     @property
     def image_marker(self) -> str | None:
@@ -326,6 +341,9 @@ class InputProcessor:
         array = token_array(token_ids) if prompt.array is None else prompt.array
         check_in_vocabulary(array, self._vocab_size, "prompt")
         params = self._complete_params(params, len(token_ids), tokenizer, is_beam)
+        if params.prompt_logprobs is not None and any(item.modality == EMBEDS for item in prompt.media):
+            message = "a prompt of embeddings has no tokens, and so no prompt_logprobs: leave them out"
+            raise RequestError(message, param="prompt_logprobs")
         if params.thinking_token_budget is not None:
             self._limit_thinking(params, token_ids, tokenizer)
         seed = self._random.getrandbits(_SEED_BITS) if params.seed is None else params.seed

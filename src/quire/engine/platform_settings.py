@@ -79,6 +79,7 @@ def check_stages(config: EngineConfig) -> None:
         "runner": (config.model.pooling is not None, "a pooling model"),
         "enable_lora": (config.lora is not None, "adapters"),
         "merge_lora": (config.load.merge_lora is not None, "an adapter in the weights"),
+        "enable_prompt_embeds": (config.multimodal is not None and config.multimodal.prompt_embeds, "prompt_embeds"),
         "speculative_config": (config.speculative is not None, "speculation"),
         "load_format": (config.load.load_format == "sharded_state", "load_format='sharded_state'"),
         "data_parallel_size": (config.parallel.data_parallel_size > 1, "copies of the model"),

@@ -256,6 +256,7 @@ class EngineSettings:
     limit_mm_per_prompt: dict[str, Any] = setting(
         {}, mapping(), 'JSON object: most items of a modality in one prompt, for example {"image": 4}; 0: none is read'
     )
+    enable_prompt_embeds: bool = setting(False, FLAG, "take prompts that are embeddings in the place of tokens")
     language_model_only: bool = setting(False, FLAG, "read no media, and load no weights that only media need")
     mm_processor_kwargs: dict[str, Any] | None = setting(
         None, mapping(), 'JSON object: options of the model\'s media processor, for example {"max_pixels": 1003520}'

@@ -47,8 +47,8 @@ class AxisPositions:
         for request in plan.new_requests:
             self._with_items.pop(request.row, None)
             self._shift_R[request.row] = 0
-            if request.media:
-                self._with_items[request.row], self._shift_R[request.row] = place(request.media)
+            if items := [item for item in request.media if item.grid]:
+                self._with_items[request.row], self._shift_R[request.row] = place(items)
 
     def fill(self, plan: SchedulerOutput, positions_T: IntArray) -> None:
         """The positions of a step's tokens, whose places in their requests are `positions_T`."""

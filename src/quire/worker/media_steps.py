@@ -14,10 +14,12 @@ import numpy as np
 import torch
 
 from quire.core.output import IntArray, SchedulerOutput
-from quire.errors import EngineError
-from quire.layers.interface import MediaInputs
+from quire.errors import ConfigError, EngineError
+from quire.layers.decoder import Decoder
+from quire.layers.interface import CausalLM, MediaInputs
 from quire.layers.vision.seeing_decoder import SeeingDecoder
-from quire.media import MediaItem
+from quire.layers.vision.tower import VisionTower
+from quire.media import EMBEDS, MediaItem
 from quire.worker.batch_state import BatchState
 
 
@@ -31,6 +33,23 @@ class _Piece(NamedTuple):
     at: int
 
 
+def check_takes_embeds(model: CausalLM) -> None:
+    """Raises ConfigError: a prompt of this model cannot consist of embeddings."""
+    why = "it has no spec"
+    if isinstance(model, Decoder):
+        why = "it projects what it looks up" if model.spec.embedding_width else ""
+        why = "its layers read token ids, too" if model.spec.layer_input is not None else why
+    if why:
+        raise ConfigError(
+            f"enable_prompt_embeds: the model cannot take embeddings: {why}", setting="enable_prompt_embeds"
+        )
+
+
+def _width_of(model: Decoder) -> int:
+    """Columns of a step's embeddings, with what joins behind the first layers."""
+    return model.media_width if isinstance(model, SeeingDecoder) else model.spec.hidden
+
+
 class MediaSteps:
     """The items of running requests, and the embeddings of those that steps need.
 
@@ -39,17 +58,19 @@ class MediaSteps:
 
     Attributes:
         inputs: where a step finds its embeddings; `prepare` fills it.
+        width: columns of the residual.
     """
 
-    def __init__(self, model: SeeingDecoder, max_tokens: int, most_at_once: int) -> None:
-        self._tower, self._most = model.tower, most_at_once
+    def __init__(self, model: Decoder, max_tokens: int, most_at_once: int) -> None:
+        self._tower = model.tower if isinstance(model, SeeingDecoder) else None
+        self._most, self.width = most_at_once, model.spec.hidden
         self._rows: dict[int, Sequence[MediaItem]] = {}
         self._waiting: dict[str, MediaItem] = {}
         self._embeddings: dict[str, torch.Tensor] = {}
         device = model.device
         self.inputs = MediaInputs(
             torch.zeros(max_tokens, dtype=torch.bool, device=device),
-            torch.zeros(max_tokens, model.media_width, dtype=model.context.activation_dtype, device=device),
+            torch.zeros(max_tokens, _width_of(model), dtype=model.context.activation_dtype, device=device),
         )
 
     @property
@@ -113,8 +134,26 @@ class MediaSteps:
             self._compute(batch)
 
     def _compute(self, items: Sequence[MediaItem]) -> None:
+        seen: list[MediaItem] = []
+        for item in items:
+            if item.modality == EMBEDS:
+                self._take(item)
+            else:
+                seen.append(item)
+        if seen and self._tower is not None:
+            self._see(seen, self._tower)
+
+    def _take(self, item: MediaItem) -> None:
+        """Bring embeddings that a user gave to the device; nothing of them joins behind the first layers."""
+        rows_TE = self.inputs.rows_TE
+        given_ED = torch.tensor(item.tensors[EMBEDS].to_array(), dtype=rows_TE.dtype)
+        padded_ED = torch.nn.functional.pad(given_ED, (0, rows_TE.shape[1] - given_ED.shape[1]))
+        self._embeddings[item.key] = padded_ED.to(rows_TE.device)
+        del self._waiting[item.key]
+
+    def _see(self, items: Sequence[MediaItem], tower: VisionTower) -> None:
         arrays = [{name: tensor.to_array() for name, tensor in item.tensors.items()} for item in items]
-        for item, embeddings_ED in zip(items, self._tower.encode(arrays), strict=True):
+        for item, embeddings_ED in zip(items, tower.encode(arrays), strict=True):
             if len(embeddings_ED) != item.num_embeds:
                 raise EngineError(
                     f"an image has {item.num_embeds} places in its prompt, and the encoder gave {len(embeddings_ED)} embeddings"

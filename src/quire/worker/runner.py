@@ -19,8 +19,8 @@ from quire.core.output import ModelRunnerOutput, SchedulerOutput
 from quire.distributed.communicator import Communicator
 from quire.distributed.stage_link import StageLink
 from quire.errors import EngineError
+from quire.layers.decoder import Decoder
 from quire.layers.interface import CausalLM
-from quire.layers.vision.seeing_decoder import SeeingDecoder
 from quire.logger import init_logger
 from quire.model_loader import load_model
 from quire.platforms.interface import DeviceMemory, DeviceRuntime, Platform
@@ -32,7 +32,7 @@ from quire.worker.axis_positions import AxisPositions
 from quire.worker.components import resolve_components
 from quire.worker.drafter import Drafter
 from quire.worker.grammar_source import WorkerGrammars
-from quire.worker.media_steps import MediaSteps
+from quire.worker.media_steps import MediaSteps, check_takes_embeds
 from quire.worker.page_store import PageStore
 from quire.worker.pooling import make_pooler
 from quire.worker.prompt_logprobs import PromptLogprobs
@@ -123,8 +123,16 @@ class Runner(abc.ABC):
 
         self._axes = AxisPositions(self._max_rows, max_tokens) if self._model.num_axes else None
         self._media: MediaSteps | None = None
-        if config.multimodal is not None and isinstance(self._model, SeeingDecoder):
-            self._media = MediaSteps(self._model, max_tokens, config.multimodal.encoder_budget)
+        media = config.multimodal
+        if media is not None and media.prompt_embeds:
+            check_takes_embeds(self._model)
+        if media is not None and isinstance(self._model, Decoder):
+            self._media = MediaSteps(self._model, max_tokens, media.encoder_budget)
+
+    @property
+    def embeds_width(self) -> int:
+        """Columns of an embedding that may stand in a prompt; 0 where none may."""
+        return 0 if self._media is None else self._media.width
 
     @property
     def memory(self) -> DeviceMemory:

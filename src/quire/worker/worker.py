@@ -193,6 +193,10 @@ class Worker:
         """Have an adapter loaded in another thread into a place that no row has; the future's error says why it cannot be."""
         return self.runner.adapters.load(adapter, slot)
 
+    def embeds_width(self) -> int:
+        """Columns of an embedding that may stand in a prompt."""
+        return self.runner.embeds_width
+
     def list_adapters(self) -> list[int]:
         """The numbers of adapters that are kept on the host."""
         return self.runner.adapters.store.kept_ids()

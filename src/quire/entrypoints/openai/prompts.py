@@ -17,6 +17,7 @@ from quire.entrypoints.http.state import ServerSettings, ServerState
 from quire.entrypoints.media_parts import MediaMessages
 from quire.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest, PromptItem, TokenizeRequest
 from quire.errors import ConfigError, RequestError
+from quire.multimodal.prompt_embeds import decode_embeds
 from quire.request import TokenIds, token_array
 from quire.tokenizers.interface import Tokenizer, check_template_variables
 
@@ -75,6 +76,19 @@ def listed(given: str | Sequence[PromptItem] | None, field: str, what: str) -> l
     if len(items) > limits.MAX_PROMPTS:
         raise bad_field(field, f"{len(items)} {what}; at most {limits.MAX_PROMPTS} in one request.")
     return items
+
+
+async def embedded_prompts(state: ServerState, request: CompletionRequest) -> list[TokenizedPrompt]:
+    """The prompts that a completion request gives as embeddings: base64 of safetensors, one text a prompt."""
+    if not request.prompt_embeds:
+        return []
+    texts = [request.prompt_embeds] if isinstance(request.prompt_embeds, str) else request.prompt_embeds
+    if len(texts) > limits.MAX_PROMPTS:
+        raise bad_field("prompt_embeds", f"{len(texts)} prompts; at most {limits.MAX_PROMPTS} in one request.")
+    if request.echo:
+        raise bad_field("echo", "a prompt of embeddings has no text that could be echoed.")
+    embedded = state.engine.input_processor.embedded
+    return [embedded(await run_sized(len(text), decode_embeds, text)) for text in texts]
 
 
 async def completion_prompts(

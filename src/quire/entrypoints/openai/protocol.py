@@ -108,7 +108,7 @@ class CompletionRequest(GenerationFields, kw_only=True):
     logprobs: int | None = None
     add_special_tokens: bool | None = None
     suffix: str | None = None
-    prompt_embeds: Any = None
+    prompt_embeds: str | list[str] | None = None
 
 
 class ChatCompletionRequest(GenerationFields, kw_only=True):

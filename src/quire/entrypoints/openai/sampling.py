@@ -161,7 +161,7 @@ def build_beam_search_params(
 
 
 _NOT_SUPPORTED = (
-    *("logits_processors", "kv_transfer_params", "mm_processor_kwargs", "suffix", "prompt_embeds"),
+    *("logits_processors", "kv_transfer_params", "mm_processor_kwargs", "suffix"),
     *("audio", "prediction", "functions", "function_call", "web_search_options"),
 )
 

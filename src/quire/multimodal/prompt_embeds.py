@@ -1,0 +1,85 @@
+"""Embeddings in the place of a prompt's tokens (`prompt_embeds`): what users and clients give, as items that steps lay in place.
+
+A prompt of embeddings is cut into pieces, each known by its content: prompts that begin alike share the pages of their first
+pieces, and a step holds only the pieces that it computes. Knows arrays and bytes; knows no torch and unpickles nothing.
+"""
+
+import base64
+import binascii
+import hashlib
+import json
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.errors import RequestError
+from quire.media import EMBEDS, MediaItem, MediaTensor
+
+PARAM = "prompt_embeds"
+PIECE = 256
+"""Tokens of a piece."""
+PLACEHOLDER = 0
+"""The token id that stands in the prompt for an embedding."""
+_DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+"""Safetensors' names of the types that can be read; NumPy has no bfloat16."""
+
+
+def read_embeds(given: Any) -> npt.NDArray[Any]:
+    """[tokens, columns] of a tensor or an array. Raises RequestError: it is none, has other dimensions, or is not finite."""
+    try:
+        plain = given.detach().float().cpu().numpy() if hasattr(given, "detach") else np.asarray(given, np.float32)
+    except (TypeError, ValueError) as error:
+        raise RequestError(f"prompt_embeds is no tensor of numbers: {error}", param=PARAM) from error
+    return _checked(plain)
+
+
+def _checked(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    if array.ndim == 3 and array.shape[0] == 1:  # a batch of one
+        array = array[0]
+    if array.ndim != 2 or 0 in array.shape:
+        shape = list(array.shape)
+        raise RequestError(
+            f"prompt_embeds has shape {shape}; it must be [tokens, hidden size of the model]", param=PARAM
+        )
+    if not np.isfinite(array).all():
+        raise RequestError("prompt_embeds has numbers that are not finite", param=PARAM)
+    return array
+
+
+def decode_embeds(text: str) -> npt.NDArray[Any]:
+    """[tokens, columns] of a client's text: base64 of a safetensors file with one tensor.
+    Raises RequestError: it is something else; what torch.save writes is refused, as it is a pickle."""
+    try:
+        data = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise RequestError("prompt_embeds must be base64 of a safetensors file", param=PARAM) from error
+    if data.startswith(b"PK\x03\x04"):
+        message = (
+            "prompt_embeds is what torch.save writes, a pickle, which is never read: send safetensors.torch.save({...})"
+        )
+        raise RequestError(message, param=PARAM)
+    try:
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + length])
+        ((_, entry),) = [pair for pair in header.items() if pair[0] != "__metadata__"]
+        begin, end = entry["data_offsets"]
+        values = np.frombuffer(data[8 + length :][begin:end], _DTYPES[entry["dtype"]]).reshape(entry["shape"])
+    except (ValueError, KeyError, TypeError, AttributeError, UnicodeDecodeError, RecursionError) as error:
+        types = ", ".join(_DTYPES)
+        message = f"prompt_embeds must be base64 of a safetensors file with one tensor of type {types} ({type(error).__name__})"
+        raise RequestError(message, param=PARAM) from error
+    if entry["dtype"] == "BF16":
+        values = (values.astype(np.uint32) << 16).view(np.float32)
+    return _checked(values)
+
+
+def embeds_items(array_TD: npt.NDArray[Any]) -> list[MediaItem]:
+    """The items of a prompt that consists of these embeddings."""
+    items: list[MediaItem] = []
+    for offset in range(0, len(array_TD), PIECE):
+        piece = MediaTensor.from_array(array_TD[offset : offset + PIECE])
+        count = piece.shape[0]
+        key = hashlib.blake2b(piece.data, digest_size=16, person=b"embeds", salt=piece.dtype.encode()).hexdigest()
+        items.append(MediaItem(f"embeds:{key}", EMBEDS, offset, count, PLACEHOLDER, count, [], {EMBEDS: piece}))
+    return items
