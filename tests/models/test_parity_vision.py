@@ -4,7 +4,7 @@ Prompts have no image, one or three, of several sizes, some of them shared; text
 """
 
 import pytest
-from tests.oracles.tiny_vision import CONFIGS, IMAGE, VisionOracle, draw_image, make_tiny_vision
+from tests.oracles.tiny_vision import CONFIGS, IMAGE, SIGLIP, VisionOracle, draw_image, make_tiny_vision
 
 from quire import LLM, SamplingParams
 
@@ -80,3 +80,33 @@ def test_the_engine_sees_what_transformers_sees(architecture, setting, folders):
         outputs = llm.generate(requests, params, use_tqdm=False)
         for (_, names), output in zip(PROMPTS[::order], outputs, strict=True):
             assert_parity(oracle, [IMAGES[name] for name in names], output)
+
+
+VARIANTS = {
+    "SigLIP": (
+        {"vision_config": SIGLIP, "vision_feature_select_strategy": "full", "vision_feature_layer": -1},
+        {"image_processor_type": "SiglipImageProcessor", "size": {"height": 28, "width": 28}},
+    ),
+    "several layers": ({"vision_feature_layer": [-2, -3]}, {}),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_llava_sees_with_other_encoders(variant, tmp_path):
+    values, processor = VARIANTS[variant]
+    path = make_tiny_vision("LlavaForConditionalGeneration", tmp_path, processor=processor, **values)
+    oracle, llm = VisionOracle(path), LLM(model=str(path), **COMMON)
+    requests = [
+        {"prompt_token_ids": ids, "multi_modal_data": {"image": [IMAGES[name] for name in names]}}
+        for ids, names in PROMPTS
+    ]
+    params = SamplingParams(
+        temperature=0.0,
+        max_tokens=4,
+        ignore_eos=True,
+        logprobs=1,
+        detokenize=False,
+        allowed_token_ids=list(range(IMAGE)),
+    )
+    for (_, names), output in zip(PROMPTS, llm.generate(requests, params, use_tqdm=False), strict=True):
+        assert_parity(oracle, [IMAGES[name] for name in names], output)

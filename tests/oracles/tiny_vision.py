@@ -32,6 +32,8 @@ _TEMPLATE = (
 )
 _PIXELS: dict[str, Any] = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.3, 0.4, 0.5]}
 
+SIGLIP = _CLIP | {"model_type": "siglip_vision_model"}
+
 CONFIGS: dict[str, dict[str, Any]] = {
     "LlavaForConditionalGeneration": {
         "text_config": _TEXT | {"model_type": "llama"},
@@ -144,8 +146,11 @@ PROCESSORS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def make_tiny_vision(architecture: str, path: str | Path, *, seed: int = 0, **overrides: Any) -> Path:
-    """Write a tiny checkpoint that sees into the folder `path`; returns that path."""
+def make_tiny_vision(
+    architecture: str, path: str | Path, *, seed: int = 0, processor: dict[str, Any] | None = None, **overrides: Any
+) -> Path:
+    """Write a tiny checkpoint that sees into the folder `path`; returns that path. `processor`: values of its own for the
+    image processor's config."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
@@ -158,7 +163,7 @@ def make_tiny_vision(architecture: str, path: str | Path, *, seed: int = 0, **ov
     randomize(model, seed)
     model.save_pretrained(path)
     _write_tokenizer(path)
-    (path / "preprocessor_config.json").write_text(json.dumps(_PIXELS | PROCESSORS[architecture]))
+    (path / "preprocessor_config.json").write_text(json.dumps(_PIXELS | (processor or PROCESSORS[architecture])))
     return path
 
 

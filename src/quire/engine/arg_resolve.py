@@ -444,6 +444,12 @@ class Resolver:
         """The model that guesses tokens for `model`; None where none does. Raises ConfigError: it cannot."""
         if config is None or config.model is None or not config.has_model:
             return None
+        if model.modalities:
+            raise ConfigError(
+                f"speculative_config.method={config.method!r}: a model that guesses reads no images; use 'ngram', or "
+                "language_model_only",
+                setting="speculative_config",
+            )
         found = find_model(config.model, dataclasses.replace(self._hub_settings(), revision=config.revision))
         hf_config = load_hf_config(found.path, {})
         drafter = dataclasses.replace(

@@ -208,8 +208,9 @@ class Decoder(CausalLM):
 
     @property
     def tapped(self) -> list[torch.Tensor]:
-        """The residual behind each of the spec's `taps`, as `forward` left it."""
-        return self._operations.tapped
+        """The residual behind each of the spec's `taps`, in that order, as `forward` left it."""
+        in_order = sorted(self.spec.taps)
+        return [self._operations.tapped[in_order.index(layer)] for layer in self.spec.taps]
 
     def compute_hidden(self, step: StepInputs) -> torch.Tensor:
         views = self.workspace.tokens(step.num_tokens)

@@ -1,0 +1,138 @@
+"""Media in the scheduler: items are encoded whole before the step that needs them, within a budget, and once for all."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.config import CacheConfig, MultiModalConfig, SchedulerConfig
+from quire.config.kv_spec import KVCacheConfig, KVCacheGroup, KVCacheSpec, KVKind
+from quire.core.encoding import Encoding
+from quire.core.output import ModelRunnerOutput
+from quire.core.scheduler import Scheduler
+from quire.errors import RequestError
+from quire.media import MediaItem
+from quire.request import EngineRequest
+from quire.sampling_params import SamplingParams
+
+
+def make_scheduler(budget: int, room: int, tokens: int = 16, blocks: int = 200, depth: int = 1) -> Scheduler:
+    kv_config = KVCacheConfig(blocks, (KVCacheGroup(KVCacheSpec(KVKind.FULL, 4, 8), (0,)),))
+    config = SchedulerConfig(
+        max_num_batched_tokens=tokens, max_num_seqs=4, max_model_len=256, async_scheduling=depth > 1
+    )
+    scheduler = Scheduler(config, CacheConfig(), kv_config)
+    scheduler.encoding = Encoding(MultiModalConfig(encoder_budget=budget, encoder_cache_size=room))
+    return scheduler
+
+
+def make_request(name: str, *items: tuple[str, int, int], length: int) -> EngineRequest:
+    media = [MediaItem(key, "image", offset, count, 9, count) for key, offset, count in items]
+    params = SamplingParams(max_tokens=3, ignore_eos=True)
+    return EngineRequest(name, [1] * length, params, media=media)
+
+
+class Worker:
+    """Keeps what it was told to keep, and fails a step whose tokens lack embeddings."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, int] = {}
+        self.num_encoded: dict[str, int] = {}
+        self.rows: dict[int, list[MediaItem]] = {}
+        self.computed: dict[int, int] = {}
+        self.most = 0
+
+    def run(self, step) -> ModelRunnerOutput:
+        for row in step.finished_rows:
+            self.rows.pop(row, None)
+        for key in step.dropped_media:
+            del self.kept[key]
+        for item in step.encodes:
+            assert item.key not in self.kept
+            self.kept[item.key] = item.num_embeds
+            self.num_encoded[item.key] = self.num_encoded.get(item.key, 0) + 1
+        self.most = max(self.most, sum(self.kept.values()))
+        for request in step.new_requests:
+            self.rows[request.row], self.computed[request.row] = request.media, request.num_computed_tokens
+            assert all(not item.tensors for item in request.media)
+        for row, count in zip(step.rows.tolist(), step.num_scheduled_tokens.tolist(), strict=True):
+            start = self.computed[row]
+            for item in self.rows[row]:
+                if item.offset < start + count and item.end > start:
+                    assert item.key in self.kept, "a token lacks its embedding"
+            self.computed[row] += count
+        rows = step.rows[step.needs_sample]
+        return ModelRunnerOutput(step.step_id, rows, np.full(len(rows), 5, np.int32))
+
+
+def run(scheduler: Scheduler, requests: list[EngineRequest], depth: int = 1) -> tuple[Worker, list[int]]:
+    for request in requests:
+        scheduler.add_request(request)
+    worker, encoded, flying = Worker(), list[int](), []
+    for _ in range(2000):
+        while len(flying) < depth and scheduler.has_unfinished():
+            step = scheduler.schedule()
+            if not step.total_num_tokens:
+                break
+            flying.append((step, worker.run(step)))
+            encoded.append(sum(item.num_embeds for item in step.encodes))
+        if not flying:
+            break
+        scheduler.update(*flying.pop(0))
+    assert not scheduler.has_unfinished(), "some request never ended"
+    return worker, encoded
+
+
+def test_an_item_that_many_requests_share_is_encoded_once():
+    requests = [make_request(str(number), ("a", 2 + number, 6), length=20 + number) for number in range(4)]
+    worker, encoded = run(make_scheduler(8, 8), requests)
+    assert worker.num_encoded == {"a": 1} and sum(encoded) == 6
+
+
+def test_a_step_encodes_no_more_than_its_budget_and_the_room_is_kept():
+    items = [(name, 1 + 7 * number, 6) for number, name in enumerate("abcdef")]
+    worker, encoded = run(make_scheduler(8, 14, tokens=64), [make_request("r", *items, length=50)])
+    assert max(encoded) <= 8 and worker.most <= 14 and sum(encoded) == 36
+
+
+def test_an_item_that_can_never_be_encoded_is_refused_on_arrival():
+    scheduler = make_scheduler(8, 8)
+    with pytest.raises(RequestError, match="9 embeddings, and at most 8"):
+        scheduler.add_request(make_request("r", ("a", 1, 9), length=20))
+    plain = Scheduler(
+        SchedulerConfig(max_model_len=100),
+        CacheConfig(),
+        KVCacheConfig(40, (KVCacheGroup(KVCacheSpec(KVKind.FULL, 4, 8), (0,)),)),
+    )
+    with pytest.raises(RequestError, match="reads no media"):
+        plain.add_request(make_request("r", ("a", 1, 9), length=20))
+
+
+def test_equal_tokens_with_other_images_share_no_pages_behind_the_image():
+    scheduler = make_scheduler(64, 64, tokens=64)
+    for name, key in (("one", "a"), ("two", "b"), ("three", "a")):
+        run(scheduler, [make_request(name, (key, 5, 8), length=30)])
+    # "two" finds the page before the image; "three" finds all of the first one's full pages.
+    assert scheduler.kv.num_hits == 4 + 28
+
+
+@given(
+    st.lists(st.lists(st.tuples(st.sampled_from("abcde"), st.integers(0, 5)), max_size=4), min_size=1, max_size=6),
+    st.integers(1, 12),
+    st.integers(0, 12),
+    st.sampled_from([5, 16, 64]),
+    st.sampled_from([1, 2]),
+    st.sampled_from([14, 200]),
+)
+def test_every_request_ends_and_no_token_lacks_its_embedding(drawn, most, more, tokens, depth, blocks):
+    sizes = {name: min(most, number + 1) for number, name in enumerate("abcde")}
+    requests = []
+    for number, prompt in enumerate(drawn):
+        items, at = list[tuple[str, int, int]](), 0
+        for key, gap in prompt:
+            items.append((key, at + gap, sizes[key]))
+            at += gap + sizes[key]
+        requests.append(make_request(str(number), *items, length=at + 2))
+    scheduler = make_scheduler(most, most + more, tokens, blocks, depth)
+    worker, encoded = run(scheduler, requests, depth)
+    assert worker.most <= most + more and max(encoded, default=0) <= most
