@@ -75,7 +75,7 @@ def test_a_model_that_is_to_read_text_alone_loads_no_encoder_and_refuses_images(
 
 
 def test_a_limit_that_is_no_number_is_refused_at_the_start(folder):
-    with pytest.raises(ConfigError, match="limit_mm_per_prompt.image='two'"):
+    with pytest.raises(ConfigError, match=r"limit_mm_per_prompt\.image='two'"):
         LLM(model=str(folder), limit_mm_per_prompt={"image": "two"})
 
 
