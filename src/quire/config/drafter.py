@@ -17,6 +17,15 @@ MOST_PADDING = 1024
 """Rows behind the last token that models of one family have more or less of in their embeddings."""
 
 
+def check_layout(config: SpeculativeConfig, num_stages: int) -> None:
+    """Raises ConfigError: the model is laid out in a way in which none can guess for it."""
+    if config.has_model and num_stages > 1:
+        raise _refusal(
+            f"method={config.method!r}",
+            f"pipeline_parallel_size={num_stages} divides the model, and a drafter reads the whole; use tensor_parallel_size",
+        )
+
+
 def check_drafter(drafter: ModelConfig, model: ModelConfig, config: SpeculativeConfig, num_ranks: int) -> None:
     """Raises ConfigError: the drafter's tokens are not the model's, or it cannot be laid out as asked."""
     if config.draft_tensor_parallel_size not in (None, 1, num_ranks):
@@ -24,6 +33,8 @@ def check_drafter(drafter: ModelConfig, model: ModelConfig, config: SpeculativeC
             f"draft_tensor_parallel_size={config.draft_tensor_parallel_size}",
             f"every rank has the whole drafter: 1, or tensor_parallel_size={num_ranks}, which means the same",
         )
+    if config.method != "draft_model":  # a head has the model's tokens
+        return
     name = f"model={config.model!r}"
     if abs(drafter.vocab_size - model.vocab_size) > MOST_PADDING:
         raise _refusal(

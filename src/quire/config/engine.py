@@ -275,7 +275,8 @@ class EngineConfig:
         )
 
     def of_drafter(self, drafter: ModelConfig, block_size: int) -> Self:
-        """The configuration that a worker loads its drafter with: one rank, and the pages of the model that it drafts for."""
+        """The configuration that a worker loads its drafter with: one rank (heads are laid out as their model is), and the pages
+        of the model that it drafts for."""
         return dataclasses.replace(
             self,
             model=drafter,

@@ -14,18 +14,14 @@ from quire.config.checks import FLAG, TEXT, Check, number, one_of, read_object, 
 from quire.errors import ConfigError
 from quire.guards import is_mapping, is_sequence
 
-MODEL_METHODS = ("draft_model",)
+MODEL_METHODS = ("draft_model", "eagle", "eagle3", "mtp")
 """Methods in which a model of its own guesses, that the workers run."""
 METHODS = ("auto", "ngram", *MODEL_METHODS)
 """Who can guess."""
 NOT_YET = (
     "suffix",
-    "eagle",
-    "eagle3",
     "medusa",
     "mlp_speculator",
-    "mtp",
-    "deepseek_mtp",
     "dflash",
     "custom_class",
 )
@@ -53,7 +49,9 @@ class SpeculativeConfig:
 
     Attributes:
         method: `ngram` continues the latest earlier place of a request's own tokens; `auto` is the
-            same, and off where the model cannot be speculated on. `draft_model`: a smaller model with the same vocabulary.
+            same, and off where the model cannot be speculated on. `draft_model`: a smaller model with the same vocabulary;
+            `eagle`, `eagle3`: a head over what the model makes of its tokens; `mtp`: the layer for further tokens in the
+            model's own checkpoint.
         model: of `MODEL_METHODS`: a folder or a hub id. `revision`, `quantization`: its own, where it is not the target's.
         draft_tensor_parallel_size: 1, or the target's: every rank has the whole drafter.
         num_speculative_tokens: most guesses for a row and step; the cost model uses fewer where more do not pay.
@@ -105,7 +103,7 @@ class SpeculativeConfig:
 
     def _check_model(self) -> None:
         if self.has_model:
-            if self.model is None:
+            if self.model is None and self.method != "mtp":
                 _refuse("model", None, f"method {self.method!r} needs one: a folder or a hub id")
             if self.is_synthetic:
                 _refuse("rejection_sample_method", "synthetic", f"method {self.method!r} accepts by what is drawn")
@@ -170,6 +168,8 @@ def read_speculative_config(
             raise ConfigError(message, setting=setting_name)
     if not values:
         return None
+    if str(values.get("method")).endswith("_mtp"):  # vLLM's older names, one a family
+        values["method"] = "mtp"
     if "method" not in values and "model" in values:  # vLLM's older spelling of the n-gram method, or a draft model
         values["method"] = values["model"] if values["model"] in METHODS else "draft_model"
     return read_object(SpeculativeConfig, "speculative_config", values)

@@ -164,7 +164,7 @@ class ModelDrafting(Drafting):
             self._take_proposals(output)
             if output.draft_ms > 0.0 and not flight.num_prompt_tokens:
                 self._costs.observe(len(flight.step.rows), num_drafts, output.draft_ms)
-                if not flight.step.drafts:
+                if not flight.step.drafts and self._config.enable_adaptive_verification and self._cost_model.is_ready:
                     self._times.judge(flight.predicted_ms / (output.step_ms + output.draft_ms))
         return num_more
 

@@ -24,7 +24,7 @@ from quire.config import (
     limits,
 )
 from quire.config.checks import check_keys, read_object
-from quire.config.drafter import check_drafter
+from quire.config.drafter import check_drafter, check_layout
 from quire.config.generation import default_sampling, eos_token_ids, load_generation_config
 from quire.config.hub import FoundModel, find_model, find_tokenizer, stored_types
 from quire.config.hub.listing import HubSettings
@@ -442,7 +442,7 @@ class Resolver:
 
     def drafter(self, model: ModelConfig, config: SpeculativeConfig | None) -> ModelConfig | None:
         """The model that guesses tokens for `model`; None where none does. Raises ConfigError: it cannot."""
-        if config is None or config.model is None or not config.has_model:
+        if config is None or not config.has_model:
             return None
         if model.modalities:
             raise ConfigError(
@@ -450,6 +450,9 @@ class Resolver:
                 "language_model_only",
                 setting="speculative_config",
             )
+        check_layout(config, self.args.pipeline_parallel_size)
+        if config.model is None:  # it is in the model's own checkpoint
+            return model
         found = find_model(config.model, dataclasses.replace(self._hub_settings(), revision=config.revision))
         hf_config = load_hf_config(found.path, {})
         drafter = dataclasses.replace(

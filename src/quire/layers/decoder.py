@@ -8,7 +8,7 @@ Legend: T tokens of the step, S positions that need logits, D hidden, V vocabula
 """
 
 import dataclasses
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -24,7 +24,7 @@ from quire.layers.assembly import Assembler, NormWeight, Sliceable, Weight
 from quire.layers.axes import AxisTable
 from quire.layers.decoder_layer import DecoderLayer, modules_of
 from quire.layers.describe import describe_pages, describe_weights
-from quire.layers.half import SampledViews
+from quire.layers.half import HalfInput, SampledViews
 from quire.layers.interface import CausalLM, LayerContext, ModelContext, PatchInputs, StepInputs
 from quire.layers.mixers import MixerLayer, kind_of
 from quire.layers.modules import Module
@@ -39,6 +39,8 @@ from quire.models.spec import DecoderSpec
 class Decoder(CausalLM):
     """A model made from a spec."""
 
+    _first_input: HalfInput | None = None
+
     def __init__(self, spec: DecoderSpec, context: ModelContext) -> None:
         self.stage, self._mine = context.stage, context.stage.layers(spec.layers, spec.weights.sublayers)
         self.modules, elsewhere = stages.part(modules_of(spec), spec, self.stage, self._mine)
@@ -50,7 +52,7 @@ class Decoder(CausalLM):
         self.max_positions = _check_positions(spec, context.max_positions)
         self.sources = weight_table.sources_of(self.modules, spec, self.plan, self.linear_method)
         # Checkpoints were trained with the factor in their own number type (Gemma's square root is not exact in bfloat16).
-        self._embedding_scale = float(torch.tensor(spec.embedding_scale, dtype=context.dtype))
+        self.embedding_scale = float(torch.tensor(spec.embedding_scale, dtype=context.dtype))
         eps = spec.norm.eps if spec.final_eps is None else spec.final_eps
         self._last_norm = dataclasses.replace(spec.norm, eps=eps)
         self._weights: dict[str, Any] = {}
@@ -80,6 +82,8 @@ class Decoder(CausalLM):
         for layer in self._layers:
             if layer.mlp is not None:
                 layer.mlp.reserve(self.workspace)
+        self._layer_context = layer_context
+        self._handed: dict[int, torch.Tensor] = {}
         self._operations = self._list_operations(layer_context)
 
     @property
@@ -212,6 +216,16 @@ class Decoder(CausalLM):
         in_order = sorted(self.spec.taps)
         return [self._operations.tapped[in_order.index(layer)] for layer in self.spec.taps]
 
+    def hand_out(self, layers: Sequence[int]) -> list[torch.Tensor]:
+        """From now on each step leaves copies [max_T, D] of the residual before these layers; before the one behind the last, of
+        the hidden states behind the last norm."""
+        context = self._layer_context
+        shape, dtype = (context.max_tokens, self.spec.hidden), context.activation_dtype
+        self._handed = {layer: torch.zeros(shape, dtype=dtype, device=self.device) for layer in layers}
+        self._count_up = torch.arange(context.max_tokens, dtype=torch.int32, device=self.device)
+        self._operations = self._list_operations(context)
+        return [self._handed[layer] for layer in layers]
+
     def compute_hidden(self, step: StepInputs) -> torch.Tensor:
         views = self.workspace.tokens(step.num_tokens)
         if not self.spec.final_norm:
@@ -273,13 +287,13 @@ class Decoder(CausalLM):
 
     def _look_up(self, ids_T: torch.Tensor, out_TD: torch.Tensor) -> None:
         """Tokens' rows of the embedding."""
-        embedding, scale = self._weights["embedding"], self._embedding_scale
+        embedding, scale = self._weights["embedding"], self.embedding_scale
         ops.embedding(ids_T, embedding, out_TD, scale)
         self.linear_method.adapt_embedding(ids_T, embedding, out_TD, scale)
 
     def _apply_head(self, gathered_SD: torch.Tensor, logits_SV: torch.Tensor) -> None:
         """All logits on every rank: each computes those of its tokens, if its head is a part of the whole."""
-        head = self._head()
+        head = self.head()
         if head.out_features == self.spec.vocab:
             self.linear_method.apply(gathered_SD, head, logits_SV)
             return
@@ -296,7 +310,12 @@ class Decoder(CausalLM):
             tokens = ParallelPlan(self.plan.size, rank).vocabulary(self.spec.vocab)
             logits_SV[:, tokens].copy_(share_SW[:, : tokens.stop - tokens.start])
 
-    def _head(self) -> LinearWeight:
+    @property
+    def embedding(self) -> LinearWeight:
+        """The matrix of tokens."""
+        return self._weights["embedding"]
+
+    def head(self) -> LinearWeight:
         """The matrix of logits: this rank's rows of it where it has no more, or where they can be had without a copy."""
         if "lm_head" not in self._weights:  # the embedding serves as the head
             embedding, bias = self._weights["embedding"], self._weights.get("lm_head_bias")
@@ -310,7 +329,7 @@ class Decoder(CausalLM):
 
     def linear(self, module: str) -> LinearWeight:
         """A module's matrix."""
-        return self._head() if module == "lm_head" else self._linears[module]
+        return self.head() if module == "lm_head" else self._linears[module]
 
     def fixed(self, module: Module) -> str:
         """Why adapters cannot change a module; empty: they can."""
@@ -325,7 +344,7 @@ class Decoder(CausalLM):
     @property
     def has_whole_head(self) -> bool:
         """Whether this rank computes all logits."""
-        return self._head().out_features == self.spec.vocab
+        return self.head().out_features == self.spec.vocab
 
     # Construction.
 
@@ -371,10 +390,14 @@ class Decoder(CausalLM):
 
     def _list_operations(self, context: LayerContext) -> OperationList:
         operations = OperationList(self.spec, context, self.workspace, is_fused=can_fuse(self.spec, self._layers))
+        operations.first_input = self._first_input
         if self._hyper_head is not None and self.stage.is_first:
             operations.begin_streams()
         for number, layer in enumerate(self._layers, self._mine.start):
-            operations.add_layer(layer, number, can_narrow=layer is self._layers[-1] and self._can_narrow())
+            if number in self._handed:
+                operations.add_copy(self._handed[number], self._count_up)
+            is_last = layer is self._layers[-1] and self.spec.layers not in self._handed
+            operations.add_layer(layer, number, can_narrow=is_last and self._can_narrow())
             if number in self.spec.taps:
                 operations.add_tap()
             if self.spec.vision is not None and number < len(self.spec.vision.taps):
@@ -384,7 +407,16 @@ class Decoder(CausalLM):
             raise stages.cannot_part(f"the output of layer {self._mine[-1]}'s experts joins a later layer")
         if self._hyper_head is not None and self.stage.is_last:
             operations.end_streams(self._hyper_head)
+        last_TD = self._handed.get(self.spec.layers)
+        if last_TD is not None:
+            operations.listed.append(lambda step, views: self._norm_last(views.residual_TD, last_TD[: step.num_tokens]))
         return operations
+
+    def _norm_last(self, residual_TD: torch.Tensor, out_TD: torch.Tensor) -> None:
+        if self.spec.final_norm:
+            apply_norm(self._last_norm, self._weights["final_norm"], residual_TD, out_TD)
+        else:
+            ops.gather_rows(residual_TD, self._count_up[: len(out_TD)], out_TD)
 
     def describe(self) -> dict[str, Any]:
         """Numbers for `quire explain`: parameters, bytes, pages, layers."""

@@ -70,6 +70,7 @@ class StepInputs:
         token_types: int32 [max_T]; the segment of each token, for models that have a table of them; else None.
         attention: one description a KV group; they share query_start, seq_lens, rows, positions and shape.
         num_tokens, num_logits: how much of the buffers is meant.
+        features: [T, D] each; what a head that drafts reads of the model's layers; None: what its own last pass has left.
         sampled: the tokens at `logits_index` by themselves, each as a request of one token, where the hidden states of the
             others are not used: a model may then compute only these in its last layer, which still keeps keys and values
             of all tokens. It has counts and `attention` of its own; the rest is this step's.
@@ -85,6 +86,7 @@ class StepInputs:
     num_tokens: int = 0
     num_logits: int = 0
     token_types: torch.Tensor | None = None
+    features: "list[torch.Tensor] | None" = None
     sampled: "StepInputs | None" = None
     axes: torch.Tensor | None = None
     patches: PatchInputs | None = None

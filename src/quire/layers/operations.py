@@ -52,6 +52,7 @@ class OperationList:
     Attributes:
         listed: the operations so far.
         tapped: copies of the residual that operations of the last run have made.
+        first_input: what the first layer's mixer reads, where that is not a norm of the residual.
         sampled_mixer: the last mixer for tokens that need logits alone, and its place in the list; None where all tokens are
             computed.
         late_waits: the output of the last layer's experts joins that of a layer that is added later.
@@ -63,6 +64,7 @@ class OperationList:
         self.sampled_mixer: tuple[int, SampledOperation] | None = None
         self._spec, self._context, self._workspace, self.is_fused = spec, context, workspace, is_fused
         self._delta_waits = self.late_waits = False
+        self.first_input: HalfInput | None = None
 
     def add_layer(self, layer: DecoderLayer, number: int, *, can_narrow: bool) -> None:
         """Append a layer's operations.
@@ -113,6 +115,18 @@ class OperationList:
         self.add_delta()
         self.listed.append(lambda step, views: self.tapped.append(views.residual_TD.clone()))
 
+    def add_copy(self, out_TD: torch.Tensor, count_up_T: torch.Tensor) -> None:
+        """Append a copy of the residual, with what waits to join it, into a buffer; nothing else changes."""
+        waits, scale = self._delta_waits, self._spec.residual_scale
+
+        def run(step: StepInputs, views: TokenViews) -> None:
+            count = step.num_tokens
+            ops.gather_rows(views.residual_TD, count_up_T[:count], out_TD[:count])
+            if waits:
+                ops.add(views.delta_TD, out_TD[:count], scale)
+
+        self.listed.append(run)
+
     def add_media(self, number: int) -> None:
         """Append the sum of the residual with what media have for this layer."""
 
@@ -125,7 +139,8 @@ class OperationList:
     # Halves one after the other.
 
     def _add_mixers(self, layer: DecoderLayer, can_narrow: bool) -> None:
-        read = self._add_input(layer, "before_mixer")
+        first, self.first_input = self.first_input, None
+        read = first or self._add_input(layer, "before_mixer")
         if can_narrow:
             self.sampled_mixer = (len(self.listed), self._sampled_mixer(layer, read))
         self.listed.append(self._mixers(layer, read))

@@ -240,6 +240,8 @@ def is_cache_scale(name: str) -> bool:
 
 def cache_scales(name: str, spec: DecoderSpec) -> list[str]:
     """What a scale of the checkpoint is to our layers: `layers.3.k_scale`, say; nothing where no layer takes it."""
+    if spec.features is not None:  # heads have none
+        return []
     before, after = (re.escape(part) for part in spec.weights.layer.split("{layer}"))
     found = re.search(rf"(?:^|\.){before}(\d+){after}", name)
     is_ours = is_cache_scale(name) and not _is_elsewhere(name, spec) and spec.weights.sublayers == 1

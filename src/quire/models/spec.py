@@ -401,6 +401,32 @@ class VisionSpec:
 
 
 @dataclasses.dataclass(frozen=True)
+class Features:
+    """What a head that drafts reads of the model that it drafts for, beside the next token's embedding.
+
+    Attributes:
+        layers: before which of the model's layers its residual is read; the number of all: behind its last norm.
+        width: of the model.
+        tokens: rows of the embedding.
+        is_beside: the first layer's queries, keys and values read the normed embedding and the normed residual side by side
+            (EAGLE-3; norms are the layer's own and `hidden_norm`), and features become the residual. Otherwise a matrix makes
+            the residual of embedding and features together.
+        normed: of the latter: whether both have a norm before that (`token_norm`, `hidden_norm`). bias: of the matrix.
+        maps_tokens: the head has its own vocabulary, with a table of how far each of its tokens is from the model's.
+        borrows: modules that are the model's.
+    """
+
+    layers: tuple[int, ...]
+    width: int
+    tokens: int
+    is_beside: bool = False
+    normed: bool = False
+    bias: bool = False
+    maps_tokens: bool = False
+    borrows: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class DecoderSpec:
     """A decoder-only language model, or an encoder.
 
@@ -421,6 +447,7 @@ class DecoderSpec:
         layer_input: joins the residual behind each layer's halves.
         hyper: streams in the place of the residual.
         layer_scale: behind each layer the residual is multiplied by a number of the checkpoint.
+        features: of a head that drafts.
         patches: what it reads in the place of tokens.
         taps: layers behind which the residual is kept for others to read.
         vision: how it sees images.
@@ -456,6 +483,7 @@ class DecoderSpec:
     patches: Patches | None = None
     taps: tuple[int, ...] = ()
     vision: VisionSpec | None = None
+    features: Features | None = None
 
     def mixers_of(self, layer: int) -> tuple[Mixer, ...]:
         """The mixers of one layer: one, several side by side, or none."""

@@ -251,6 +251,8 @@ class DeviceRunner(Runner):
     def record_again(self) -> None:
         """The commonest steps; graphs of others are captured when the device idles, or where they are wanted."""
         if self.has_pages:
+            if self._drafter is not None:
+                self._drafter.weights_changed()
             self._graphs = self._make_graphs()
             self._prepare_empty()
             self._run_first_steps()
@@ -545,7 +547,8 @@ class DeviceRunner(Runner):
             for shape in self._graphs.shapes():
                 self._compute(shape)
             if self._drafting is not None:
-                self._drafting.rehearse([self._graphs.num_logits(size) for size in (1, 2, 16, self._max_rows)])
+                sizes = [self._graphs.num_logits(min(size, self._max_rows)) for size in (1, 2, 16, self._max_rows)]
+                self._drafting.rehearse(sizes, lambda size: self._step_of(self._graphs.decode_shape(size, True)))
             if self._adapters is not None:
                 with self._adapters.rehearsed():
                     for shape in self._graphs.shapes():

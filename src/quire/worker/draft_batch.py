@@ -76,8 +76,11 @@ class DraftBatch:
         self._index_N[:count] = self._count_up[:count] * width + (width - 1)
         self._shape[0], self._shape[1], self._shape[2] = live[0] * width, live[0], width
         self._shape[3] = self._seq_lens[:count].max()
-        self.columns.positions_S[:count] = lengths_N + ahead
         return self._step(count, width)
+
+    def aim(self, count: int, number: int) -> None:
+        """The next draw is of each row's guess of this number: the noise is that of where it will stand."""
+        self.columns.positions_S[:count] = self.fields_FN[LENGTH, :count] + number
 
     def put_ids(self, count: int, *columns: torch.Tensor) -> None:
         """The tokens of a pass: of each row one of each column."""

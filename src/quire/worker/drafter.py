@@ -4,6 +4,7 @@
    sleep hold for it without mechanisms of its own. `DraftRows` knows how far it has read.
 2. Behind a step it reads what the step has computed, and the tokens that were drawn. A draft model reads the last two tokens of
    each row in its first pass: of the tokens that it guessed itself it has not read the last. Prompts it reads as the model does.
+   A head (EAGLE, further tokens' layers) reads the step's own tokens in its first pass, beside what the model made of them.
 3. It draws each guess with the row's temperature and filters and the noise of (seed, position), as the model will at that
    position: where both agree in their probabilities they agree in their draws, and sampled requests accept as greedy ones do.
 4. Guesses come back with the step's result (`ModelRunnerOutput.proposals`); the scheduler decides which are verified, and how
@@ -13,8 +14,8 @@
 Legend: N rows, V vocabulary, K drafts.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -24,19 +25,22 @@ from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheSpec
 from quire.core.output import IntArray, SchedulerOutput
 from quire.errors import ConfigError
+from quire.layers.decoder import Decoder
+from quire.layers.draft_head import DraftHead
 from quire.layers.interface import CausalLM, StepInputs
 from quire.model_loader import load_model
+from quire.model_loader.draft_head import load_head
+from quire.model_loader.loader import LoadedModel
 from quire.platforms.interface import DeviceRuntime, Platform
-from quire.sample.sampling_rows import SamplingRows
 from quire.worker.batch_state import BatchState
-from quire.worker.draft_batch import BEFORE, CAPACITY, LAST, LENGTH, DraftBatch
+from quire.worker.draft_batch import BEFORE, LAST, DraftBatch
 from quire.worker.draft_rows import DraftRows
 
 Run = Callable[[StepInputs], torch.Tensor]
 
 
 class Drafter:
-    """The model that guesses, and what it needs for that.
+    """A draft model, and what it needs to guess.
 
     Args:
         target: the model that is served.
@@ -45,21 +49,22 @@ class Drafter:
     Attributes:
         model: the loaded drafter. most: guesses that it makes for a row at most.
         rows, batch: once pages are there: its rows, and the inputs of its passes.
+        behind: how many tokens before a row's last one the last is that it reads in its first pass.
     """
 
     rows: DraftRows
     batch: DraftBatch
+    behind = 0
 
     def __init__(
         self, config: EngineConfig, platform: Platform, runtime: DeviceRuntime, target: CausalLM, max_tokens: int
     ) -> None:
         assert config.drafter is not None and config.speculative is not None
-        self.most, self._vocab = config.speculative.num_speculative_tokens, config.model.vocab_size
-        self._max_rows, self._max_len = config.scheduler.max_num_seqs, config.model.max_model_len
+        self.most, self.vocab = config.speculative.num_speculative_tokens, config.model.vocab_size
+        self.max_rows, self._max_len = config.scheduler.max_num_seqs, config.model.max_model_len
+        self.target, self._runtime, self._method = target, runtime, config.speculative.method
         own = config.of_drafter(config.drafter, target.kv_cache_specs()[0].block_size)
-        max_tokens = max(max_tokens, 2 * self._max_rows)
-        free, _ = runtime.memory_info()
-        loaded = load_model(own, platform, runtime.device(), max_tokens, self._max_rows, free)
+        loaded = self._load(own, platform, max(max_tokens, 2 * self.max_rows))
         if type(loaded.backend) is not type(target.attention_backend):
             backends = (loaded.backend.name, target.attention_backend.name)
             raise ConfigError(
@@ -67,73 +72,73 @@ class Drafter:
                 f"and the model's on {backends[1]!r}, whose pages are laid out otherwise",
                 setting="speculative_config",
             )
-        self.model = loaded.model
-        self._runtime, self._explained = runtime, loaded.explain()
+        self.model, self._explained = loaded.model, loaded.explain()
+
+    def _load(self, config: EngineConfig, platform: Platform, max_tokens: int) -> LoadedModel:
+        free, _ = self._runtime.memory_info()
+        return load_model(config, platform, self._runtime.device(), max_tokens, self.max_rows, free)
+
+    def weights_changed(self) -> None:
+        """The model's weights are others."""
 
     def kv_cache_specs(self) -> list[KVCacheSpec]:
         """One a layer."""
         return self.model.kv_cache_specs()
 
     def bind(
-        self,
-        pages: list[torch.Tensor],
-        groups: list[int],
-        state: BatchState,
-        num_pages: int,
-        block_size: int,
+        self, pages: list[torch.Tensor], groups: list[int], state: BatchState, num_pages: int, block_size: int
     ) -> None:
         """Its layers' pages, and the group of each; the rows are new."""
         self.model.bind_kv_cache(pages, groups)
         self._groups, self._block_size = sorted(set(groups)), block_size
-        self.rows = DraftRows(state, groups[0], num_pages, block_size, reads_drawn=True)
+        self.rows = DraftRows(state, groups[0], num_pages, block_size, reads_drawn=not self.behind)
         self._state = state
 
     def make_batch(self, tables: list[torch.Tensor], slot_dtype: torch.dtype) -> None:
         """The inputs of its passes, which read these page tables."""
         device, most = self._runtime.device(), self.most
-        self.batch = DraftBatch(
-            tables, self._groups, self._block_size, self._max_rows, self._max_len, most, device, slot_dtype
-        )
-
-    def tell(self, rows: IntArray, table: SamplingRows) -> None:
-        """Rows that drew, whose tokens are known, are those that `guess` guesses for, where the host writes to its memory."""
-        count, batch, lengths = len(rows), self.batch, self._state.num_tokens_R[rows]
-        table.pack(rows, lengths, batch.columns)
-        fields, ids = batch.fields_FN.numpy()[:, :count], self._state.token_ids_RL
-        fields[CAPACITY], fields[LENGTH] = self.rows.capacity(rows), lengths
-        fields[LAST], fields[BEFORE] = ids[rows, lengths - 1], ids[rows, lengths - 2]
-        batch.live[0] = count
+        sizes = (self._block_size, self.max_rows, self._max_len, most)
+        self.batch = DraftBatch(tables, self._groups, *sizes, device, slot_dtype)
 
     # Passes.
 
-    def read(self, step: StepInputs) -> None:
-        """Read the tokens of a step of the model, and guess nothing."""
-        self._begin(step)
-        self.model.forward(step)
-
     def compute(self, step: StepInputs) -> torch.Tensor:
-        """The logits of a pass [N, V]."""
-        self._begin(step)
-        self.model.forward(step)
-        return self.model.compute_logits(step)
-
-    def _begin(self, step: StepInputs) -> None:
+        """The logits of a pass [N, V]; without any, its tokens are read and nothing is guessed."""
         for metadata in step.attention:
             self.model.attention_backend.begin_step(metadata)
+        self.model.forward(step)
+        return self.model.compute_logits(step) if step.num_logits else torch.empty(0)
 
-    def guess(self, count: int, num_drafts: int, run: Run, *, is_filtered: bool) -> None:
-        """Make guesses for so many rows (a graph's size), of which `batch` has the host's words and the last tokens.
+    def spread(self, logits_NV: torch.Tensor) -> torch.Tensor:
+        """Logits of the model's tokens."""
+        return logits_NV
+
+    def first_pass(self, count: int, run: Run) -> torch.Tensor:
+        """The logits of the first guesses of so many rows."""
+        batch = self.batch
+        step = batch.place(count, 2, 0)
+        batch.put_ids(count, batch.fields_FN[BEFORE], batch.fields_FN[LAST])
+        return run(step)
+
+    def guess(
+        self, count: int, num_drafts: int, first: Callable[[], torch.Tensor], run: Run, *, is_filtered: bool
+    ) -> None:
+        """Make guesses for so many rows (a graph's size), of which `batch` has all that there is to know.
 
         Args:
+            first: the logits of the first pass.
             run: `compute`, or what was recorded of it.
             is_filtered: some row draws only from its likeliest tokens.
         """
-        batch = self.batch
-        ids = [batch.fields_FN[BEFORE], batch.fields_FN[LAST]]
+        batch, logits_NV = self.batch, first()
         for number in range(num_drafts):
-            step = batch.place(count, len(ids), number)
-            batch.put_ids(count, *ids)
-            ids = [batch.draw(run(step), number, is_filtered=is_filtered).clamp_(0, self._vocab - 1)]
+            batch.aim(count, number)
+            drafted_N = batch.draw(self.spread(logits_NV), number, is_filtered=is_filtered)
+            drafted_N.clamp_(0, self.vocab - 1)
+            if number + 1 < num_drafts:
+                step = batch.place(count, 1, number + 1 - self.behind)
+                batch.put_ids(count, drafted_N)
+                logits_NV = run(step)
 
     def proposals(
         self, plan: SchedulerOutput, is_ready: npt.NDArray[np.bool_], drafts_KN: IntArray
@@ -141,7 +146,7 @@ class Drafter:
         """By row, the guesses behind a step; none for rows that it has not followed, and no more than it had pages for."""
         drawing = plan.needs_sample
         rows, ready = plan.rows[drawing], is_ready[drawing]
-        room = self.rows.capacity(rows) - self._state.num_tokens_R[rows] + 1
+        room = self.rows.capacity(rows) - self._state.num_tokens_R[rows] + 1 + self.behind
         columns = drafts_KN[: plan.num_drafts, : len(rows)].T.tolist()
         return {
             row: guess[:most]
@@ -149,10 +154,43 @@ class Drafter:
             if known and most > 0
         }
 
-    def tensors(self) -> Iterator[Any]:
-        """What holds its weights."""
-        yield self.model
-
     def explain(self) -> dict[str, Any]:
         """What it is, for `quire explain`."""
-        return self._explained
+        return {"method": self._method, "kv_layers": len(self.kv_cache_specs()), **self._explained}
+
+
+class HeadDrafter(Drafter):
+    """A head over the model's features.
+
+    Attributes:
+        features: what the model leaves in each step.
+        ids_T: the token behind each token of a step; to be filled before a first pass.
+        index_N: which of the step's tokens is each row's last that the model has computed.
+    """
+
+    behind = 1
+
+    def _load(self, config: EngineConfig, platform: Platform, max_tokens: int) -> LoadedModel:
+        loaded = load_head(config, self._method, platform, self.target, max_tokens, self.max_rows)
+        target, head = cast(Decoder, self.target), cast(DraftHead, loaded.model)
+        self.features = target.hand_out(head.features.layers)
+        device = self._runtime.device()
+        self.ids_T = torch.zeros(max_tokens, dtype=torch.int32, device=device)
+        self.index_N = torch.zeros(self.max_rows, dtype=torch.int32, device=device)
+        return loaded
+
+    def weights_changed(self) -> None:
+        cast(DraftHead, self.model).borrow(cast(Decoder, self.target))
+
+    def spread(self, logits_NV: torch.Tensor) -> torch.Tensor:
+        return cast(DraftHead, self.model).spread(logits_NV)
+
+
+def make_drafter(
+    config: EngineConfig, platform: Platform, runtime: DeviceRuntime, target: CausalLM, max_tokens: int
+) -> Drafter | None:
+    """The drafter that a configuration names, if it names one."""
+    if config.drafter is None or config.speculative is None:
+        return None
+    kind = Drafter if config.speculative.method == "draft_model" else HeadDrafter
+    return kind(config, platform, runtime, target, max_tokens)

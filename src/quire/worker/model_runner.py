@@ -9,7 +9,6 @@ import time
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from quire.config import EngineConfig
@@ -20,9 +19,9 @@ from quire.layers.interface import StepInputs
 from quire.logger import init_logger
 from quire.platforms.interface import DeviceRuntime, Platform, RecordedStep
 from quire.sample.grammar_masks import GrammarMasks
-from quire.sample.sampling_rows import FILTER, RANDOM
+from quire.sample.sampling_rows import RANDOM
 from quire.spec_decode.verification import Draws
-from quire.worker.drafter import Drafter
+from quire.worker.host_drafting import HostDrafting
 from quire.worker.input_prep import PreparedBatch
 from quire.worker.pooling import Pooler
 from quire.worker.runner import Runner
@@ -58,7 +57,7 @@ class ModelRunner(Runner):
         super().__init__(config, platform, runtime, communicator, max_tokens=max_tokens, jumps=True)
         self._columns = allocate_columns(self._max_draws, self._device)
         self._recorded, self._with_adapters = _Recorded(), _Recorded()
-        self._read, self._guess = _Recorded(), _Recorded()
+        self._drafting: HostDrafting | None = None
 
     def _workspace_bytes(self) -> int:
         """The model's own buffers get their memory when they are used."""
@@ -74,7 +73,8 @@ class ModelRunner(Runner):
             self._inputs.step.token_types = self._pooler.token_types
             self._inputs.step.sampled = None
         if self._drafter is not None:
-            self._drafter.make_batch(self._state.block_tables, torch.from_numpy(slots.type(0)[None]).dtype)
+            sizes = (self._max_tokens, self._max_draws)
+            self._drafting = HostDrafting(self._drafter, self._inputs, self._state, self._sampler, *sizes)
         one = np.ones(1, dtype=np.int32)
         self._inputs.prepare(SchedulerOutput(-1, one - 1, one, one.astype(np.bool_), total_num_tokens=1))
         self._compute()
@@ -87,13 +87,16 @@ class ModelRunner(Runner):
 
     def forget_recorded(self) -> None:
         self._recorded, self._with_adapters = _Recorded(), _Recorded()
-        self._read, self._guess = _Recorded(), _Recorded()
+        if self._drafting is not None:
+            self._drafting.forget_recorded()
 
     def record_again(self) -> None:
         if self.has_pages:
             self._recorded = self._record()
-            if self._drafter is not None:
-                self._record_drafter(self._drafter)
+            if self._drafting is not None and self._drafter is not None:
+                self._drafter.weights_changed()
+                if not self._config.model.enforce_eager:
+                    self._drafting.record(self._runtime)
 
     def _compute(self) -> torch.Tensor:
         """The prepared step's logits [S, V]; of a pooling model its hidden states [T, D], of a stage before the last one what
@@ -117,68 +120,6 @@ class ModelRunner(Runner):
         recorded.step = self._runtime.record(run, self._max_tokens, self._max_draws)
         return recorded
 
-    def _record_drafter(self, drafter: Drafter) -> None:
-        """Record both of a drafter's passes: over a step's tokens, and over a few of each row."""
-        if self._config.model.enforce_eager or not drafter.model.can_replay:
-            return
-        self._inputs.set_largest(self._max_tokens, self._max_draws)
-        step = self._step_to_read()
-        self._read.step = self._runtime.record(lambda: drafter.read(step), self._max_tokens, self._max_draws)
-        rows = self._max_rows
-        few = drafter.batch.place(rows, 2, 0)
-
-        def guess() -> None:
-            self._guess.out = drafter.compute(few)
-
-        self._guess.step = self._runtime.record(guess, 2 * rows, rows)
-
-    def _step_to_read(self) -> StepInputs:
-        """The prepared step without logits, as a drafter reads it."""
-        return dataclasses.replace(self._inputs.step, num_logits=0)
-
-    def _read_behind(self, drafter: Drafter, plan: SchedulerOutput) -> None:
-        """Have the drafter read what it has passed over of a step's rows, before the step is prepared."""
-        behind = drafter.rows.behind(plan, self._max_tokens) if plan.num_drafts > 0 else None
-        if behind is None:
-            return
-        computed = self._state.num_computed_R[behind.rows]
-        self._state.num_computed_R[behind.rows] = drafter.rows.followed_R[behind.rows]
-        self._inputs.prepare(behind)
-        self._state.num_computed_R[behind.rows] = computed
-        self._read_step(drafter)
-        drafter.rows.caught_up(behind)
-
-    def _read_step(self, drafter: Drafter) -> None:
-        """Have the drafter read the prepared step."""
-        if self._read.step is not None:
-            self._read.step.replay(self._inputs.step.num_tokens, 0)
-        else:
-            drafter.read(self._step_to_read())
-
-    def _propose(
-        self, drafter: Drafter, plan: SchedulerOutput, is_ready: npt.NDArray[np.bool_], output: ModelRunnerOutput
-    ) -> None:
-        """Have the drafter guess behind a step whose tokens are known."""
-        begin = time.perf_counter()
-        reads_all = plan.total_num_tokens > len(plan.rows) + sum(map(len, plan.drafts.values()))
-        if reads_all:
-            self._read_step(drafter)
-        drafter.rows.follow(plan, is_ready, has_read_all=reads_all)
-        rows = plan.rows[plan.needs_sample]
-        if len(rows):
-            drafter.tell(rows, self._sampler.table)
-            is_filtered = bool(self._sampler.wanted(rows) & FILTER)
-            drafter.guess(len(rows), plan.num_drafts, self._run_guess, is_filtered=is_filtered)
-            output.proposals = drafter.proposals(plan, is_ready, drafter.batch.drafts_KN.numpy())
-        output.draft_ms = (time.perf_counter() - begin) * 1e3
-
-    def _run_guess(self, step: StepInputs) -> torch.Tensor:
-        assert self._drafter is not None
-        if self._guess.step is None or self._guess.out is None:
-            return self._drafter.compute(step)
-        self._guess.step.replay(step.num_tokens, step.num_logits)
-        return self._guess.out[: step.num_logits]
-
     def _prepare(self, plan: SchedulerOutput) -> PreparedBatch:
         """The inputs of a step."""
         adapters = self._adapters
@@ -198,10 +139,8 @@ class ModelRunner(Runner):
             return nothing
         if self._pooler is not None:
             return self._pool(plan, self._pooler, begin)
-        drafter, is_ready = self._drafter, None
-        if drafter is not None and plan.num_drafts > 0:
-            self._read_behind(drafter, plan)
-            is_ready = drafter.rows.ready(plan)
+        drafting = self._drafting
+        is_ready = None if drafting is None else drafting.begin(plan)
         starts_B = self._state.num_computed_R[plan.rows] if self._prompt_logprobs.is_wanted else None
         batch = self._prepare(plan)
         if self._media is not None:
@@ -220,8 +159,8 @@ class ModelRunner(Runner):
             )
             self._inputs.forget_counts()
         output.step_ms = (time.perf_counter() - begin) * 1e3
-        if drafter is not None and is_ready is not None:
-            self._propose(drafter, plan, is_ready, output)
+        if drafting is not None and is_ready is not None:
+            drafting.propose(plan, is_ready, output)
         return output
 
     def _sample(

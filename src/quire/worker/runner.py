@@ -30,7 +30,7 @@ from quire.spec_decode.verification import Acceptance, Verified
 from quire.worker.adapter_steps import AdapterSteps
 from quire.worker.axis_positions import AxisPositions
 from quire.worker.components import resolve_components
-from quire.worker.drafter import Drafter
+from quire.worker.drafter import make_drafter
 from quire.worker.grammar_source import WorkerGrammars
 from quire.worker.media_steps import MediaSteps, check_takes_embeds
 from quire.worker.page_store import PageStore
@@ -110,9 +110,7 @@ class Runner(abc.ABC):
         self.acceptance = Acceptance(config.speculative)
         self._out_S = torch.zeros(self._max_draws, dtype=torch.int32, device=self._device)
         self._pages: PageStore | None = None
-        self._drafter = None
-        if config.drafter is not None:
-            self._drafter = Drafter(config, platform, runtime, self._model, max_tokens)
+        self._drafter = make_drafter(config, platform, runtime, self._model, max_tokens)
         self._adapters: AdapterSteps | None = None
         if config.lora is not None:
             self._adapters = AdapterSteps(
