@@ -254,3 +254,21 @@ class DeviceDrafting:
         for count in sizes:
             for is_filtered in (False, True):
                 self._guess(_Shape(count, min(2, self._drafter.most), is_filtered, 1 + self._drafter.most), step(count))
+
+
+def make_drafting(
+    drafter: Drafter | None,
+    runtime: DeviceRuntime,
+    inputs: DeviceInputs,
+    state: BatchState,
+    sampler: Sampler,
+    graphs: StepGraphs,
+    out_S: torch.Tensor,
+    *,
+    is_captured: bool,
+) -> DeviceDrafting | None:
+    """A drafter's work, if there is one; takes what `DeviceDrafting` takes."""
+    if drafter is None:
+        return None
+    can_capture = is_captured and drafter.model.can_replay
+    return DeviceDrafting(drafter, runtime, inputs, state, sampler, graphs, out_S, is_captured=can_capture)

@@ -29,7 +29,7 @@ from quire.sample.grammar_masks import GrammarMasks
 from quire.sample.sampler import Sampled, Sampler
 from quire.sampling_params import SamplingParams
 from quire.spec_decode.verification import Draws, Verified
-from quire.worker.device_drafting import DeviceDrafting, DraftedStep
+from quire.worker.device_drafting import DraftedStep, make_drafting
 from quire.worker.feature_uses import FeatureUses
 from quire.worker.input_prep import PreparedBatch
 from quire.worker.pooling import PooledRows, Pooler
@@ -193,7 +193,8 @@ class DeviceRunner(Runner):
         if self._pooler is not None:
             self._inputs.token_types = self._pooler.token_types
         self._graphs = self._make_graphs()
-        self._drafting = self._make_drafting()
+        parts = (self._runtime, self._inputs, self._state, self._sampler, self._graphs, self._out_S)
+        self._drafting = make_drafting(self._drafter, *parts, is_captured=not self._config.model.enforce_eager)
         self._slots.allocate()
         self._prepare_empty()
         self._runtime.rehearse(self._compute_all)
@@ -216,13 +217,6 @@ class DeviceRunner(Runner):
             has_logits=self._pooler is None and self.is_last_stage,
             max_draws=self._max_draws,
         )
-
-    def _make_drafting(self) -> DeviceDrafting | None:
-        if self._drafter is None:
-            return None
-        is_captured = not self._config.model.enforce_eager and self._drafter.model.can_replay
-        parts = (self._drafter, self._runtime, self._inputs, self._state, self._sampler, self._graphs, self._out_S)
-        return DeviceDrafting(*parts, is_captured=is_captured)
 
     def _run_first_steps(self) -> None:
         """Those that a first request has."""
