@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.config import CacheConfig, MultiModalConfig, SchedulerConfig
@@ -116,6 +116,7 @@ def test_equal_tokens_with_other_images_share_no_pages_behind_the_image():
     assert scheduler.kv.num_hits == 4 + 28
 
 
+@settings(max_examples=400)
 @given(
     st.lists(st.lists(st.tuples(st.sampled_from("abcde"), st.integers(0, 5)), max_size=4), min_size=1, max_size=6),
     st.integers(1, 12),

@@ -115,19 +115,21 @@ class Encoding(NoEncoding):
         return count
 
     def take(self, request: Request, start: int, count: int) -> None:
-        for item in _needed(request, start, count):
-            key = item.key
-            holders = self._holders.setdefault(key, set())
+        missing: list[MediaItem] = []
+        for item in _needed(request, start, count):  # all are held before room is made for any of them
+            holders = self._holders.setdefault(item.key, set())
             if request.request_id in holders:
                 continue
             self.num_queries += 1
             holders.add(request.request_id)
-            if key in self._kept:
+            if item.key in self._kept:
                 self.num_hits += 1
-                self._kept.move_to_end(key)
-                continue
+                self._kept.move_to_end(item.key)
+            else:
+                missing.append(item)
+        for item in missing:
             self._make_room(item.num_embeds)
-            self._kept[key] = item.num_embeds
+            self._kept[item.key] = item.num_embeds
             self._used += item.num_embeds
             self._left -= item.num_embeds
             self._encodes.append(item)
