@@ -79,6 +79,12 @@ def check_adapter(request: object) -> LoRARequest:
     return request
 
 
+def check_path(path: str) -> None:
+    """Raises ConfigError: there is no adapter, as far as a look at its configuration tells. One in a single file has none."""
+    if not Path(path).is_file():
+        read_config(path)
+
+
 def read_config(path: str) -> dict[str, Any]:
     """An adapter's configuration. Raises ConfigError: there is none, or it is damaged."""
     file = Path(path) / CONFIG

@@ -1,5 +1,6 @@
 """The pages of the project are true: commands parse, request bodies fit, names import. Commands that a CPU without a model hub
-can run do run, on exactly the installation that the README describes. docs/clients.md has its own tests (tests/clients)."""
+can run do run, on exactly the installation that the README describes. docs/clients.md and docs/lora.md
+have tests of their own (tests/clients, test_lora_guide.py)."""
 
 import ast
 import importlib
@@ -32,6 +33,7 @@ from quire.entrypoints.cli.main import COMMANDS, build_parser
 from quire.entrypoints.http.decoding import BodyDecoder
 from quire.entrypoints.server.routes import WORK
 
+OWN_TESTS = ("clients.md", "lora.md")
 BODY_KINDS = {endpoint.path: endpoint.body[0] for endpoint in WORK if len(endpoint.body) == 1}
 
 
@@ -218,7 +220,7 @@ def at_server(statement: str, server: DemoServer) -> str:
     return statement
 
 
-@pytest.mark.parametrize("block", [pytest.param(b, id=b.place) for b in SHELL if b.page != "clients.md"])
+@pytest.mark.parametrize("block", [pytest.param(b, id=b.place) for b in SHELL if b.page not in OWN_TESTS])
 def test_what_can_run_of_a_block_of_commands_runs(block: Block, server: DemoServer) -> None:
     is_slow_welcome = "CORE_MODULES" not in server.installation.environment
     chosen = [
@@ -238,7 +240,7 @@ def scripts(marks: str) -> list[object]:
     """Python snippets of a page that belong together, if the first of them has a word."""
     found: dict[str, list[Block]] = {}
     for block in PYTHON:
-        if block.page != "clients.md":
+        if block.page not in OWN_TESTS:
             found.setdefault(block.page, []).append(block)
     joined = {(page, blocks[0].place): blocks for page, blocks in found.items()}
     return [

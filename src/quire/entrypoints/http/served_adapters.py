@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from quire.adapters import LoRARequest, read_config
+from quire.adapters import LoRARequest, check_path
 from quire.config.hub import find_adapter
 from quire.config.hub.listing import HubSettings
 from quire.entrypoints.http.errors import HTTPError, bad_request
@@ -37,7 +37,7 @@ class ServedAdapters:
         self._by_name: dict[str, Served] = {}
         for module in modules:
             folder = find_adapter(module["path"], hub)
-            read_config(folder)
+            check_path(folder)
             adapter = self.make(module["name"], folder, module.get("base_model_name"), replaces=False)
             self.add(adapter, module["path"])
 

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from quire import envs
-from quire.adapters import LoRARequest, read_config
+from quire.adapters import LoRARequest, check_path
 from quire.config.hub import find_adapter
 from quire.entrypoints.http.errors import HTTPError, bad_request
 from quire.entrypoints.http.route_tools import Endpoint, read_request, state_of, tell_siblings
@@ -75,7 +75,7 @@ async def _try(state: ServerState, asked: LoadAdapter) -> LoRARequest:
     state.adapters.make(asked.lora_name, asked.lora_path, asked.base_model_name, replaces=asked.load_inplace)
     try:
         folder = await asyncio.to_thread(find_adapter, asked.lora_path, state.hub)
-        read_config(folder)
+        check_path(folder)
     except ConfigError as error:
         raise HTTPError(404, f"lora_path: {error}.", param="lora_path", code="adapter_not_found") from error
     adapter = state.adapters.make(asked.lora_name, folder, asked.base_model_name, replaces=asked.load_inplace)
