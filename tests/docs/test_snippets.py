@@ -186,6 +186,8 @@ def test_the_pages_that_the_server_shows_are_there(server: DemoServer) -> None:
 
 
 _SLOW = ("bench", "models")
+_OWN_TESTS = ("run", "stop", "as-vllm")
+"""Commands that start or end other programs, which have tests of their own."""
 _WAITS_FOR_A_PERSON = (["quire", "chat"], ["quire", "top"])
 _PLACEHOLDER = re.compile(r"[A-Z_]{3,}(\.jsonl)?|.*//host:.*|\./.*|[\w.-]+/[\w.-]+(:\w+)?|.*\.(txt|json|jsonl|jinja)")
 _NO_PLACEHOLDERS = re.compile(r"POST|.*/dev/null|in\.jsonl|out\.jsonl")
@@ -194,6 +196,8 @@ _NO_PLACEHOLDERS = re.compile(r"POST|.*/dev/null|in\.jsonl|out\.jsonl")
 def can_run(words: list[str], block: Block, is_slow_welcome: bool) -> bool:
     """Whether a command needs only the demo model, the demo server, and files that the block itself makes."""
     if words[0] == "quire":
+        if words[1] in _OWN_TESTS:
+            return False
         starts_server = words[1] == "serve" and not any(word.startswith("--help") for word in words)
         if words[1:3] == ["bench", "chaos"]:  # it kills the process that is named
             return False

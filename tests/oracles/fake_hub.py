@@ -16,7 +16,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 TOKEN = "hf_right"
 GUEST_TOKEN = "hf_without_access"
@@ -153,6 +153,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._storage(path, url.query)
         elif found := _RESOLVE.fullmatch(path):
             self._resolve(found[1], unquote(found[2]), unquote(found[3]))
+        elif path == "/api/models":
+            words = parse_qs(url.query)
+            names = [name for name in self.hub.repositories if words.get("search", [""])[0] in name]
+            body = [{"id": name, "modelId": name, "downloads": 1200, "likes": 3} for name in names]
+            self._answer(200, json.dumps(body).encode(), {"Content-Type": "application/json"})
         elif found := _API.fullmatch(path):
             self._describe(found[1], unquote(found[2] or "main"))
         else:

@@ -15,7 +15,6 @@ import torch
 
 from quire.adapters import CONFIG
 from quire.errors import ConfigError
-from quire.model_loader.safetensors_reader import SafetensorsReader
 
 PREFIX = "base_model.model."
 MAX_RANK = 512
@@ -100,6 +99,8 @@ def read_lora(path: str, config: Mapping[str, Any]) -> PeftAdapter:
         if config.get(setting):
             raise ConfigError(f"{path}: {setting} is set in {CONFIG}, and {what} cannot be served", setting="lora_path")
     updates: dict[str, Update] = {}
+    from quire.model_loader.safetensors_reader import SafetensorsReader  # the loader's package imports adapters
+
     for name, tensor in SafetensorsReader(path).stream():
         module, part = _split(path, name)
         if part:

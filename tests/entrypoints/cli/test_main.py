@@ -55,7 +55,7 @@ def test_the_version_is_printed_alone(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("word", "hint"), [("srve", "did you mean 'serve'?"), ("zzz", "the commands are serve"), ("--verson", "option")]
+    ("word", "hint"), [("srve", "did you mean 'serve'?"), ("zzz", "the commands are run"), ("--verson", "option")]
 )
 def test_a_wrong_command_gets_a_hint_and_exit_code_2(word: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([word]) == 2

@@ -55,7 +55,7 @@ def find_model(model: str, settings: HubSettings | None = None) -> FoundModel:
         if folder is not None:
             _check_description(model, os.listdir(folder), folder, folder)
             return FoundModel(folder)
-    hub = _open_hub(settings)
+    hub = open_hub(settings)
     listing = _look_up(hub, repository, "model")
     if wanted or _is_gguf(listing, settings.load_format):
         return FoundModel(_fetch_gguf(hub, listing, wanted, settings))
@@ -72,7 +72,7 @@ def find_tokenizer(tokenizer: str, settings: HubSettings) -> str:
     folder = _local_folder(tokenizer, "tokenizer")
     if folder is not None:
         return folder
-    hub = _open_hub(settings)
+    hub = open_hub(settings)
     listing = _look_up(hub, tokenizer, "tokenizer")
     _fetch(hub, listing, description_files(listing.names), "tokenizer")
     return listing.folder
@@ -90,7 +90,7 @@ def find_adapter(path: str, settings: HubSettings | None = None) -> str:
             f"lora_path={path!r}: no such folder; give the folder that PEFT saved, or a hub id such as 'owner/name'",
             setting="lora_path",
         )
-    hub = _open_hub(dataclasses.replace(settings or HubSettings(), revision=None))
+    hub = open_hub(dataclasses.replace(settings or HubSettings(), revision=None))
     listing = _look_up(hub, f"{owner}/{name}", "lora_path")
     names = [f"{inner}/{file}" if inner else file for file in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)]
     if absent := sorted(set(names) - set(listing.names)):
@@ -110,7 +110,7 @@ def fetch_weights(model: HubModel, settings: HubSettings) -> None:
     missing = model.missing()
     if not missing:
         return
-    hub, listing = _open_hub(settings), model.listing
+    hub, listing = open_hub(settings), model.listing
     if listing.is_local or hub.is_offline:
         names = [file.name for file in missing]
         raise ConfigError(
@@ -131,7 +131,7 @@ def describe_plan(model: HubModel, settings: HubSettings) -> dict[str, object]:
         "commit": model.listing.commit,
         "folder": model.listing.folder,
         "weights": f"{len(model.weights)} files, {amount(sum(_size(model.listing, file) for file in model.weights))}",
-        "to_fetch": "nothing" if not missing else plan_line(_open_hub(settings), model.listing, missing),
+        "to_fetch": "nothing" if not missing else plan_line(open_hub(settings), model.listing, missing),
     }
     return facts | ({"refused": model.refusal} if model.refusal else {})
 
@@ -148,12 +148,13 @@ def stored_types(model: HubModel, settings: HubSettings) -> list[str]:
     if not files or model.listing.is_local:
         return []
     try:
-        return _open_hub(settings).stored_types(model.listing, files[0].name)
+        return open_hub(settings).stored_types(model.listing, files[0].name)
     except Exception:  # the client's own; the loader reads the header again, and says what is wrong with it
         return []
 
 
-def _open_hub(settings: HubSettings) -> Hub:
+def open_hub(settings: HubSettings) -> Hub:
+    """The hub that the environment names."""
     return ModelScopeHub(settings) if envs.QUIRE_USE_MODELSCOPE else HuggingFaceHub(settings)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from quire.config import EngineConfig, HFConfig
 from quire.config.hub.listing import HubModel
 from quire.entrypoints.cli.explain_platform import explain_capabilities
+from quire.entrypoints.cli.fit import fit_sentence, limits_sentence
 from quire.entrypoints.cli.terminal import columns
 from quire.platforms.interface import Platform
 
@@ -23,8 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from quire.entrypoints.cli import serve
 
     contexts = [context.value for context in UsageContext]
-    text = "whose defaults to show (default: server)"
     parser.add_argument("--json", action="store_true", help="print JSON")
+    text = "constants, too: the limits that no setting changes"
+    parser.add_argument("--all", dest="everything", action="store_true", help=text)
+    text = "whose defaults to show (default: server)"
     parser.add_argument("--for", dest="usage", choices=contexts, default=UsageContext.API_SERVER.value, help=text)
     serve.add_arguments(parser)
     text = "tell about a platform instead of a model, also where its device is not there: cuda, rocm, xpu, mps, cpu, a plugin's"
@@ -48,7 +51,10 @@ def run(args: argparse.Namespace) -> int:
         json.dump(report, sys.stdout, indent=2, default=str)
         print()
     else:
-        print(as_text(report))
+        memory = report["memory"]
+        print(fit_sentence(config, memory, platform.device_name()), limits_sentence(config, memory))
+        print()
+        print(as_text(report, with_constants=args.everything))
     return 0
 
 
@@ -97,7 +103,7 @@ def _config_part(config: EngineConfig, part: str) -> dict[str, Any]:
     return settings
 
 
-def as_text(report: dict[str, Any]) -> str:
+def as_text(report: dict[str, Any], *, with_constants: bool = True) -> str:
     """The report for a reader: one section after another, one line a fact."""
     server = {name: _with_why(entry) for name, entry in report.get("server", {}).items()}
     lines = _section("server", server) if server else []
@@ -111,7 +117,7 @@ def as_text(report: dict[str, Any]) -> str:
     lines += _section("attention backends", backend["reasons"])
     lines += _section("model", report["model"])
     lines += _section("memory (estimate)", {name: _amount(name, value) for name, value in report["memory"].items()})
-    lines += _section("limits", report["limits"])
+    lines += _section("limits", report["limits"]) if with_constants else []
     return "\n".join(lines).lstrip("\n")
 
 

@@ -15,6 +15,15 @@ if TYPE_CHECKING:
     from quire.engine.arg_parser import ArgumentParser
 
 GROUPS = {
+    "a model, from its name to a talk": {
+        "run": "fetch a model, start a server for it in the background, and talk to it",
+        "pull": "fetch a model from the hub",
+        "search": "search the hub for models",
+        "list": "list the models that were fetched",
+        "rm": "delete a model that was fetched",
+        "ps": "list the servers that run on this machine",
+        "stop": "end a server; its running requests finish first",
+    },
     "a server, and what talks to it": {
         "serve": "start a server that speaks the OpenAI protocol",
         "chat": "talk to a running server, turn by turn",

@@ -217,7 +217,10 @@ def server_settings(args: argparse.Namespace) -> "ServerSettings":
 
 
 def _announce(model: "ModelConfig", options: "ListenOptions", has_keys: bool, seconds: float) -> None:
-    """Say where the server is, and how to try it."""
+    """Say where the server is, and how to try it; `quire ps` lists it from now on."""
+    from quire.entrypoints.cli.running import register
+
+    register(options.url, model.model, list(model.served_model_name), has_keys)
     route, body = "/v1/chat/completions", '{"messages": [{"role": "user", "content": "What is 17 + 25?"}]}'
     pooling, name = model.pooling, (model.served_model_name or (model.model,))[0]
     if pooling is not None and pooling.embeds:

@@ -221,6 +221,14 @@ def tell(text: str) -> None:
     print(f"{DIM}{text}{RESET}" if is_styled(sys.stderr) else text, file=sys.stderr)
 
 
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table with a head."""
+    widths = [max(len(row[index]) for row in (head, *rows)) for index in range(len(head))]
+    return [
+        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)
+    ]
+
+
 def columns(rows: Mapping[str, Any]) -> list[str]:
     """Lines of names and values, in two columns."""
     width = max(map(len, rows), default=0)

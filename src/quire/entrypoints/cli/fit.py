@@ -1,0 +1,54 @@
+"""Whether a model fits on this machine, in a sentence: memory, length of a context, conversations at once, and what limits them.
+
+Reads no weights. Knows the plan of `worker/dry_run.py`; knows nothing of how it was made.
+"""
+
+from typing import Any
+
+from quire.config import EngineConfig
+from quire.config.hub.download import amount
+
+CONVERSATION = 3_000
+"""Tokens of a conversation, in the sentence about conversations at once."""
+
+
+def fits(memory: dict[str, Any]) -> bool:
+    """Whether the model can start: `memory` is the plan's part of the report."""
+    return "refused" not in memory
+
+
+def fit_sentence(config: EngineConfig, memory: dict[str, Any], device: str) -> str:
+    """One or two sentences for somebody who wants to know whether it works."""
+    total, weights = int(memory["total"]), int(memory["weights"])
+    needs = f"{amount(weights)} of weights, {amount(total)} of memory ({amount(int(memory['free']))} free) on {device}"
+    if not fits(memory):
+        return f"It does not fit: {needs}. {memory['refused']}."
+    length, tokens = config.model.max_model_len, int(memory["kv_tokens"])
+    if config.model.pooling is not None:
+        return f"It fits: {needs}; texts of up to {length:,} tokens."
+    context = min(length, tokens) if tokens else length
+    users = f"about {_users(config, tokens):,} conversations of {min(CONVERSATION, context):,} tokens at once"
+    return f"It fits: {needs}; {context:,} tokens of context; {users}."
+
+
+def limits_sentence(config: EngineConfig, memory: dict[str, Any]) -> str:
+    """What limits the length and the number, and the setting that changes it."""
+    if not fits(memory) or config.model.pooling is not None:
+        return ""
+    length, tokens = config.model.max_model_len, int(memory["kv_tokens"])
+    by_memory = bool(tokens) and tokens < length
+    first = (
+        "The memory for the KV cache limits the length: --kv-cache-dtype fp8, a smaller model or more memory gives more."
+        if by_memory
+        else "The model (or --max-model-len) limits the length, not the memory."
+    )
+    users = _users(config, tokens)
+    if users >= config.scheduler.max_num_seqs:
+        return f"{first} --max-num-seqs {config.scheduler.max_num_seqs} limits how many run at once."
+    return f"{first} The memory for the KV cache limits how many run at once; the rest wait."
+
+
+def _users(config: EngineConfig, tokens: int) -> int:
+    """Conversations for which there is room at once."""
+    rows = config.scheduler.max_num_seqs
+    return min(rows, max(tokens // min(CONVERSATION, config.model.max_model_len), 1)) if tokens else rows

@@ -1,0 +1,40 @@
+"""`quire list`: the models of the hub's cache, with their sizes."""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    from quire.config.hub.download import amount
+    from quire.config.hub.find import open_hub
+    from quire.config.hub.listing import HubSettings
+    from quire.entrypoints.cli.here import local_models
+    from quire.entrypoints.cli.running import find_servers
+    from quire.entrypoints.cli.terminal import table
+
+    cache = Path(open_hub(HubSettings()).cache)
+    models = local_models(cache)
+    if args.json:
+        print(json.dumps([model._asdict() for model in models], indent=2, default=str))
+        return 0
+    if not models:
+        print(f"No models in {cache}. `quire search WORDS` finds some, `quire pull MODEL` fetches one.")
+        return 0
+    served = {server.model: server.url for server in find_servers()}
+    rows = [
+        (
+            each.name,
+            amount(each.num_bytes),
+            time.strftime("%Y-%m-%d", time.localtime(each.changed)),
+            served.get(each.name, ""),
+        )
+        for each in models
+    ]
+    print("\n".join(table(("MODEL", "SIZE", "FETCHED", "SERVER"), rows)))
+    return 0

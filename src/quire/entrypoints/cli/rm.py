@@ -1,0 +1,25 @@
+"""`quire rm MODEL`: deletes a model of the hub's cache that no server uses."""
+
+import argparse
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("models", nargs="+", metavar="MODEL", help="a model, as `quire list` shows it")
+
+
+def run(args: argparse.Namespace) -> int:
+    from quire.config.hub.download import amount
+    from quire.config.hub.find import open_hub
+    from quire.config.hub.listing import HubSettings
+    from quire.entrypoints.cli.here import remove
+    from quire.entrypoints.cli.running import find_servers
+    from quire.errors import ConfigError
+
+    cache = Path(open_hub(HubSettings()).cache)
+    used = {server.model: server for server in find_servers()}
+    for name in args.models:
+        if name in used:
+            raise ConfigError.of("model", f"{name!r} is served at {used[name].url}: `quire stop {name}` first")
+        print(f"{name} is deleted: {amount(remove(name, cache).num_bytes)}")
+    return 0

@@ -1,0 +1,148 @@
+"""`quire run [MODEL]`: fetches a model, says whether it fits, starts a server in the background (or takes the one that runs), and
+talks to it in the terminal or in the browser.
+
+The server goes on when the talk ends; `quire stop` ends it.
+"""
+
+import argparse
+import re
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quire import envs
+from quire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from quire.entrypoints.cli.running import RunningServer
+
+_LOOK_S = 0.1
+_DEFAULT_PORT = 8000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from quire.entrypoints.cli import serve
+
+    serve.add_arguments(parser)
+    parser.add_argument(
+        "--web", action="store_true", help="open the console in a browser, in place of a talk in the terminal"
+    )
+    parser.add_argument("-m", "--message", metavar="TEXT", help="send one message, print the answer, leave")
+
+
+def run(args: argparse.Namespace) -> int:
+    from quire.entrypoints.cli.serve import take_model
+
+    take_model(args)
+    server = _running(args)
+    if server is None:
+        _prepare(args)
+        server = start(args.model, words_for_server(sys.argv[1:]), chosen_port(args))
+    if args.web:
+        import webbrowser
+
+        print(f"{server.name} is at {server.url}/ ; `quire stop {server.name}` ends it.")
+        webbrowser.open(f"{server.url}/")
+        return 0
+    code = _talk(args, server)
+    print(f"{server.name} goes on at {server.url}; `quire stop {server.name}` ends it.", file=sys.stderr)
+    return code
+
+
+def _running(args: argparse.Namespace) -> "RunningServer | None":
+    """A server of the same model that runs; without a model, the latest one."""
+    from quire.entrypoints.cli.running import find_servers
+
+    servers = [each for each in find_servers() if each.url.startswith("http")]
+    return next((each for each in servers if args.model is None or each.is_called(args.model)), None)
+
+
+def _prepare(args: argparse.Namespace) -> None:
+    """Fetch the model, and say whether it fits. Raises ConfigError: it does not, or it cannot be had."""
+    from quire.config.hub import fetch_weights
+    from quire.engine.arg_resolve import hub_settings
+    from quire.engine.arg_utils import AsyncEngineArgs, UsageContext
+    from quire.entrypoints.cli.fit import fit_sentence, fits
+    from quire.platforms import current_platform
+    from quire.worker.dry_run import explain_without_weights
+
+    config = AsyncEngineArgs.from_cli_args(args).create_engine_config(UsageContext.API_SERVER)
+    platform = current_platform(config.device.device)
+    memory = explain_without_weights(config, platform)["memory"]
+    sentence = fit_sentence(config, memory, platform.device_name())
+    if not fits(memory):
+        raise ConfigError.of("model", sentence)
+    print(sentence, file=sys.stderr)
+    if config.model.hub is not None:
+        fetch_weights(config.model.hub, hub_settings(config.load, config.model.revision))
+
+
+def words_for_server(words: list[str]) -> list[str]:
+    """The words of this command that are `quire serve`'s, too."""
+    kept = list(words)
+    if kept[:1] == ["run"]:
+        kept.pop(0)
+    for flag in ("-m", "--message"):
+        if flag in kept:
+            at = kept.index(flag)
+            del kept[at : at + 2]
+    return [word for word in kept if word != "--web" and not word.startswith("--message=")]
+
+
+def chosen_port(args: argparse.Namespace) -> list[str]:
+    """The flag of a port that is free, where the user named none and the usual one is taken."""
+    if args.port != _DEFAULT_PORT:
+        return []
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((args.host, _DEFAULT_PORT))
+        except OSError:
+            return ["--port", "0"]
+    return []
+
+
+def start(model: str | None, words: list[str], port: list[str]) -> "RunningServer":
+    """Start a server in the background; returns when it is ready.
+
+    Raises:
+        ConfigError: it ended before it was ready; the message is its last error.
+    """
+    from quire.entrypoints.cli.running import find_servers
+
+    log = Path(envs.QUIRE_CACHE_ROOT) / "logs" / f"{re.sub('[^A-Za-z0-9._-]+', '-', model or 'demo').strip('-')}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "quire.entrypoints.cli.main", "serve", *words, *port]
+    with open(log, "wb") as output:
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    print(f"Starting a server (log: {log}) …", file=sys.stderr)
+    while child.poll() is None:
+        ready = next((each for each in find_servers() if each.pid == child.pid), None)
+        if ready is not None:
+            return ready
+        time.sleep(_LOOK_S)
+    raise ConfigError.of("server", f"it ended before it was ready: {last_error(log)} (log: {log})")
+
+
+def last_error(log: Path) -> str:
+    """The error in a log, or its last line."""
+    lines = [line.strip() for line in log.read_text("utf-8", errors="replace").splitlines() if line.strip()]
+    errors = [line.partition("quire: error: ")[2] for line in lines if line.startswith("quire: error: ")]
+    return (errors or lines or ["it wrote nothing"])[-1]
+
+
+def _talk(args: argparse.Namespace, server: "RunningServer") -> int:
+    from quire.engine.arg_parser import ArgumentParser
+    from quire.entrypoints.cli import chat
+
+    parser = ArgumentParser(prog="quire chat")
+    chat.add_arguments(parser)
+    words = ["--url", f"{server.url}/v1", *(["--quick", args.message] if args.message is not None else [])]
+    if args.api_key:
+        words += ["--api-key", args.api_key[0]]
+    return chat.run(parser.parse_args(words))
