@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any, Literal, Self
 
+from quire.config.kv_transfer import KVTransferConfig
 from quire.config.model import ModelConfig
 from quire.config.multimodal import MultiModalConfig
 from quire.config.observability import ObservabilityConfig, StructuredOutputsConfig
@@ -225,6 +226,7 @@ class EngineConfig:
         lora: None: no request can have an adapter.
         multimodal: None: no request can have media.
         drafter: the model that guesses tokens, if one does.
+        kv_transfer: None: pages stay here.
         instance_id: a short random id, in logs and metrics.
         provenance: for settings that were derived, `"scheduler.max_num_seqs" -> "why"`; `quire explain` prints it.
         set_by: for settings (fields of `EngineArgs`) that are not at their defaults, who set them: `user` or `platform NAME`.
@@ -244,6 +246,7 @@ class EngineConfig:
     multimodal: MultiModalConfig | None = None
     speculative: SpeculativeConfig | None = None
     drafter: ModelConfig | None = None
+    kv_transfer: KVTransferConfig | None = None
     instance_id: str = ""
     provenance: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
     set_by: dict[str, str] = dataclasses.field(default_factory=dict[str, str])

@@ -10,6 +10,7 @@ is its maker's business.
 from typing import Protocol
 
 from quire.core.adapter_slots import AdapterSlots
+from quire.core.page_transfers import NO_TRANSFERS, NoTransfers
 from quire.core.request_state import Request
 from quire.request import EngineRequest
 
@@ -34,6 +35,10 @@ class Preparer(Protocol):
         """Begin to load its adapter into a place that no request holds; `prepared` tells of the end, `problems` of a failure."""
         ...
 
+    def fetch_pages(self, request: EngineRequest, names: list[bytes]) -> None:
+        """Begin to bring pages to the workers' hosts; `prepared` tells of the end, `problems` of a failure."""
+        ...
+
     def problems(self) -> dict[str, str]:
         """Why adapters could not be loaded, by the id of a request that `prepared` has told since the last call."""
         ...
@@ -52,11 +57,14 @@ class Preparations:
 
     Attributes:
         adapters: which of them are where.
+        transfers: pages that somebody else has, or is given.
     """
 
     def __init__(self, preparer: Preparer | None = None, num_adapters: int = 0) -> None:
         self._preparer = preparer
         self.adapters = AdapterSlots(num_adapters)
+        self.transfers: NoTransfers = NO_TRANSFERS
+        self._fetching: set[str] = set()
         self._refused: list[tuple[Request, str]] = []
         self._line: dict[str, Request] = {}
         self._begun: dict[str, Request] = {}
@@ -82,7 +90,7 @@ class Preparations:
         return True
 
     def _is_ready(self, request: Request) -> bool:
-        return self.adapters.is_ready(request) and self._is_prepared(request)
+        return self.adapters.is_ready(request) and not request.awaits_pages and self._is_prepared(request)
 
     def _is_prepared(self, request: Request) -> bool:
         assert self._preparer is not None
@@ -92,6 +100,8 @@ class Preparations:
         """What a request that is held back waits for."""
         if not self.adapters.is_ready(request):
             return "adapter"
+        if request.awaits_pages:
+            return "pages"
         return "grammar" if self.has_grammar(request) else "kernels"
 
     @staticmethod
@@ -121,6 +131,7 @@ class Preparations:
 
     def leave(self, request: Request) -> None:
         """A request has ended, wherever it was, or has given its row back: somebody else's turn may have come."""
+        self.transfers.leave(request)
         was_here, has_released = self._forget(request), self.adapters.release(request)
         if was_here or has_released:
             self._begin()
@@ -137,6 +148,11 @@ class Preparations:
         for request_id in prepared:
             self.adapters.finish(request_id, failed=request_id in problems)
             request = self._begun.pop(request_id, None)
+            if request_id in self._fetching:
+                self._fetching.remove(request_id)
+                problem = problems.pop(request_id, None)
+                if request is not None:
+                    self.transfers.fetched(request, problem)
             if request is not None and request_id in problems:
                 self._refused.append((request, problems[request_id]))
             elif request is not None:
@@ -151,6 +167,11 @@ class Preparations:
         for request in sorted(self._line.values(), key=lambda one: one.rank):
             if not self.adapters.is_ready(request):
                 self._begin_loading(request)
+                continue
+            if request.awaits_pages:
+                self._begun[request.request_id] = self._line.pop(request.request_id)
+                self._fetching.add(request.request_id)
+                self._preparer.fetch_pages(request.source, self.transfers.names(request))
                 continue
             if self.has_grammar(request) and (
                 sum(map(self.has_grammar, self._begun.values())) >= _MOST_BEGUN

@@ -43,6 +43,7 @@ class Request:
         eos_ids, stop_ids: what ends it; the second are reported as its stop reason.
         repetition: looks for an output that repeats itself, where that ends it.
         adapter_slot: where the workers have its adapter, from its start on; 0 without one.
+        awaits_pages: a connector has pages of it, which are to be fetched before it starts.
         rank: position in the order of precedence; lower is served first and gives way last.
         block_ids: page ids by KV group, in order of position; 0 where pages are behind the window.
         num_released: by KV group, how many leading pages were given back already.
@@ -57,6 +58,7 @@ class Request:
     __slots__ = (
         "adapter_slot",
         "arrival",
+        "awaits_pages",
         "block_ids",
         "cost",
         "eos_ids",
@@ -120,6 +122,7 @@ class Request:
         self.status = RequestStatus.WAITING
         self.row = -1
         self.adapter_slot = 0
+        self.awaits_pages = False
         self.cost = 0
         self.num_computed_tokens = 0
         self.num_cached_tokens = -1

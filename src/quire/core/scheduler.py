@@ -27,8 +27,10 @@ from quire.core.encoding import NO_ENCODING, NoEncoding
 from quire.core.further_tokens import jump, take_accepted
 from quire.core.inspection import Inspection
 from quire.core.kv_cache_manager import NO_HIT, KVCacheManager, PrefixHit
+from quire.core.kv_connector import KVConnectorScheduler
 from quire.core.model_drafting import drafting_class
 from quire.core.output import IntArray, ModelRunnerOutput, SchedulerOutput
+from quire.core.page_transfers import PageTransfers
 from quire.core.policies import policy_class
 from quire.core.preemption import PageSaver
 from quire.core.prefix_hash import PrefixHasher
@@ -41,6 +43,7 @@ from quire.core.step import (
     PendingDiff,
     StepInFlight,
     build_error,
+    build_flight,
     build_new_request,
     build_output,
     build_refusal,
@@ -61,9 +64,7 @@ class Scheduler:
     """Plans steps and takes in their results.
 
     Args:
-        config: budgets, policy, preemption.
-        cache_config: prefix caching.
-        kv_config: pages and groups, as planned by `kv_planner`.
+        config, cache_config: budgets, policy, preemption; prefix caching. kv_config: pages and groups (`kv_planner`).
         max_model_len: tokens a request may have in all; by default the configuration's.
         hash_key: the prefix cache's secret; by default drawn anew, so that hashes differ by process.
         cost_model: predicts steps; by default a new one, fitted from measured steps.
@@ -90,10 +91,8 @@ class Scheduler:
         self._max_model_len = max_model_len or config.max_model_len
         check_settings(config, self._max_model_len, kv_config.num_host_blocks)
         self.cost_model = cost_model or CostModel()
-        hasher = None
-        if cache_config.enable_prefix_caching:
-            key = secrets.token_bytes(32) if hash_key is None else hash_key
-            hasher = PrefixHasher(key, kv_config.block_size, cache_config.prefix_caching_hash_algo)
+        algorithm, key = cache_config.prefix_caching_hash_algo, hash_key or secrets.token_bytes(32)
+        hasher = PrefixHasher(key, kv_config.block_size, algorithm) if cache_config.enable_prefix_caching else None
         self.kv = KVCacheManager(kv_config, hasher)
         self._batch = RunningBatch(config.max_num_seqs, kv_config.block_size)
         self._pages = PendingPages(self.kv, self._batch)
@@ -124,6 +123,10 @@ class Scheduler:
         """Guess tokens from now on, and verify several a step. Raises ConfigError: this model's tokens cannot be taken back."""
         parts = (self._batch, self.kv, self.cost_model, self._stats.drafts)
         self.drafting = make_drafting(drafting_class(config), config, self._config, *parts, self._timelines.clock)
+
+    def connect(self, connector: KVConnectorScheduler) -> None:
+        """Take pages that a connector has, and give it those that are computed."""
+        self.waiting.preparations.transfers = PageTransfers(connector, self._batch, self.kv.block_size)
 
     # What the engine core asks.
 
@@ -244,8 +247,8 @@ class Scheduler:
             return
         is_without_row = self._batch.num_free_rows <= len(self.waiting.prefixes)
         if is_without_row or self._is_blocked(head):
-            cause = "rows" if is_without_row else "pages"
-            self._timelines.preempted(lowest, int(self._batch.collected[lowest.row]), head, cause)
+            computed = int(self._batch.collected[lowest.row])
+            self._timelines.preempted(lowest, computed, head, "rows" if is_without_row else "pages")
             self._preempt(lowest)
 
     def _may_admit(self) -> bool:
@@ -342,7 +345,8 @@ class Scheduler:
         if self._is_blocked(request):
             return 0
         hit = NO_HIT if request.is_swapped else self.waiting.find_hit(request)
-        computed = request.num_computed_tokens if request.is_swapped else hit.num_tokens
+        external = self.waiting.preparations.transfers.ask(request, hit.num_tokens)
+        computed = request.num_computed_tokens if request.is_swapped else hit.num_tokens + external
         if self.deadlines.is_missed(request, computed):
             self._end(request, FinishReason.ERROR)
             return 0
@@ -366,7 +370,7 @@ class Scheduler:
                 self._blocked = (request, self.kv.pool.num_free)
                 return 0
             return self._admit(request, budget, may_be_partial=may_be_partial)
-        if self.waiting.hold_back(request, hit.num_tokens):
+        if self.waiting.hold_back(request, hit.num_tokens + external):
             return 0
         self._start(request, hit, count)
         return count
@@ -385,8 +389,9 @@ class Scheduler:
         else:
             self.kv.attach(request, hit)
             self.kv.count_lookup(request, hit)
+            self.waiting.preparations.transfers.start(request)
             if request.num_cached_tokens < 0:
-                request.num_cached_tokens = min(hit.num_tokens, request.num_prompt_tokens)
+                request.num_cached_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
         if self.kv.grow(request, request.num_computed_tokens + count) is None:
             raise EngineError(f"{request.request_id} was admitted without room for its pages")
         self.encoding.take(request, request.num_computed_tokens, count)
@@ -401,25 +406,21 @@ class Scheduler:
         batch = self._batch
         ends = batch.computed[rows] + counts
         needs_sample = self.drafting.known_ends(rows, ends) == batch.length[rows]
-        total = int(counts.sum())
         step = SchedulerOutput(
             step_id=self._next_step_id,
             rows=rows,
             num_scheduled_tokens=counts,
             needs_sample=needs_sample,
-            total_num_tokens=total,
+            total_num_tokens=int(counts.sum()),
         )
-        if total == 0:
+        if step.total_num_tokens == 0:
             return step
         self._diff = self._diff.move_to(step)
-        prefill_rows, num_prompt_tokens = batch.launch(rows, counts, needs_sample)
+        prompts = batch.launch(rows, counts, needs_sample)
         self.drafting.launch(step)
         self.encoding.launch(step)
         self._next_step_id += 1
-        attended = float(np.dot(counts.astype(np.float64), ends))
-        counted = (prefill_rows, num_prompt_tokens, int(np.count_nonzero(needs_sample)), attended)
-        foreseen = (self._timelines.clock(), self.cost_model.predict(total, len(rows), attended))
-        self.flights.append(StepInFlight(step, *counted, *foreseen))
+        self.flights.append(build_flight(step, *prompts, ends, self.cost_model, self._timelines.clock()))
         return step
 
     # Results.
@@ -452,9 +453,8 @@ class Scheduler:
             rows, token_ids = rows[wanted], token_ids[wanted]
         if len(rows):
             self._append_tokens(rows, token_ids, output, outputs)
-        if self._leaving:
-            for request in list(self._leaving.values()):
-                self._leave(request)
+        for request in list(self._leaving.values()):
+            self._leave(request)
         outputs.stats = self._stats.of_step(self.num_running, self.num_waiting, step.total_num_tokens, output.step_ms)
         outputs.stats.num_iteration_tokens = flight.num_prompt_tokens + outputs.num_new_tokens
         return outputs

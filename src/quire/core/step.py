@@ -7,6 +7,7 @@ Plain records and the functions that fill them; takes no decisions.
 import msgspec
 import numpy as np
 
+from quire.core.cost_model import CostModel
 from quire.core.kv_cache_manager import KVCacheManager
 from quire.core.output import IntArray, ModelRunnerOutput, NewRequestData, SchedulerOutput, TokenLogprobs
 from quire.core.request_state import Request
@@ -51,6 +52,21 @@ class StepInFlight(msgspec.Struct):
     attended: float
     began: float
     predicted_ms: float
+
+
+def build_flight(
+    step: SchedulerOutput,
+    prefill_rows: list[int],
+    num_prompt_tokens: int,
+    ends: IntArray,
+    cost_model: CostModel,
+    began: float,
+) -> StepInFlight:
+    """The note on a step that was planned; `ends` has its rows' computed tokens behind it."""
+    attended = float(np.dot(step.num_scheduled_tokens.astype(np.float64), ends))
+    predicted = cost_model.predict(step.total_num_tokens, len(step.rows), attended)
+    num_samples = int(np.count_nonzero(step.needs_sample))
+    return StepInFlight(step, prefill_rows, num_prompt_tokens, num_samples, attended, began, predicted)
 
 
 def without_zeros(rows: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:

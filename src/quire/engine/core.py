@@ -11,6 +11,7 @@ from typing import Any
 
 from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig
+from quire.config.kv_transfer import KV_CONNECTORS
 from quire.core.encoding import Encoding
 from quire.core.kv_planner import blocks_for_one_request, largest_model_len, plan_kv_cache
 from quire.core.output import SchedulerOutput
@@ -195,6 +196,9 @@ class EngineCore(WeightVerbs, ProfileVerbs, AdapterVerbs):
             takes_embeds = self.config.multimodal.prompt_embeds
             width: int = self._executor.collective_rpc("embeds_width")[0] if takes_embeds else 0
             scheduler.encoding = Encoding(self.config.multimodal, width)
+        if self.config.kv_transfer is not None:
+            halves = KV_CONNECTORS[self.config.kv_transfer.kv_connector]
+            scheduler.connect(import_class(halves.scheduler, "kv_transfer_config")(self.config, self.kv_cache))
         return scheduler
 
     def on_failure(self, callback: Callable[[], None]) -> None:
@@ -310,6 +314,7 @@ class EngineCore(WeightVerbs, ProfileVerbs, AdapterVerbs):
         while len(in_flight) < self._depth and scheduler.has_unfinished():
             self._hooks.before_schedule()
             step = scheduler.schedule()
+            self._preparations.transfers.launch(step)
             self._outputs += scheduler.take_ended()
             if step.total_num_tokens == 0:
                 self._check_progress()
@@ -343,6 +348,7 @@ class EngineCore(WeightVerbs, ProfileVerbs, AdapterVerbs):
         result = self._executor.collect()
         self._lost_some = False
         step = self._in_flight.popleft()
+        self._preparations.transfers.take_in(result)
         outputs = self._scheduler.update(step, result)
         self._tell_adapters(outputs.stats)
         self._hooks.after_step(step, result)
@@ -382,8 +388,10 @@ class EngineCore(WeightVerbs, ProfileVerbs, AdapterVerbs):
 
     @utility
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Forget every cached prefix; with `reset_running_requests` these compute theirs again. There is no connector."""
-        del reset_connector
+        """Forget every cached prefix; with `reset_running_requests` these compute theirs again, with `reset_connector` what a
+        connector has saved is forgotten, too."""
+        if reset_connector:
+            self._preparations.transfers.reset()
         if reset_running_requests:
             self._drain()
         self._scheduler.reset_prefix_cache(drop_running=reset_running_requests)
@@ -460,6 +468,7 @@ class EngineCore(WeightVerbs, ProfileVerbs, AdapterVerbs):
         return "weights" in self._asleep
 
     def _forget_computed(self) -> None:
+        self._preparations.transfers.reset()
         self._scheduler.reset_prefix_cache(drop_running=True)
         self._preparations.adapters.forget()
 

@@ -183,6 +183,9 @@ class EngineSettings:
         one_of("blake2b", "sha256", *SAME_HASHES),
         "blake2b or sha256; vLLM's sha256_cbor means sha256, xxhash and xxhash_cbor the faster one, blake2b",
     )
+    kv_transfer_config: dict[str, Any] | None = setting(
+        None, mapping(), "a connector for pages of elsewhere: kv_connector is memory, disk or a plugin's; a JSON object"
+    )
 
     pipeline_parallel_size: int = setting(1, whole(1), "ranks that share the layers, one after another")
     tensor_parallel_size: int = setting(1, whole(1), "ranks that share every layer")

@@ -74,8 +74,12 @@ class Executor(abc.ABC):
         """Have the workers load a request's adapter into a place, beside their steps; `prepared` tells of the end."""
         raise NotImplementedError(f"{type(self).__name__} has no adapters")
 
+    def fetch_pages(self, request: EngineRequest, names: list[bytes]) -> None:
+        """Have the workers' connectors bring pages to their hosts, beside their steps; `prepared` tells of the end."""
+        raise NotImplementedError(f"{type(self).__name__} has no connector")
+
     def problems(self) -> dict[str, str]:
-        """By id of a request that `prepared` has told since the last call, why its adapter could not be loaded."""
+        """By id of a request that `prepared` has told since the last call, why its adapter or pages could not be had."""
         return {}
 
     def prepared(self, wait_s: float) -> list[str]:

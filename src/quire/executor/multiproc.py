@@ -31,7 +31,19 @@ from quire.executor import wire
 from quire.executor.broadcast_ring import RingWriter
 from quire.executor.interface import Executor
 from quire.executor.rank_processes import RankProcesses
-from quire.executor.wire import Answer, Call, End, LoadAdapter, Prepare, Prepared, Problem, Result, Start, Step
+from quire.executor.wire import (
+    Answer,
+    Call,
+    End,
+    FetchPages,
+    LoadAdapter,
+    Prepare,
+    Prepared,
+    Problem,
+    Result,
+    Start,
+    Step,
+)
 from quire.logger import init_logger
 from quire.patch import marks
 from quire.platforms import current_platform
@@ -173,6 +185,11 @@ class MultiprocExecutor(Executor):
         self._calls += 1
         self._preparing[self._calls] = _Preparing(request.request_id, None, [], set(range(self._size)))
         self._send(LoadAdapter(self._calls, request.adapter, slot))
+
+    def fetch_pages(self, request: EngineRequest, names: list[bytes]) -> None:
+        self._calls += 1
+        self._preparing[self._calls] = _Preparing(request.request_id, None, [], set(range(self._size)))
+        self._send(FetchPages(self._calls, request.request_id, names))
 
     def problems(self) -> dict[str, str]:
         problems, self._problems = self._problems, {}

@@ -61,6 +61,9 @@ class UniprocExecutor(Executor):
     def load_adapter(self, request: EngineRequest, slot: int) -> None:
         self._preparing[request.request_id] = self._worker.load_adapter(request.adapter, slot)
 
+    def fetch_pages(self, request: EngineRequest, names: list[bytes]) -> None:
+        self._preparing[request.request_id] = self._worker.fetch_pages(request.request_id, names)
+
     def problems(self) -> dict[str, str]:
         problems, self._problems = self._problems, {}
         return problems

@@ -52,6 +52,14 @@ class LoadAdapter(msgspec.Struct, tag="load_adapter", array_like=True):
     slot: int
 
 
+class FetchPages(msgspec.Struct, tag="fetch_pages", array_like=True):
+    """Bring pages to the host beside the steps; every rank answers with a `Prepared` when that has ended."""
+
+    number: int
+    request_id: str
+    names: list[bytes]
+
+
 class End(msgspec.Struct, tag="end", array_like=True):
     """End in good order."""
 
@@ -97,13 +105,13 @@ class Answer(msgspec.Struct, tag="answer", array_like=True):
 
 
 class Prepared(msgspec.Struct, tag="prepared", array_like=True):
-    """A preparation has ended; `problem` says why an adapter cannot be loaded."""
+    """A preparation has ended; `problem` says why an adapter or pages cannot be had."""
 
     number: int
     problem: str | None = None
 
 
-ToWorker = Start | Step | Call | Prepare | LoadAdapter | End
+ToWorker = Start | Step | Call | Prepare | LoadAdapter | FetchPages | End
 FromWorker = Result | Answer | Prepared
 
 

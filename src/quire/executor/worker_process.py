@@ -28,7 +28,19 @@ from quire.executor import wire
 from quire.executor.broadcast_ring import RingReader
 from quire.executor.interface import find_method
 from quire.executor.selector import make_worker
-from quire.executor.wire import Answer, Call, End, LoadAdapter, Prepare, Prepared, Problem, Result, Start, Step
+from quire.executor.wire import (
+    Answer,
+    Call,
+    End,
+    FetchPages,
+    LoadAdapter,
+    Prepare,
+    Prepared,
+    Problem,
+    Result,
+    Start,
+    Step,
+)
 from quire.logger import init_logger, set_process_label, trace_this_thread_if_asked
 from quire.patch import check_same, settle
 from quire.platforms.host import usable_cpus
@@ -115,6 +127,9 @@ class WorkerProcess:
                 case LoadAdapter(number=number, adapter=adapter, slot=slot):
                     loaded = self._worker.load_adapter(adapter, slot)
                     loaded.add_done_callback(lambda loaded, number=number: self._send(wire.prepared(number, loaded)))
+                case FetchPages(number=number, request_id=request_id, names=names):
+                    fetched = self._worker.fetch_pages(request_id, names)
+                    fetched.add_done_callback(lambda done, number=number: self._send(wire.prepared(number, done)))
                 case Start(config=config, patches=patches):
                     self._config, self._patches = self._as_mine(config_from_plain(config)), patches
                 case End():

@@ -94,7 +94,7 @@ class PendingStep:
             self._runner.waited_seconds += time.perf_counter() - began
             with self._runner.lock:
                 if self._output is None:
-                    self._output = self._fetch()
+                    self._output = self._runner.with_news(self._fetch())
                     self._runner.take_guesses(self, self._output)
                     self._runner.begin_late_masks()
         return self._output
@@ -341,9 +341,9 @@ class DeviceRunner(Runner):
 
     def _run_layers(self, plan: SchedulerOutput, shape: StepShape) -> None:
         """Submit this stage's layers, between what comes from the stage before and what goes to the next one."""
-        self._receive(plan.total_num_tokens)
+        self._before_layers(plan.total_num_tokens)
         self._graphs.run(shape)
-        self._hand_on(plan.total_num_tokens)
+        self._behind_layers(plan.total_num_tokens)
 
     def begin_late_masks(self) -> None:
         """Have the masks of the late draw made, if there is one and all earlier tokens are on the host."""
@@ -462,7 +462,7 @@ class DeviceRunner(Runner):
         pooler.set_token_types(plan, starts_B)
         self._inputs.upload(batch)
         shape = self._with_adapters(plan, batch, self._shape_of(plan, batch, False))
-        self._graphs.run(shape)
+        self._run_layers(plan, shape)
         hidden_TD = self._hidden[shape.num_tokens][: plan.total_num_tokens]
         nothing = PreparedBatch(batch.rows_S[:0], batch.positions_S[:0])
         pending = PendingStep(self, plan.step_id, nothing, slot, self._sampler)

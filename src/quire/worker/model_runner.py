@@ -133,6 +133,9 @@ class ModelRunner(Runner):
 
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step."""
+        return self.with_news(self._execute(plan))
+
+    def _execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         begin = time.perf_counter()
         nothing = self._apply_diff(plan)
         if nothing is not None:
@@ -231,9 +234,9 @@ class ModelRunner(Runner):
 
     def _run_model(self) -> torch.Tensor:
         """What `_compute` gives for the prepared step, of which other stages compute the layers before and behind."""
-        self._receive(self._inputs.step.num_tokens)
+        self._before_layers(self._inputs.step.num_tokens)
         result = self._run_layers()
-        self._hand_on(self._inputs.step.num_tokens)
+        self._behind_layers(self._inputs.step.num_tokens)
         return result
 
     def _run_layers(self) -> torch.Tensor:

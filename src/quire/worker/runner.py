@@ -15,6 +15,7 @@ import torch
 from quire.attention.interface import AttentionBackend
 from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec
+from quire.core.kv_connector import EXTRA
 from quire.core.output import ModelRunnerOutput, SchedulerOutput
 from quire.distributed.communicator import Communicator
 from quire.distributed.stage_link import StageLink
@@ -32,6 +33,7 @@ from quire.worker.axis_positions import AxisPositions
 from quire.worker.components import resolve_components
 from quire.worker.drafter import make_drafter
 from quire.worker.grammar_source import WorkerGrammars
+from quire.worker.kv_connector import KVConnectorWorker
 from quire.worker.media_steps import MediaSteps, check_takes_embeds
 from quire.worker.page_store import PageStore
 from quire.worker.pooling import make_pooler
@@ -68,11 +70,13 @@ class Runner(abc.ABC):
         acceptance: says which drafts are right.
         is_last_stage: whether it gives tokens; the stages of a pipeline before the last one hand their states on.
         link: to the stages beside its own; None where there is one.
+        connector: through which pages come from elsewhere and go there.
         waited_seconds: how long the host has waited for results so far; 0 where steps run when they are executed.
     """
 
     waited_seconds: float = 0.0
     link: StageLink | None = None
+    connector: KVConnectorWorker | None = None
     groups_adapters: bool = False
     """Whether products with adapters take rows of one adapter together."""
 
@@ -111,6 +115,7 @@ class Runner(abc.ABC):
         self._out_S = torch.zeros(self._max_draws, dtype=torch.int32, device=self._device)
         self._pages: PageStore | None = None
         self._drafter = make_drafter(config, platform, runtime, self._model, max_tokens)
+        self._transfers: Any = None
         self._adapters: AdapterSteps | None = None
         if config.lora is not None:
             self._adapters = AdapterSteps(
@@ -201,6 +206,8 @@ class Runner(abc.ABC):
         pages, groups = self._pages.by_layer()
         own = len(self._model.kv_cache_specs())
         self._model.bind_kv_cache(pages[:own], groups[:own])
+        if self.connector is not None:
+            self.connector.register_kv_caches(self._pages)
         max_len = self._config.model.max_model_len
         self._state = self._parts.batch_state(self._max_rows, max_len, kv_cache.block_size, len(kv_cache.groups))
         if self._drafter is not None:
@@ -237,6 +244,7 @@ class Runner(abc.ABC):
         """Change the rows as a step says. A step that computes nothing has its result at once."""
         if self._drafter is not None:
             self._drafter.rows.settle()
+        self._transfers = plan.extras.get(EXTRA)
         apply_diff(plan, self._state, self._sampler, self._prompt_logprobs, self._pages)
         if self._drafter is not None:
             self._drafter.rows.apply_diff(plan)
@@ -251,15 +259,31 @@ class Runner(abc.ABC):
         nothing = plan.rows[:0]
         return None if plan.total_num_tokens else ModelRunnerOutput(plan.step_id, rows=nothing, token_ids=nothing)
 
-    def _receive(self, num_tokens: int) -> None:
-        """Take in the states of a step's tokens from the stage before, if there is one."""
+    def _before_layers(self, num_tokens: int) -> None:
+        """Take in what a step's layers need from elsewhere: pages, and the states of its tokens from the stage before."""
+        if self._transfers is not None and self.connector is not None:
+            self.connector.bind_connector_metadata(self._transfers)
+            self.connector.start_load_kv()
+            for layer in range(len(self.kv_cache_specs())):
+                self.connector.wait_for_layer_load(layer)
         if self.link is not None and self._config.parallel.stage > 0:
             self.link.receive(self._model.payload(num_tokens))
 
-    def _hand_on(self, num_tokens: int) -> None:
-        """Hand the states of a step's tokens to the next stage, if there is one."""
+    def _behind_layers(self, num_tokens: int) -> None:
+        """Give away what a step's layers have computed: the states of its tokens to the next stage, and pages."""
         if self.link is not None and not self.is_last_stage:
             self.link.send(self._model.payload(num_tokens))
+        if self._transfers is not None and self.connector is not None:
+            for layer in range(len(self.kv_cache_specs())):
+                self.connector.save_kv_layer(layer)
+            self.connector.wait_for_save()
+
+    def with_news(self, output: ModelRunnerOutput) -> ModelRunnerOutput:
+        """A step's result, with what the connector tells."""
+        news = None if self.connector is None else self.connector.get_finished()
+        if news is not None:
+            output.extras = {**output.extras, EXTRA: news}
+        return output
 
     def take_verified(self, plan: SchedulerOutput, verified: Verified) -> ModelRunnerOutput:
         """Set rows to what was verified of a step with drafts."""

@@ -15,6 +15,7 @@ import torch
 from quire.adapters import LoRARequest
 from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec
+from quire.config.kv_transfer import KV_CONNECTORS
 from quire.core.output import ModelRunnerOutput, SchedulerOutput
 from quire.errors import ConfigError, EngineError
 from quire.executor.selector import import_class
@@ -29,6 +30,7 @@ from quire.worker.runner import PendingStep, Runner
 
 if TYPE_CHECKING:
     from quire.distributed.stage_link import StageLink
+    from quire.worker.kv_connector import KVConnectorWorker
     from quire.worker.profiling import StepProfiler
     from quire.worker.weight_update import WeightUpdates
 
@@ -54,6 +56,10 @@ class Worker:
         if config.parallel.pipeline_parallel_size > 1:
             link_class = import_class(platform.stage_link_class(), "device")
             self._link = link_class(config.parallel, self.runtime.device())
+        self._connector: KVConnectorWorker | None = None
+        if config.kv_transfer is not None:
+            halves = KV_CONNECTORS[config.kv_transfer.kv_connector]
+            self._connector = import_class(halves.worker, "kv_transfer_config")(config, self.runtime)
         self._free_at_start, self._total = self.runtime.memory_info()
         self._runner: Runner | None = None
         self.sleep_pool = pool_of(self.runtime)
@@ -80,7 +86,7 @@ class Worker:
             runner_class = import_class(self.platform.runner_class(), "device")
         with self.sleep_pool.allocating("weights"):
             runner: Runner = runner_class(self.config, self.platform, self.runtime, self._communicator)
-        runner.link, self._runner = self._link, runner
+        runner.link, runner.connector, self._runner = self._link, self._connector, runner
         self._timings["load_s"] = time.perf_counter() - begin
         logger.info("Model loaded in %.2f s", self._timings["load_s"])
 
@@ -205,6 +211,11 @@ class Worker:
         """Keep no adapter of this number on the host; whether there was one."""
         return self.runner.adapters.store.forget(lora_id)
 
+    def fetch_pages(self, request_id: str, names: list[bytes]) -> "concurrent.futures.Future[None]":
+        """Have a request's pages brought to the host beside the steps, by the connector."""
+        assert self._connector is not None
+        return self._connector.fetch(request_id, names)
+
     def write_random_adapter(
         self, folder: str, rank: int, seed: int = 0, targets: list[str] | None = None, scale: float = 0.1
     ) -> int:
@@ -322,6 +333,8 @@ class Worker:
 
     def shutdown(self) -> None:
         """Release everything; may be called twice."""
+        if self._connector is not None:
+            self._connector.shutdown()
         if self._weight_updates is not None:
             self._weight_updates.close()
         if self._runner is not None:

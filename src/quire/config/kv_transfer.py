@@ -1,0 +1,89 @@
+"""Where computed pages go beside the device's cache, and come from: `--kv-transfer-config`, whose keys are vLLM's.
+
+A connector has two halves: one beside the scheduler, which imports no torch, and one in each worker. Knows names and paths.
+"""
+
+# ruff: noqa: RUF009  (`setting` makes the field)
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from quire.config.checks import TEXT, mapping, one_of, read_object, setting
+from quire.errors import ConfigError
+from quire.plugins.registry import Registry
+
+SETTING = "kv_transfer_config"
+
+
+@dataclasses.dataclass(frozen=True)
+class KVConnector:
+    """A connector by the class paths of its halves.
+
+    Attributes:
+        scheduler: a `quire.core.kv_connector.KVConnectorScheduler`.
+        worker: a `quire.worker.kv_connector.KVConnectorWorker`.
+    """
+
+    scheduler: str
+    worker: str
+
+
+KV_CONNECTORS: Registry[KVConnector] = Registry(
+    "KV connector",
+    SETTING,
+    {
+        "memory": KVConnector("quire.core.kv_connector:NamedPages", "quire.worker.kv_tiers:MemoryTier"),
+        "disk": KVConnector("quire.core.kv_connector:PagesOnDisk", "quire.worker.kv_tiers:DiskTier"),
+    },
+)
+"""By the name that `kv_connector` gives. A plugin registers its own in every process."""
+
+
+@dataclasses.dataclass(frozen=True)
+class KVTransferConfig:
+    """How pages travel.
+
+    Attributes:
+        kv_connector: a name of `KV_CONNECTORS`.
+        kv_role: `kv_producer` only saves, `kv_consumer` only loads.
+        kv_connector_extra_config: keys of the connector's own.
+        engine_id: another name for the pages of this engine; engines with the same name, model and settings share them.
+        kv_load_failure_policy: what cannot be loaded is computed; vLLM's `fail` is not there.
+    """
+
+    kv_connector: str = setting("", TEXT)
+    kv_role: str = setting("kv_both", one_of("kv_both", "kv_producer", "kv_consumer"))
+    kv_connector_extra_config: dict[str, Any] = setting({}, mapping())
+    engine_id: str = setting("", TEXT)
+    kv_load_failure_policy: str = setting("recompute", one_of("recompute"))
+
+    @property
+    def saves(self) -> bool:
+        """Whether computed pages are given away."""
+        return self.kv_role != "kv_consumer"
+
+    @property
+    def loads(self) -> bool:
+        """Whether pages of others are taken."""
+        return self.kv_role != "kv_producer"
+
+    def extra(self, *known: str) -> dict[str, Any]:
+        """The connector's own keys. Raises ConfigError: one is none of these."""
+        given = self.kv_connector_extra_config
+        if unknown := sorted(given.keys() - set(known)):
+            message = f"{SETTING}.kv_connector_extra_config has {unknown[0]!r}; {self.kv_connector!r} knows {', '.join(known)}"
+            raise ConfigError(message, setting=SETTING)
+        return given
+
+
+def read_kv_transfer_config(given: Mapping[str, Any] | None) -> KVTransferConfig | None:
+    """What the setting says. Raises ConfigError: a key, a value or the connector is not known."""
+    if not given:
+        return None
+    config = read_object(KVTransferConfig, SETTING, given)
+    if not config.kv_connector:
+        known = ", ".join(sorted(KV_CONNECTORS))
+        raise ConfigError(f"{SETTING} names no kv_connector; there are {known}", setting=SETTING)
+    KV_CONNECTORS.entry(config.kv_connector)
+    return config

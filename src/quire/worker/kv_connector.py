@@ -1,0 +1,176 @@
+"""KV connectors, as far as a worker is concerned: its pages come from elsewhere before a step's layers, and go there behind them.
+
+The method names are vLLM's; since a step may be one recorded unit, all layers' pages come before its first layer, and go behind
+its last one. Files and networks are used beside the steps, in threads of their own. Knows pages as bytes; knows nothing of
+requests' tokens.
+"""
+
+import abc
+import concurrent.futures
+import queue
+import threading
+from collections.abc import Collection
+from typing import Any
+
+import torch
+
+from quire.codec import convert
+from quire.config import EngineConfig
+from quire.core.kv_connector import News, Transfers
+from quire.logger import init_logger
+from quire.platforms.interface import DeviceEvent, DeviceRuntime
+from quire.worker.page_store import PageStore
+
+logger = init_logger(__name__)
+
+MOST_UNSAVED = 256 << 20
+"""Bytes that wait to be saved; pages beyond it are not saved."""
+
+
+class KVConnectorWorker(abc.ABC):
+    """The half in a worker. Called in the thread that submits steps, except for what `fetch` begins.
+
+    Args:
+        config: its parallel part has this worker's rank and stage.
+        runtime: the device.
+    """
+
+    def __init__(self, config: EngineConfig, runtime: DeviceRuntime) -> None:
+        self.config, self.runtime = config, runtime
+
+    def register_kv_caches(self, pages: PageStore) -> None:
+        """The pages were allocated (again, after a sleep)."""
+        self.pages = pages
+
+    @abc.abstractmethod
+    def fetch(self, request_id: str, names: list[bytes]) -> "concurrent.futures.Future[None]":
+        """Begin to bring these to the host; the future ends when they are there, or with why they cannot be had."""
+
+    @abc.abstractmethod
+    def bind_connector_metadata(self, meta: Any) -> None:
+        """What the scheduler's half says of the step that comes."""
+
+    @abc.abstractmethod
+    def start_load_kv(self) -> None:
+        """Submit the copies into pages that the step reads."""
+
+    def wait_for_layer_load(self, layer: int) -> None:
+        """The step is about to be submitted, which reads this layer's pages."""
+
+    def save_kv_layer(self, layer: int) -> None:
+        """It was submitted, and writes this layer's pages."""
+
+    @abc.abstractmethod
+    def wait_for_save(self) -> None:
+        """Submit copies of what is to be saved: later steps may write these pages anew."""
+
+    def get_finished(self, finished_req_ids: Collection[str] = ()) -> Any:
+        """What the scheduler's half is told with this step's result, as plain data or a msgspec struct; None: nothing."""
+        return None
+
+    def shutdown(self) -> None:
+        """The engine ends: save what waits, and leave. May be called twice."""
+
+
+class PageTier(KVConnectorWorker):
+    """Keeps whole pages under names, for `quire.core.kv_connector.NamedPages`. A tier says how one is read and written. Both
+    are called in threads of their own, `write` always in the same one."""
+
+    def __init__(self, config: EngineConfig, runtime: DeviceRuntime) -> None:
+        super().__init__(config, runtime)
+        self._transfers = Transfers()
+        self._lock = threading.Lock()
+        self._fetched: dict[str, torch.Tensor] = {}
+        self._fetching: set[str] = set()
+        self._released: set[str] = set()
+        self._news = News()
+        self._unsaved = 0
+        self._readers = concurrent.futures.ThreadPoolExecutor(2, thread_name_prefix="kv-fetch")
+        self._to_save: queue.SimpleQueue[tuple[DeviceEvent, list[bytes], torch.Tensor] | None] = queue.SimpleQueue()
+        self._writer = threading.Thread(target=self._save, name="kv-save", daemon=True)
+        self._writer.start()
+
+    @abc.abstractmethod
+    def read(self, name: bytes) -> torch.Tensor:
+        """A page's bytes on the host. Raises KeyError, OSError or ValueError: it is not there, or not whole."""
+
+    @abc.abstractmethod
+    def write(self, name: bytes, page: torch.Tensor) -> list[bytes]:
+        """Keep a page, unless it is there already; the names that had to go. Raises OSError."""
+
+    def fetch(self, request_id: str, names: list[bytes]) -> "concurrent.futures.Future[None]":
+        with self._lock:
+            self._fetching.add(request_id)
+        return self._readers.submit(self._fetch, request_id, names)
+
+    def _fetch(self, request_id: str, names: list[bytes]) -> None:
+        pages: torch.Tensor | None = None
+        try:
+            pages = self.runtime.pinned(torch.stack([self.read(name) for name in names]))
+            if pages.shape[1] != self.pages.page_bytes:
+                raise ValueError(f"pages have {pages.shape[1]} bytes, not {self.pages.page_bytes}")
+        finally:
+            with self._lock:
+                self._fetching.discard(request_id)
+                if pages is not None and request_id not in self._released:
+                    self._fetched[request_id] = pages
+                self._released.discard(request_id)
+
+    def bind_connector_metadata(self, meta: Any) -> None:
+        self._transfers = meta if isinstance(meta, Transfers) else convert(meta, Transfers)
+
+    def start_load_kv(self) -> None:
+        with self._lock:
+            for request_id in self._transfers.released:
+                self._fetched.pop(request_id, None)
+                if request_id in self._fetching:
+                    self._released.add(request_id)
+            loads = [(load, self._fetched.pop(load.request_id)) for load in self._transfers.loads]
+        for load, pages in loads:
+            mine = pages[load.skip : load.skip + len(load.pages)]
+            self.pages.write(load.pages, mine.to(self.runtime.device(), non_blocking=True))
+
+    def wait_for_save(self) -> None:
+        names, numbers = self._transfers.save_names, self._transfers.save_pages
+        self._transfers = Transfers()
+        size = len(names) * self.pages.page_bytes
+        with self._lock:
+            if not names or self._unsaved + size > MOST_UNSAVED:
+                return
+            self._unsaved += size
+        pages = self.pages.read(numbers)
+        host = self.runtime.host_empty(pages.shape, pages.dtype).copy_(pages, non_blocking=True)
+        event = self.runtime.event()
+        event.record()
+        self._to_save.put((event, names, host))
+
+    def _save(self) -> None:
+        """The writer's thread."""
+        self.runtime.adopt_thread()
+        while (entry := self._to_save.get()) is not None:
+            event, names, pages = entry
+            event.wait()
+            for name, page in zip(names, pages, strict=True):
+                self._save_one(name, page)
+            with self._lock:
+                self._unsaved -= pages.nbytes
+
+    def _save_one(self, name: bytes, page: torch.Tensor) -> None:
+        try:
+            removed = self.write(name, page)
+        except OSError as error:
+            logger.warning_once("A page could not be saved: %s", error)
+            return
+        with self._lock:
+            self._news.added.append(name)
+            self._news.removed += removed
+
+    def get_finished(self, finished_req_ids: Collection[str] = ()) -> News | None:
+        with self._lock:
+            news, self._news = self._news, News()
+        return news if news.added or news.removed else None
+
+    def shutdown(self) -> None:
+        self._readers.shutdown(wait=False, cancel_futures=True)
+        self._to_save.put(None)
+        self._writer.join()
