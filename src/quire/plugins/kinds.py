@@ -136,6 +136,15 @@ KINDS = {
             "quire.core.policies.POLICIES",
         ),
         Kind(
+            "kv-connector",
+            GENERAL_GROUP,
+            "register",
+            "a place for computed pages beside the device's cache",
+            EVERY,
+            "hazel",
+            "quire.config.kv_transfer.KV_CONNECTORS",
+        ),
+        Kind(
             "stat-logger",
             STAT_LOGGERS_GROUP,
             "Logger",

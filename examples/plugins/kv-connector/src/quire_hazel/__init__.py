@@ -1,0 +1,8 @@
+"""Adds the KV connector `hazel` (`--kv-transfer-config '{"kv_connector": "hazel"}'`). Its halves are named by their paths."""
+
+
+def register() -> None:
+    """Quire calls this in each of its processes."""
+    from quire.config.kv_transfer import KV_CONNECTORS, KVConnector
+
+    KV_CONNECTORS.register("hazel", KVConnector("quire.core.kv_connector:NamedPages", "quire_hazel.tier:HazelTier"))

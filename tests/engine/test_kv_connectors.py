@@ -1,0 +1,207 @@
+"""KV connectors: pages that go to a tier and come back give the tokens of computing them; what cannot be had is computed."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.oracles.tiny_models import make_tiny_model
+
+from quire import LLM, SamplingParams
+from quire.errors import ConfigError
+
+SETTINGS: dict[str, Any] = {
+    "dtype": "float32", "skip_tokenizer_init": True, "max_model_len": 400, "kv_cache_memory_bytes": 24 << 20, "max_num_seqs": 4,
+    "max_num_batched_tokens": 128, "disable_log_stats": True,
+}  # fmt: skip
+PROMPT = [3 + (i * i * 31 + i) % 300 for i in range(150)]
+PAGE = 16
+WHOLE = 144  # tokens of whole pages of the prompt
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model("LlamaForCausalLM", tmp_path_factory.mktemp("llama"), max_position_embeddings=16384)
+
+
+@contextlib.contextmanager
+def engine(model: Path, folder: Path | None = None, **given: Any) -> Iterator[LLM]:
+    """An engine with the disk tier in a folder, or with other settings."""
+    transfer = given.pop("transfer", {})
+    extra = {"path": str(folder), **given.pop("extra", {})}
+    config = {"kv_connector": "disk", "kv_connector_extra_config": extra, **transfer}
+    with LLM(str(model), kv_transfer_config=config if folder else transfer or None, **{**SETTINGS, **given}) as llm:
+        yield llm
+
+
+def ask(llm: LLM, *prompts: list[int], **fields: Any) -> list[tuple[list[int], int]]:
+    """Each request's tokens, and how many of its prompt were not computed."""
+    params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+    asked = [{"prompt_token_ids": prompt, **fields} for prompt in prompts]
+    outputs = llm.generate(asked, params, use_tqdm=False)
+    return [(list(output.outputs[0].token_ids), output.num_cached_tokens or 0) for output in outputs]
+
+
+@pytest.fixture(scope="module")
+def expected(llama: Path) -> list[int]:
+    with engine(llama) as llm:
+        return ask(llm, PROMPT)[0][0]
+
+
+def files_of(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.rglob("*") if file.is_file() and file.name != "secret")
+
+
+def test_a_known_prefix_of_8k_tokens_needs_no_prefill_after_a_restart(llama: Path, tmp_path: Path) -> None:
+    prompt = [3 + (i * 7919 + i * i) % 300 for i in range(8200)]
+    long: dict[str, Any] = {"max_model_len": 8300, "kv_cache_memory_bytes": 64 << 20, "max_num_batched_tokens": 2048}
+    with engine(llama, tmp_path, **long) as llm:
+        (first,) = ask(llm, prompt)
+    with engine(llama, tmp_path, **long) as llm:
+        (second,) = ask(llm, prompt)
+    assert first[1] == 0 and second == (first[0], 8192)
+
+
+def test_pages_of_a_tier_give_the_tokens_of_computing_them(llama: Path, expected: list[int], tmp_path: Path) -> None:
+    with engine(llama, tmp_path) as llm:
+        assert ask(llm, PROMPT) == [(expected, 0)]
+    with engine(llama, tmp_path) as llm:
+        assert ask(llm, PROMPT, PROMPT[:40])[0] == (expected, WHOLE)
+        assert ask(llm, PROMPT) == [(expected, WHOLE)]  # from the device's own cache
+
+
+def test_a_tier_in_memory_has_what_the_devices_cache_has_lost(llama: Path, expected: list[int]) -> None:
+    with engine(llama, transfer={"kv_connector": "memory"}) as llm:
+        assert ask(llm, PROMPT) == [(expected, 0)]
+        for number in range(3):  # what is saved is told with later steps
+            ask(llm, [number + 5] * 20)
+        llm.reset_prefix_cache()
+        assert ask(llm, PROMPT) == [(expected, WHOLE)]
+        llm.llm_engine.reset_prefix_cache(reset_connector=True)
+        assert ask(llm, PROMPT) == [(expected, 0)]
+
+
+@pytest.mark.parametrize("fault", ["a bit", "shorter", "missing", "empty"])
+def test_what_is_damaged_or_missing_is_computed_and_saved_again(
+    llama: Path, expected: list[int], tmp_path: Path, fault: str
+) -> None:
+    with engine(llama, tmp_path) as llm:
+        ask(llm, PROMPT)
+    files = files_of(tmp_path)
+    assert len(files) == WHOLE // PAGE
+    victim = files[4]
+    data = victim.read_bytes()
+    if fault == "missing":
+        victim.unlink()
+    else:
+        changed = {"a bit": data[:100] + bytes([data[100] ^ 1]) + data[101:], "shorter": data[:-1], "empty": b""}
+        victim.write_bytes(changed[fault])
+    with engine(llama, tmp_path) as llm:
+        tokens, cached = ask(llm, PROMPT)[0]
+        assert tokens == expected and cached < WHOLE
+    assert victim.read_bytes() == data
+    with engine(llama, tmp_path) as llm:
+        assert ask(llm, PROMPT) == [(expected, WHOLE)]
+
+
+def test_a_tier_is_no_larger_than_it_may_be(llama: Path, expected: list[int], tmp_path: Path) -> None:
+    with engine(llama, tmp_path) as llm:
+        ask(llm, PROMPT)
+    size = files_of(tmp_path)[0].stat().st_size
+    most = 4 * size + 100
+    with engine(llama, tmp_path, extra={"max_bytes": most}) as llm:
+        for number in range(4):
+            ask(llm, [number + 5, *PROMPT[:60]])
+    assert 0 < sum(file.stat().st_size for file in files_of(tmp_path)) <= most
+    with engine(llama, tmp_path, extra={"max_bytes": most}) as llm:
+        assert ask(llm, PROMPT)[0][0] == expected
+
+
+def test_a_full_disk_stops_nothing(
+    llama: Path, expected: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rename(self: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with engine(llama, tmp_path) as llm:
+        assert ask(llm, PROMPT) == [(expected, 0)]
+    assert files_of(tmp_path) == []
+
+
+def test_other_weights_and_other_salts_find_nothing(llama: Path, tmp_path: Path) -> None:
+    model = make_tiny_model("LlamaForCausalLM", tmp_path / "model", max_position_embeddings=16384)
+    with engine(model, tmp_path / "kv") as llm:
+        ask(llm, PROMPT, cache_salt="mine")
+    with engine(model, tmp_path / "kv") as llm:
+        assert [ask(llm, PROMPT, cache_salt=salt)[0][1] for salt in ("yours", "mine")] == [0, WHOLE]
+    os.utime(model / "model.safetensors", (1, 1))  # as a file that was written anew
+    with engine(model, tmp_path / "kv") as llm:
+        assert ask(llm, PROMPT, cache_salt="mine")[0][1] == 0
+
+
+@pytest.mark.parametrize(("role", "saved", "found"), [("kv_consumer", 0, 0), ("kv_producer", WHOLE // PAGE, 0)])
+def test_a_role_only_saves_or_only_loads(llama: Path, tmp_path: Path, role: str, saved: int, found: int) -> None:
+    for _ in range(2):
+        with engine(llama, tmp_path, transfer={"kv_role": role}) as llm:
+            assert ask(llm, PROMPT)[0][1] == found
+    assert len(files_of(tmp_path)) == saved
+
+
+@pytest.mark.parametrize(
+    "ranks", [{"tensor_parallel_size": 2}, pytest.param({"pipeline_parallel_size": 2}, marks=pytest.mark.exhaustive)]
+)
+def test_each_rank_has_its_part_of_a_page(
+    llama: Path, expected: list[int], tmp_path: Path, ranks: dict[str, int]
+) -> None:
+    with engine(llama, tmp_path, **ranks) as llm:
+        assert ask(llm, PROMPT) == [(expected, 0)]
+    files = files_of(tmp_path)
+    assert len(files) == 2 * WHOLE // PAGE and {file.parts[-3] for file in files} == {"rank0", "rank1"}
+    with engine(llama, tmp_path, **ranks) as llm:
+        assert ask(llm, PROMPT) == [(expected, WHOLE)]
+    next(file for file in files if "rank1" in file.parts).unlink()
+    with engine(llama, tmp_path, **ranks) as llm:
+        assert ask(llm, PROMPT)[0][0] == expected
+
+
+def test_a_request_that_is_given_up_while_it_waits_leaves_nothing_behind(llama: Path, tmp_path: Path) -> None:
+    with engine(llama, tmp_path) as llm:
+        ask(llm, PROMPT)
+    with engine(llama, tmp_path) as llm:
+        core: Any = llm.llm_engine
+        params = SamplingParams(max_tokens=4, temperature=0.0)
+        core.add_request("given-up", {"prompt_token_ids": PROMPT}, params)
+        core.abort_request(["given-up"])
+        assert ask(llm, PROMPT)[0][1] == WHOLE
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"kv_connector": "nfs"}, "kv_transfer_config='nfs' is not known"),
+        ({"kv_role": "kv_both"}, "names no kv_connector; there are disk, memory"),
+        ({"kv_connector": "disk"}, "path=None must be a folder"),
+        ({"kv_connector": "disk", "kv_connector_extra_config": {"pth": "x"}}, "has 'pth'; 'disk' knows"),
+        (
+            {"kv_connector": "memory", "kv_connector_extra_config": {"max_bytes": 0}},
+            "max_bytes=0 must be a whole number",
+        ),
+        ({"kv_connector": "memory", "kv_role": "both"}, "kv_transfer_config.kv_role='both'"),
+    ],
+)
+def test_a_wrong_configuration_is_refused_by_its_key(llama: Path, config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as refused, engine(llama, transfer=config):
+        pass
+    assert refused.value.setting == "kv_transfer_config"
+
+
+def test_layers_with_windows_are_refused(tmp_path: Path) -> None:
+    model = make_tiny_model("Gemma3ForCausalLM", tmp_path, tokenizer=False)
+    with (
+        pytest.raises(ConfigError, match="windows or states"),
+        engine(model, transfer={"kv_connector": "memory"}, max_model_len=200),
+    ):
+        pass
