@@ -98,3 +98,13 @@ def test_a_step_of_a_beam_search_finds_room_in_a_full_queue_and_comes_first() ->
     harness.add("beam", [8, *PROMPT], max_tokens=1, is_continuation=True)
     harness.run()
     assert [new.request_id for step in harness.steps for new in step.new_requests] == ["first", "beam", "waits"]
+
+
+def test_a_background_prompt_that_sits_out_takes_nobodys_place_among_partial_prompts():
+    harness = SchedulerHarness(max_num_partial_prefills=1, max_num_batched_tokens=8)
+    harness.add("line", list(range(40)), max_tokens=2, is_background=True)
+    harness.step()
+    harness.add("live", list(range(50, 80)), max_tokens=2)
+    first = harness.step()
+    assert [request.request_id for request in first.new_requests] == ["live"]
+    harness.run()

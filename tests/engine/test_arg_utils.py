@@ -315,12 +315,12 @@ def test_an_unknown_keyword_gets_a_hint() -> None:
 
 
 def test_what_is_not_there_yet_is_accepted_at_its_default_and_refused_otherwise() -> None:
-    EngineArgs(cpu_offload_gb=0, kv_transfer_config=None, compilation_config={})  # type: ignore[call-arg]
+    EngineArgs(cpu_offload_gb=0, kv_events_config=None, compilation_config={})  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match=r"cpu_offload_gb=4 is not available") as error:
         EngineArgs(cpu_offload_gb=4)  # type: ignore[call-arg]
     assert error.value.setting == "cpu_offload_gb"
-    with pytest.raises(ConfigError, match="kv_transfer_config="):
-        AsyncEngineArgs(kv_transfer_config={"kv_role": "x"})  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match="kv_events_config="):
+        AsyncEngineArgs(kv_events_config={"publisher": "zmq"})  # type: ignore[call-arg]
 
 
 def test_a_secret_is_not_repeated_in_an_error() -> None:

@@ -53,7 +53,7 @@ def test_the_table_is_printed_without_transformers(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "not known" not in done.stdout
     row = next(line for line in done.stdout.splitlines() if line.startswith("JambaForCausalLM"))
-    assert row.split()[1:] == ["yes", "-", "-", "yes", "yes", "-", "Mamba,", "attention", "+", "experts"]
+    assert row.split()[1:] == ["yes", "yes", "-", "yes", "yes", "-", "Mamba,", "attention", "+", "experts"]
 
 
 def test_every_row_that_was_checked_is_equal_and_no_row_lacks_a_comparison() -> None:

@@ -76,12 +76,15 @@ class RunningBatch:
         return self.request(self._ranked[-1][1])
 
     def count_partial(self, rows: IntArray, counts: IntArray) -> int:
-        """Active prompts that will not be complete after a step that computes `counts` tokens of `rows`."""
+        """Active prompts that will not be complete after a step that computes `counts` tokens of `rows`; background requests that
+        sit it out, so that others come first, do not keep these waiting."""
         order = self.order()
         complete = int((self.computed[rows] + counts >= self.prefill_end[rows]).sum())
         decoding = int((self.computed[order] >= self.prefill_end[order]).sum())
         scheduled_decoding = int((self.computed[rows] >= self.prefill_end[rows]).sum())
-        return len(order) - complete - (decoding - scheduled_decoding)
+        left = order[(self.computed[order] < self.prefill_end[order]) & ~np.isin(order, rows)]
+        sitting_out = sum(self.request(row).source.is_background for row in left.tolist())
+        return len(order) - complete - (decoding - scheduled_decoding) - sitting_out
 
     def request(self, row: int) -> Request:
         """Who owns the row."""

@@ -7,10 +7,10 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from quire.errors import ConfigError
-from quire.layers.mixers import MixerLayer
+from quire.layers.mixers import MixerLayer, kind_of
 from quire.layers.modules import Module
 from quire.layers.parallel import StagePlan
-from quire.models.spec import DecoderSpec
+from quire.models.spec import DecoderSpec, MoE
 
 _LAST = ("final_norm", "project_out", "lm_head", "hyper_head")
 """Modules outside of layers that come behind them, by how their names begin; the others come before the layers."""
@@ -49,6 +49,25 @@ def cannot_part(why: str) -> ConfigError:
     """The refusal of a split that would part what belongs together."""
     message = f"pipeline_parallel_size: {why}: choose other stages with QUIRE_PP_LAYER_PARTITION, or one stage"
     return ConfigError(message, setting="pipeline_parallel_size")
+
+
+def can_be_parted(spec: DecoderSpec) -> bool:
+    """Whether somewhere no layer reads what one before it keeps."""
+    if spec.vision is not None:
+        return False
+    mixers = [spec.mixers_of(layer) for layer in range(spec.layers)]
+    if not all(kind_of(mixer).can_stage for layer in mixers for mixer in layer):
+        return False
+    owners = [
+        [getattr(mixer, name, None) for mixer in layer for name in ("kv_layer", "index_layer")] for layer in mixers
+    ]
+    mlps, together = spec.mlps(), spec.weights.sublayers
+    for start in range(together, spec.layers, together):
+        is_read = any(owner is not None and owner < start for layer in owners[start:] for owner in layer)
+        mlp = mlps[start - 1]
+        if not is_read and not (isinstance(mlp, MoE) and mlp.late):
+            return True
+    return False
 
 
 class SeenLayers(Sequence[Sequence[MixerLayer]]):

@@ -6,6 +6,7 @@ from quire.errors import ConfigError
 from quire.layers.decoder_layer import modules_of
 from quire.layers.mixers import kind_of
 from quire.layers.parallel import ParallelPlan
+from quire.layers.stages import can_be_parted
 from quire.models.spec import Attention, DecoderSpec, MoE
 
 RANKS = 2
@@ -45,7 +46,7 @@ def features_of(spec: DecoderSpec) -> Features:
         experts=any(isinstance(mlp, MoE) for mlp in spec.mlps()),
         tensor_parallel=_can_be_split(spec),
         generates=all(mixer.causal for mixer in mixers if isinstance(mixer, Attention)),
-        pipeline_parallel=_can_be_parted(spec),
+        pipeline_parallel=can_be_parted(spec),
         quantization=any(module.is_quantizable for module in modules),
         multimodal=spec.vision is not None,
     )
@@ -68,20 +69,3 @@ def _can_be_split(spec: DecoderSpec) -> bool:
     except ConfigError:
         return False
     return any(module.shard in ("rows", "columns") for module in modules_of(spec))
-
-
-def _can_be_parted(spec: DecoderSpec) -> bool:
-    """Whether somewhere no layer reads what one before it keeps."""
-    mixers = [spec.mixers_of(layer) for layer in range(spec.layers)]
-    if not all(kind_of(mixer).can_stage for layer in mixers for mixer in layer):
-        return False
-    owners = [
-        [getattr(mixer, name, None) for mixer in layer for name in ("kv_layer", "index_layer")] for layer in mixers
-    ]
-    mlps, together = spec.mlps(), spec.weights.sublayers
-    for start in range(together, spec.layers, together):
-        is_read = any(owner is not None and owner < start for layer in owners[start:] for owner in layer)
-        mlp = mlps[start - 1]
-        if not is_read and not (isinstance(mlp, MoE) and mlp.late):
-            return True
-    return False

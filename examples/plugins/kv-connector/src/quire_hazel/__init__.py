@@ -5,4 +5,5 @@ def register() -> None:
     """Quire calls this in each of its processes."""
     from quire.config.kv_transfer import KV_CONNECTORS, KVConnector
 
-    KV_CONNECTORS.register("hazel", KVConnector("quire.core.kv_connector:NamedPages", "quire_hazel.tier:HazelTier"))
+    halves = KVConnector(scheduler="quire.core.kv_connector:NamedPages", worker="quire_hazel.tier:HazelTier")
+    KV_CONNECTORS.register("hazel", halves)
