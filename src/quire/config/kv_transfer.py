@@ -22,7 +22,7 @@ class KVConnector:
 
     Attributes:
         scheduler: a `quire.core.kv_connector.KVConnectorScheduler`.
-        worker: a `quire.worker.kv_connector.KVConnectorWorker`.
+        worker: a `quire.worker.page_connector.KVConnectorWorker`.
     """
 
     scheduler: str

@@ -18,7 +18,7 @@ from quire.config.kv_transfer import SETTING
 from quire.core.kv_connector import folder_of
 from quire.errors import ConfigError
 from quire.platforms.interface import DeviceRuntime
-from quire.worker.kv_connector import PageTier
+from quire.worker.page_connector import PageTier
 
 DIGEST = 16
 MAX_BYTES = {"memory": 4 << 30, "disk": 32 << 30}

@@ -33,8 +33,8 @@ from quire.worker.axis_positions import AxisPositions
 from quire.worker.components import resolve_components
 from quire.worker.drafter import make_drafter
 from quire.worker.grammar_source import WorkerGrammars
-from quire.worker.kv_connector import KVConnectorWorker
 from quire.worker.media_steps import MediaSteps, check_takes_embeds
+from quire.worker.page_connector import KVConnectorWorker
 from quire.worker.page_store import PageStore
 from quire.worker.pooling import make_pooler
 from quire.worker.prompt_logprobs import PromptLogprobs

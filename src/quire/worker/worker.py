@@ -30,7 +30,7 @@ from quire.worker.runner import PendingStep, Runner
 
 if TYPE_CHECKING:
     from quire.distributed.stage_link import StageLink
-    from quire.worker.kv_connector import KVConnectorWorker
+    from quire.worker.page_connector import KVConnectorWorker
     from quire.worker.profiling import StepProfiler
     from quire.worker.weight_update import WeightUpdates
 

@@ -11,7 +11,7 @@ import torch
 
 from quire.config import EngineConfig
 from quire.platforms.interface import DeviceRuntime
-from quire.worker.kv_connector import PageTier
+from quire.worker.page_connector import PageTier
 
 
 class HazelTier(PageTier):
