@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from quire.config import CacheConfig, MultiModalConfig, SchedulerConfig
@@ -116,6 +116,9 @@ def test_equal_tokens_with_other_images_share_no_pages_behind_the_image():
     assert scheduler.kv.num_hits == 4 + 28
 
 
+# Two items of which one was dropped for the other; and a row that took a step's tokens and could not use them.
+@example([[("a", 0), ("b", 0), ("c", 0), ("a", 0)]], 1, 1, 5, 1, 14)
+@example([[], [("a", 0), ("c", 0)], [("b", 1), ("d", 2), ("a", 0), ("e", 0)]], 3, 0, 5, 1, 200)
 @settings(max_examples=400)
 @given(
     st.lists(st.lists(st.tuples(st.sampled_from("abcde"), st.integers(0, 5)), max_size=4), min_size=1, max_size=6),

@@ -26,9 +26,11 @@ class NoEncoding:
         if source.media:
             raise RequestError("the model reads no media here", param="multi_modal_data")
 
-    def limit(self, batch: RunningBatch, rows: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
-        """The rows of a step and their tokens, as far as these can have their embeddings; those are then to be computed."""
-        return rows, counts
+    def share(self, batch: RunningBatch, rows: IntArray, counts: IntArray, budget: int) -> IntArray:
+        """Of what rows with prompts could compute, what they compute in a step that has room for so many tokens: in order, and
+        as far as they can have their embeddings, which are then to be computed."""
+        before = np.cumsum(counts) - counts
+        return np.clip(budget - before, 0, counts).astype(np.int32)
 
     def fit(self, request: Request, start: int, count: int) -> int:
         """How many of a waiting request's next tokens can have their embeddings in this step."""
@@ -82,23 +84,17 @@ class Encoding(NoEncoding):
             message = f"an item of the prompt has {largest} embeddings, and at most {most} can be computed at once"
             raise RequestError(message, param="multi_modal_data")
 
-    def limit(self, batch: RunningBatch, rows: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
-        if not batch.num_prefilling:
-            return rows, counts
-        is_changed = False
-        for index in (batch.computed[rows] < batch.prefill_end[rows]).nonzero()[0].tolist():
-            request = batch.request(int(rows[index]))
-            if request.source.media:
-                start, count = int(batch.computed[rows[index]]), int(counts[index])
-                fitting = self.fit(request, start, count)
-                self.take(request, start, fitting)
-                if fitting < count:
-                    counts, is_changed = counts if is_changed else counts.copy(), True
-                    counts[index] = fitting
-        if not is_changed:
-            return rows, counts
-        some = np.flatnonzero(counts)
-        return rows[some], counts[some]
+    def share(self, batch: RunningBatch, rows: IntArray, counts: IntArray, budget: int) -> IntArray:
+        requests = [batch.request(row) for row in rows.tolist()]
+        if not any(request.source.media for request in requests):
+            return super().share(batch, rows, counts, budget)
+        shares: list[int] = []
+        for request, start, count in zip(requests, batch.computed[rows].tolist(), counts.tolist(), strict=True):
+            share = self.fit(request, start, max(0, min(count, budget)))
+            self.take(request, start, share)
+            shares.append(share)
+            budget -= share
+        return np.array(shares, dtype=np.int32)
 
     def fit(self, request: Request, start: int, count: int) -> int:
         left, new = self._left, set[str]()
@@ -116,6 +112,8 @@ class Encoding(NoEncoding):
 
     def take(self, request: Request, start: int, count: int) -> None:
         missing: list[MediaItem] = []
+        if count == 0:
+            return
         for item in _needed(request, start, count):  # all are held before room is made for any of them
             holders = self._holders.setdefault(item.key, set())
             if request.request_id in holders:

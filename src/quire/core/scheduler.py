@@ -214,8 +214,7 @@ class Scheduler:
             self._refused.append(build_refusal(request, why, "model"))
         self._make_way()
         self._dropped.clear()
-        rows, counts, budget = self._budget.divide(self.waiting)
-        rows, counts = self.encoding.limit(self._batch, rows, counts)
+        rows, counts, budget = self._budget.divide(self.waiting, self.encoding)
         counts, budget = self.drafting.join(rows, counts, budget, self._budget.limit.tokens, bool(self.flights))
         rows, counts = self._ensure_pages(rows, counts)
         if budget > 0 and self._may_admit():

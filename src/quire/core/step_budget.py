@@ -7,6 +7,7 @@ import numpy as np
 
 from quire.config import SchedulerConfig
 from quire.core.cost_model import CostModel
+from quire.core.encoding import NO_ENCODING, NoEncoding
 from quire.core.output import IntArray
 from quire.core.policies import SchedulingPolicy
 from quire.core.running import RunningBatch
@@ -77,7 +78,7 @@ class StepBudget:
         self._is_patient = True
         self.limit = StepLimit(config.max_num_batched_tokens)
 
-    def divide(self, waiting: WaitingRoom) -> tuple[IntArray, IntArray, int]:
+    def divide(self, waiting: WaitingRoom, encoding: NoEncoding = NO_ENCODING) -> tuple[IntArray, IntArray, int]:
         """Rows that run already, their tokens, and what is left of the budget for prompts that wait."""
         batch, limit = self._batch, self.limit.tokens
         budget = max(1, min(limit, self._policy.step_tokens(limit, batch.num_active)))
@@ -91,7 +92,7 @@ class StepBudget:
         lengths = batch.known if self._config.num_stages > 1 else batch.length
         counts = np.minimum(lengths[rows], batch.limit[rows]) - batch.computed[rows]
         if batch.num_prefilling:
-            return self._divide_among_prompts(rows, counts, budget, waiting)
+            return self._divide_among_prompts(rows, counts, budget, waiting, encoding)
         rows, counts = without_zeros(rows, counts)
         most = self._most_decodes(budget)
         rows, counts = rows[:most], counts[:most]
@@ -102,7 +103,7 @@ class StepBudget:
         return min(budget, -(-self._batch.num_active // self._config.num_stages))
 
     def _divide_among_prompts(
-        self, rows: IntArray, counts: IntArray, budget: int, waiting: WaitingRoom
+        self, rows: IntArray, counts: IntArray, budget: int, waiting: WaitingRoom, encoding: NoEncoding
     ) -> tuple[IntArray, IntArray, int]:
         """Decoding rows first, one token each; prompts share what is left, in order of rank. Those of background requests sit the
         step out while another request waits."""
@@ -118,8 +119,7 @@ class StepBudget:
         head = waiting.next()
         if head is not None and not head.source.is_background:
             counts[[batch.request(row).source.is_background for row in rows.tolist()]] = 0
-        before = np.cumsum(counts) - counts
-        counts = np.clip(budget - before, 0, counts).astype(np.int32)
+        counts = encoding.share(batch, rows, counts, budget)
         if len(counts) and counts[-1] == 0:
             self._timelines.stand(batch, rows[counts == 0].tolist(), "tokens")
         rows, counts = without_zeros(rows, counts)
