@@ -18,6 +18,11 @@ def test_nothing_asked_for_is_nothing() -> None:
     [
         ("auto", SpeculativeConfig(method="auto")),
         ({"method": "ngram", "num_speculative_tokens": 5, "model": None}, SpeculativeConfig(num_speculative_tokens=5)),
+        (
+            {"method": "suffix", "suffix_decoding_max_tree_depth": 12, "suffix_decoding_min_token_prob": 0.3},
+            SpeculativeConfig(method="suffix", suffix_decoding_max_tree_depth=12, suffix_decoding_min_token_prob=0.3),
+        ),
+        ({"rejection_sample_method": "rejection"}, SpeculativeConfig(rejection_sample_method="rejection")),
         ({"model": "ngram", "prompt_lookup_max": 4}, SpeculativeConfig(model="ngram", prompt_lookup_max=4)),
     ],
 )
@@ -41,8 +46,8 @@ def test_the_short_spellings_are_keys_of_the_object() -> None:
         ({"method": "ngramm"}, "speculative_config.method='ngramm' is not valid.*did you mean 'ngram'"),
         ({"methods": "ngram"}, "speculative_config has 'methods', which is not known"),
         (
-            {"method": "eagle3", "model": "x"},
-            "speculative_config.method='eagle3' cannot be used: it is not available yet",
+            {"method": "medusa", "model": "x"},
+            "speculative_config.method='medusa' cannot be used: it is not available yet",
         ),
         ({"method": "ngram", "model": "meta/x"}, "method 'ngram' has no model"),
         ({"prompt_lookup_min": 9, "prompt_lookup_max": 3}, "prompt_lookup_min=9 cannot be used.*prompt_lookup_max=3"),

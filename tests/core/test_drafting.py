@@ -1,9 +1,10 @@
 """Speculation in the scheduler: whatever is guessed, streams equal the oracle's, in fewer steps where guesses are right."""
 
 import pytest
-from tests.oracles.hash_model import Faults, HashModel
+from tests.oracles.hash_model import RECURRENT, Faults, HashModel
 from tests.oracles.scheduler_harness import Guessing, SchedulerHarness
 
+from quire.core.drafting import MOST_AGAIN
 from quire.sampling_params import SamplingParams
 
 PROMPTS = [list(range(10 * number, 10 * number + 3 + 4 * number)) for number in range(1, 5)]
@@ -34,7 +35,7 @@ def test_wrong_guesses_cost_no_step() -> None:
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("block_size", [1, 4, 5])
-@pytest.mark.parametrize("windows", [(0,), (0, 6), (5,)])
+@pytest.mark.parametrize("windows", [(0,), (0, 6), (5,), (RECURRENT,), (0, RECURRENT)])
 @pytest.mark.parametrize("accuracy", [0.5, 0.9])
 def test_streams_equal_the_oracles_over_all_kinds_of_pages(
     depth: int, block_size: int, windows: tuple[int, ...], accuracy: float
@@ -44,10 +45,32 @@ def test_streams_equal_the_oracles_over_all_kinds_of_pages(
         run(Guessing(accuracy=accuracy), depth=depth, block_size=block_size, model=model, num_blocks=num_blocks)
 
 
+@pytest.mark.parametrize("windows", [(0,), (0, RECURRENT)])
 @pytest.mark.parametrize("depth", [1, 2])
-def test_lost_steps_and_failing_rows_do_no_harm_to_others(depth: int) -> None:
+def test_lost_steps_and_failing_rows_do_no_harm_to_others(depth: int, windows: tuple[int, ...]) -> None:
     for seed in range(12):
-        run(Guessing(), depth=depth, faults=Faults(seed, row_error_rate=0.02, lost_step_rate=0.1), num_blocks=40)
+        faults = Faults(seed, row_error_rate=0.02, lost_step_rate=0.1)
+        model = HashModel(windows=windows)
+        run(Guessing(), depth=depth, faults=faults, num_blocks=60, model=model)
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_preempted_row_finds_the_state_before_its_wrong_draft(mode: str, depth: int) -> None:
+    settings = {"num_blocks": 26, "num_host_blocks": 60 if mode == "swap" else 0, "preemption_mode": mode}
+    for accuracy in (0.0, 0.5, 0.9):
+        model = HashModel(windows=(0, RECURRENT))
+        harness = run(Guessing(accuracy=accuracy), depth=depth, model=model, max_num_batched_tokens=8, **settings)
+        assert harness.num_preemptions > 0
+
+
+def test_right_drafts_of_a_row_with_states_are_computed_once_and_wrong_ones_are_bounded() -> None:
+    model = HashModel(windows=(RECURRENT,))
+    right = run(Guessing(accuracy=1.0, silence=0.0), model=model)
+    assert sum(step.total_num_tokens for step in right.steps) < 1.3 * sum(map(len, PROMPTS)) + 80
+    wrong = run(Guessing(accuracy=0.0, silence=0.0), model=model)
+    assert max(int(step.num_scheduled_tokens.max(initial=0)) for step in wrong.steps[4:]) <= MOST_AGAIN + 4
+    assert len(wrong.steps) == len(run(None, model=model).steps)
 
 
 def test_tokens_behind_a_stop_are_not_given() -> None:

@@ -34,7 +34,7 @@ def harnesses(draw: st.DrawFn) -> SchedulerHarness:
         ends, forgets = draw(st.sampled_from([0.02, 0.3, 1.0])), draw(st.sampled_from([0.0, 0.2]))
         preparer = SlowPreparer(draw(st.integers(0, 99)), ends, forgets)
     guessing = None
-    if RECURRENT not in windows and draw(st.booleans()):
+    if draw(st.booleans()):
         guessing = Guessing(
             num_tokens=draw(st.sampled_from([1, 3, 9])),
             max_drafts=draw(st.sampled_from([2, 30])),

@@ -351,6 +351,7 @@ class HashExecutor(Executor):
         written: dict[int, int] = {}
         attended: dict[int, list[int]] = {}
         behind: dict[int, list[list[int]]] = {}
+        kept = {number: self._states_of(step, number) for number in step.drafts}
         for number, count in scheduled.items():
             drafts = step.drafts.get(number, [])
             attended[number] = self._run_row(step, number, count - len(drafts), written)
@@ -379,6 +380,8 @@ class HashExecutor(Executor):
                 rows.append(number)
                 tokens.append(self._sample(number, row, attended[number], result))
                 self._accept(number, row, step.drafts.get(number, []), behind[number], tokens[-1], result)
+                if len(result.accepted.get(number, ())) < len(behind[number]) and RECURRENT in self._windows:
+                    self._put_back(row, start, kept[number])
         if self._faults.lost_step_rate and self._random.random() < self._faults.lost_step_rate:
             return self._lose(step, rows, before)
         result.rows = np.array(rows, dtype=np.int32)
@@ -415,14 +418,27 @@ class HashExecutor(Executor):
                 attended[window] = mix(attended[window] ^ value)
         return [attended[window] for window in sorted(attended)]
 
+    def _states_of(self, step: SchedulerOutput, number: int) -> dict[int, tuple[Any, Any]]:
+        """The pages that a row's states are read from, and what is in them."""
+        row, found = self._row(step, number), dict[int, tuple[Any, Any]]()
+        for group, window in enumerate(self._windows):
+            if window == RECURRENT:
+                page = row.tables[group][(row.num_computed_tokens - 1) // self._block_size]
+                found[page] = self._first[page].copy(), self._second[page].copy()
+        return found
+
+    def _put_back(self, row: _Row, start: int, states: dict[int, tuple[Any, Any]]) -> None:
+        """A draft was wrong: the row goes on from where the step began."""
+        for page, (first, second) in states.items():
+            self._first[page], self._second[page] = first, second
+        row.num_computed_tokens = start
+
     def _run_drafts(
         self, step: SchedulerOutput, number: int, count: int, drafts: list[int], written: dict[int, int]
     ) -> list[list[int]]:
         """Compute a row's drafts behind its last token, `count` of which precede them: what each of them saw. What they leave in
         the cache stays there, and is computed again where a draft was wrong."""
         row = self._rows[number]
-        if drafts and RECURRENT in self._windows:
-            raise EngineError(f"step {step.step_id}: row {number} has drafts, which a state cannot be set back from")
         length, start = len(row.token_ids), row.num_computed_tokens
         if drafts and start + count != length:
             raise EngineError(f"step {step.step_id}: row {number} has drafts, and not all of its tokens are computed")

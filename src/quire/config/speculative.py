@@ -16,10 +16,11 @@ from quire.guards import is_mapping, is_sequence
 
 MODEL_METHODS = ("draft_model", "eagle", "eagle3", "mtp")
 """Methods in which a model of its own guesses, that the workers run."""
-METHODS = ("auto", "ngram", *MODEL_METHODS)
+SUFFIX_METHODS = ("auto", "suffix")
+"""Methods that go on as any text at hand does."""
+METHODS = ("auto", "ngram", "suffix", *MODEL_METHODS)
 """Who can guess."""
 NOT_YET = (
-    "suffix",
     "medusa",
     "mlp_speculator",
     "dflash",
@@ -48,8 +49,9 @@ class SpeculativeConfig:
     """How an engine speculates.
 
     Attributes:
-        method: `ngram` continues the latest earlier place of a request's own tokens; `auto` is the
-            same, and off where the model cannot be speculated on. `draft_model`: a smaller model with the same vocabulary;
+        method: `ngram` continues the latest earlier place of a request's own tokens; `suffix` goes on as most earlier places do,
+            of its own tokens and of what other requests have answered; `auto` is the same, and off where the model cannot be
+            speculated on. `draft_model`: a smaller model with the same vocabulary;
             `eagle`, `eagle3`: a head over what the model makes of its tokens; `mtp`: the layer for further tokens in the
             model's own checkpoint.
         model: of `MODEL_METHODS`: a folder or a hub id. `revision`, `quantization`: its own, where it is not the target's.
@@ -57,8 +59,13 @@ class SpeculativeConfig:
         num_speculative_tokens: most guesses for a row and step; the cost model uses fewer where more do not pay.
         prompt_lookup_max, prompt_lookup_min: tokens that must have occurred before: at least the second number, and no more than
             the first are compared.
-        rejection_sample_method: `standard` accepts a guess that is what the model draws; `synthetic` accepts guesses at random,
-            to measure speed, and gives wrong text.
+        suffix_decoding_max_tree_depth: tokens that `suffix` compares at most.
+        suffix_decoding_max_cached_requests: answers of other requests that it keeps at most; 0: none.
+        suffix_decoding_max_spec_factor: guesses for each token that a place has in common with the request's end.
+        suffix_decoding_min_token_prob: how likely a guess must be, with all before it, by the share of places that agree.
+        rejection_sample_method: `standard` accepts a guess that is what the model draws; `rejection` accepts a guess of a drafter
+            with probabilities more often, and its tokens depend on the drafter; `synthetic` accepts guesses at random, to
+            measure speed, and gives wrong text.
         synthetic_acceptance_rate, synthetic_acceptance_rates: how often `synthetic` accepts: a guess whose predecessors were
             accepted; or by position, a guess and all before it.
         enable_adaptive_verification: the cost model decides how many guesses are verified; False verifies all.
@@ -72,7 +79,11 @@ class SpeculativeConfig:
     draft_tensor_parallel_size: int | None = setting(None, whole(1))
     prompt_lookup_max: int = setting(16, whole(1, 256))
     prompt_lookup_min: int = setting(2, whole(1, 256))
-    rejection_sample_method: str = setting("standard", one_of("standard", "synthetic"))
+    suffix_decoding_max_tree_depth: int = setting(24, whole(2, 256))
+    suffix_decoding_max_cached_requests: int = setting(10_000, whole(0))
+    suffix_decoding_max_spec_factor: float = setting(1.0, number(0.0, 64.0))
+    suffix_decoding_min_token_prob: float = setting(0.1, number(0.0, 1.0))
+    rejection_sample_method: str = setting("standard", one_of("standard", "rejection", "synthetic"))
     synthetic_acceptance_rate: float | None = setting(None, number(0.0, 1.0))
     synthetic_acceptance_rates: list[float] | None = setting(None, RATES)
     enable_adaptive_verification: bool = setting(True, FLAG)

@@ -1,7 +1,9 @@
 """How many guesses of each row to verify in a step: as many as raise the tokens that a millisecond is expected to give.
 
-A guess that is the j-th of its row is right if all before it are: its chance is p^j, and it costs a token of the step. Guesses
-are taken by their chance, the likeliest first, as long as the rate of the whole step grows. Knows numbers alone.
+A guess counts if it is right and all before it are, and it costs a token of the step. Guesses are taken by their chance, the
+likeliest first, as long as the rate of the whole step grows. Knows numbers alone.
+
+Legend: N rows that have guesses, K guesses.
 """
 
 from collections.abc import Sequence
@@ -14,7 +16,7 @@ LEAST_GAIN = 1.02
 
 
 def choose_lengths(
-    chances: Sequence[float],
+    chance_NK: npt.NDArray[np.float64],
     most: Sequence[int],
     room: int,
     num_tokens: int,
@@ -24,7 +26,7 @@ def choose_lengths(
     """Guesses to verify for each row that has some.
 
     Args:
-        chances: of each such row, how likely its next guess is right.
+        chance_NK: of each such row, how likely each of its guesses is right together with all before it; falls along K.
         most: of each such row, its guesses.
         room: guesses that the step may have in all.
         num_tokens: tokens that the step gives without guesses.
@@ -32,13 +34,11 @@ def choose_lengths(
         step_with_ms: how long with one guess, with two, and so on.
     """
     nothing = [0] * len(most)
-    width, room = max(most, default=0), min(room, len(step_with_ms))
-    if width == 0 or room <= 0 or step_ms <= 0.0:
+    width, room = int(chance_NK.shape[1]), min(room, len(step_with_ms))
+    if room <= 0 or step_ms <= 0.0:
         return nothing
-    depth = np.arange(1, width + 1)
-    chance_NK = np.asarray(chances, dtype=np.float64)[:, None] ** depth
-    chance_NK[depth > np.asarray(most)[:, None]] = 0.0
-    flat = chance_NK.reshape(-1)
+    is_guess_NK = [[number < count for number in range(width)] for count in most]
+    flat = (chance_NK * np.array(is_guess_NK, dtype=np.float64)).reshape(-1)
     order = np.argsort(-flat, kind="stable")[:room]
     order = order[flat[order] > 0.0]
     if not len(order):

@@ -5,6 +5,9 @@ of them; a draft that equals the draw before it was right, and the next draw cou
 row's lengths are set back. A row has no other step in flight meanwhile: it is not known where that would begin. So a step with
 drafts is planned when nothing is in flight, and nothing is planned beside it.
 
+Layers with a state keep that of before the step, not one for each draft. So behind a wrong draft a row is set back to where the
+step began, and computes with its next step what was right once more, and further drafts with it.
+
 Knows rows, tokens and the cost of steps. Where guesses come from is a `Proposer`'s business.
 """
 
@@ -15,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.config import SchedulerConfig
-from quire.config.speculative import SpeculativeConfig
+from quire.config.speculative import SUFFIX_METHODS, SpeculativeConfig
 from quire.core.cost_model import CostModel
 from quire.core.draft_length import choose_lengths
 from quire.core.kv_cache_manager import KVCacheManager
@@ -25,10 +28,16 @@ from quire.core.request_state import Request
 from quire.core.running import RunningBatch
 from quire.core.step import StepInFlight
 from quire.core.step_stats import DraftCounts
+from quire.core.suffix_texts import SharedTexts, SuffixProposer
 from quire.errors import ConfigError
 
 MAX_INDEXED = 4096
 """Tokens of a prompt that are read at a time, so that a long prompt holds up no step."""
+MOST_AGAIN = 16
+"""Tokens of a row with states that a step with drafts computes again; where more have come together it has no drafts, and the
+state after them is kept."""
+MOST_KEPT = 16
+"""Rows with states that have drafts in a step: a copy of each one's is kept meanwhile."""
 PATIENCE = 4
 """Plans without a draft after which steps overlap again."""
 _SLOW = 0.9
@@ -109,6 +118,9 @@ class NoDrafting:
         """A step was collected: set rows with drafts back to what was right of them. Returns how many were right."""
         return 0
 
+    def ended(self, row: int) -> None:
+        """The row's request has come to its end; it keeps the row until no step in flight names it."""
+
     def forget(self, row: int) -> None:
         """The row has no owner any more."""
 
@@ -148,6 +160,9 @@ class Drafting(NoDrafting):
         self._max_drafts, self._overlaps, self._clock = max_drafts, overlaps, clock
         self._make_proposer = make_proposer or self._default_proposer
         self._guesses: dict[int, RowGuesses] = {}
+        self._texts: SharedTexts | None = None
+        if config.method in SUFFIX_METHODS:
+            self._texts = SharedTexts(config.suffix_decoding_max_cached_requests, config.suffix_decoding_max_tree_depth)
         self._chance = FIRST_CHANCE
         self._times = DraftTimes()
         self._num_without = 0
@@ -157,10 +172,12 @@ class Drafting(NoDrafting):
         self.counts = counts
 
     def _default_proposer(self, request: Request) -> Proposer:
-        del request
-        if self._config.is_synthetic:
+        config, source = self._config, request.source
+        if config.is_synthetic:
             return RepeatingProposer()
-        return NgramProposer(self._config.prompt_lookup_min, self._config.prompt_lookup_max)
+        if self._texts is not None:  # with a salt of its own a request does not show by its speed what others got
+            return SuffixProposer(config, None if source.cache_salt else self._texts, request.num_prompt_tokens)
+        return NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
 
     # Planning.
 
@@ -209,9 +226,13 @@ class Drafting(NoDrafting):
         """The rows that decode and can have drafts: all of their tokens are known, but for those in flight."""
         batch = self._batch
         decodes = (counts == 1) & (batch.computed[rows] >= batch.prefill_end[rows])
+        if self._kv.has_states:
+            decodes |= (counts <= MOST_AGAIN) & (batch.computed[rows] + counts == batch.length[rows])
         if not in_flight:
             decodes &= batch.known[rows] == batch.length[rows]
-        return [row for row in rows[decodes].tolist() if batch.request(row).may_draft]
+        requests = [batch.request(row) for row in rows[decodes].tolist()]
+        members = [request.row for request in requests if request.may_draft and request.has_reported]
+        return members[:MOST_KEPT] if self._kv.has_states else members
 
     def _look_at(self, members: Iterable[int]) -> None:
         """Give each row's new tokens to its proposer, and have it guess."""
@@ -232,12 +253,12 @@ class Drafting(NoDrafting):
         """How many guesses of each member are verified."""
         batch = self._batch
         room = min(room, self._max_drafts)
-        most = [self._most(row, len(self._guesses[row].guess)) for row in members]
+        counts_of = dict(zip(rows.tolist(), counts.tolist(), strict=True))
+        most = [self._most(row, counts_of[row], len(self._guesses[row].guess)) for row in members]
         if not any(most) or room <= 0:
             return [0] * len(members)
         if not self._config.enable_adaptive_verification:
             return _first(most, room)
-        chances = [self._chance_of(self._guesses[row]) for row in members]
         ends = batch.computed[rows] + counts
         total, attended = int(counts.sum()), float(np.dot(counts.astype(np.float64), ends))
         model = self._cost_model
@@ -246,33 +267,47 @@ class Drafting(NoDrafting):
         step_ms = model.predict(total, len(rows), attended)
         _, token_ms, _, pair_ms = model.coefficients
         more = np.arange(1, min(room, sum(most)) + 1)
-        context = float(ends.max())
+        more_ms = (token_ms + pair_ms * float(ends.max())) * (2 if self._kv.has_states else 1)  # a wrong one, once more
         times = self._times
-        with_ms = times.ratio(total + more) * (step_ms + more * (token_ms + pair_ms * context)) + times.gap_ms
+        with_ms = times.ratio(total + more) * (step_ms + more * more_ms) + times.gap_ms
         num_tokens = int(np.count_nonzero(ends == batch.length[rows]))
-        self._without = (step_ms, num_tokens)
-        return choose_lengths(chances, most, len(more), num_tokens, step_ms, with_ms)
+        num_again = sum(counts_of[row] - 1 for row in members)  # are due to earlier drafts
+        self._without = (model.predict(total - num_again, len(rows), attended), num_tokens)
+        chance_NK = self._chances(members, max(most))
+        return choose_lengths(chance_NK, most, len(more), num_tokens, step_ms, with_ms)
 
-    def _chance_of(self, guesses: RowGuesses) -> float:
-        rates = self._config.synthetic_rates() if self._config.is_synthetic else ()
-        return sum(rates) / len(rates) if rates else guesses.chance
+    def _chances(self, members: list[int], width: int) -> npt.NDArray[np.float64]:
+        """How likely the guesses of each member are right, each together with all before it."""
+        chance_NK = np.ones((len(members), width), dtype=np.float64)
+        if self._config.is_synthetic:
+            chance_NK *= self._config.synthetic_rates()[:width]
+        for number, row in enumerate(members if not self._config.is_synthetic else ()):
+            shares = self._guesses[row].shares
+            chance_NK[number, : len(shares)] = shares[:width]
+            chance_NK[number] *= self._guesses[row].chance
+        return np.minimum(chance_NK, 1.0).cumprod(axis=1, dtype=np.float64)
 
-    def _most(self, row: int, num_guessed: int) -> int:
-        """Guesses of a row that fit: within its limit, and into pages that are free beside a reserve for others."""
+    def _most(self, row: int, count: int, num_guessed: int) -> int:
+        """Guesses of a row that fit behind its own tokens: within its limit, and into pages that are free beside a reserve for
+        others."""
         batch = self._batch
-        computed = int(batch.computed[row])
-        most = min(num_guessed, int(batch.limit[row]) - computed - 1)
+        end = int(batch.computed[row]) + count
+        most = min(num_guessed, int(batch.limit[row]) - end)
         if self._kv.pool.num_free < self._batch.num_active * self._kv.num_groups * 2 + most:
-            most = min(most, int(batch.capacity[row]) - computed - 1)
+            most = min(most, int(batch.capacity[row]) - end)
         return max(most, 0)
 
     # Results.
 
     def settle(self, flight: StepInFlight, output: ModelRunnerOutput) -> int:
         step, num_more = flight.step, 0
+        counts_of = dict(zip(step.rows.tolist(), step.num_scheduled_tokens.tolist(), strict=True))
         for row, drafts in step.drafts.items():
             num_accepted = len(output.accepted.get(row, ()))
-            self._batch.set_back(row, len(drafts) - num_accepted)
+            num_wrong = len(drafts) - num_accepted
+            self._batch.set_back(row, num_wrong)
+            if num_wrong and self._kv.has_states:
+                self._batch.recompute(row, counts_of[row] - num_wrong)
             self.counts.add(len(drafts), num_accepted)
             num_more += num_accepted
         if step.drafts:
@@ -290,6 +325,11 @@ class Drafting(NoDrafting):
             times.judge((num_tokens + num_more) / num_tokens * without_ms / (step_ms + draft_ms + times.gap_ms))
         if times.num_paused:
             self._num_without = PATIENCE
+
+    def ended(self, row: int) -> None:
+        guesses = self._guesses.get(row)
+        if guesses is not None and self._texts is not None:
+            guesses.end(self._batch.known_since(row, guesses.num_seen, MAX_INDEXED))
 
     def forget(self, row: int) -> None:
         guesses = self._guesses.pop(row, None)
@@ -319,19 +359,16 @@ def make_drafting(
     counts: DraftCounts,
     clock: Callable[[], float],
 ) -> NoDrafting:
-    """Drafts for a scheduler; none where method `auto` cannot have any.
+    """Drafts for a scheduler.
 
     Raises:
-        ConfigError: layers keep states, which cannot be set back to before a wrong guess.
+        ConfigError: a model guesses, and layers keep states.
     """
-    if not kv.has_states:
-        drafts = config.drafts_of_step(scheduler.max_num_seqs)
-        parts = (config, batch, kv, cost_model, counts, drafts)
-        return kind(*parts, overlaps=scheduler.async_scheduling, clock=clock)
-    if config.method == "auto":
-        return NO_DRAFTING
-    raise ConfigError(
-        f"speculative_config.method={config.method!r} cannot be used: layers of this model keep a state, which cannot be set "
-        f"back to before a guess that was wrong; leave speculative_config out",
-        setting="speculative_config",
-    )
+    if kv.has_states and config.has_model:
+        raise ConfigError(
+            f"speculative_config.method={config.method!r} cannot be used: layers of the model or of its drafter keep a state, "
+            f"which the drafter cannot set back to before a wrong guess; use method suffix or ngram",
+            setting="speculative_config",
+        )
+    parts = (config, batch, kv, cost_model, counts, config.drafts_of_step(scheduler.max_num_seqs))
+    return kind(*parts, overlaps=scheduler.async_scheduling, clock=clock)

@@ -4,8 +4,9 @@ A guess is made whether or not it is verified: the tokens that come show what it
 costs no step anything, and one whose guesses become right is noticed. Knows tokens; knows nothing of steps.
 """
 
+import itertools
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from quire.core.token_history import TokenHistory
 
@@ -24,6 +25,21 @@ class Proposer(Protocol):
 
     def propose(self, most: int) -> list[int]:
         """The tokens that may come next, at most so many; empty where there is no guess."""
+        ...
+
+
+@runtime_checkable
+class LearningProposer(Proposer, Protocol):
+    """One that says how likely each guess is, and makes use of requests that have ended.
+
+    Attributes:
+        shares: of the last guess, how likely each token is, if those before it are right.
+    """
+
+    shares: list[float]
+
+    def end(self) -> None:
+        """The request has ended."""
         ...
 
 
@@ -63,15 +79,18 @@ class RowGuesses:
     Attributes:
         num_seen: tokens that the proposer knows.
         guess: what may come behind these.
-        chance: how likely a guess is right whose predecessors are.
+        shares: how likely each guess is by the proposer's own account; empty where it gives none.
+        chance: how likely a guess is right whose predecessors are; of what the proposer says, how much it is worth.
     """
 
-    __slots__ = ("_most", "_proposer", "chance", "guess", "num_seen")
+    __slots__ = ("_learning", "_most", "_proposer", "chance", "guess", "num_seen", "shares")
 
     def __init__(self, proposer: Proposer, most: int, chance: float = FIRST_CHANCE) -> None:
         self._proposer, self._most = proposer, most
+        self._learning = proposer if isinstance(proposer, LearningProposer) else None
         self.num_seen = 0
         self.guess: list[int] = []
+        self.shares: list[float] = []
         self.chance = chance
 
     def take(self, token_ids: Sequence[int]) -> None:
@@ -84,10 +103,18 @@ class RowGuesses:
     def propose(self) -> None:
         """Make a guess behind all tokens."""
         self.guess = self._proposer.propose(self._most)
+        if self._learning is not None:
+            self.shares = self._learning.shares
+
+    def end(self, token_ids: Sequence[int]) -> None:
+        """These tokens were the last ones."""
+        if self._learning is not None:
+            self._learning.extend(token_ids)
+            self._learning.end()
 
     def _learn(self, token_ids: Sequence[int]) -> None:
-        for guessed, token_id in zip(self.guess, token_ids, strict=False):
+        for guessed, token_id, share in zip(self.guess, token_ids, self.shares or itertools.repeat(1.0), strict=False):
             is_right = guessed == token_id
-            self.chance += _LEARNING * (is_right - self.chance)
+            self.chance += _LEARNING * (is_right - share * self.chance)
             if not is_right:
                 return

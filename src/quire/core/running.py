@@ -182,8 +182,10 @@ class RunningBatch:
         self.length[row] = self.known[row]
         if request.status is RequestStatus.RUNNING and self.length[row] - self.computed[row] > 1:
             request.num_computed_tokens = int(self.computed[row])
+            self.num_prefilling += int(
+                self.computed[row] >= self.prefill_end[row]
+            )  # else it does already (`recompute`)
             self.prefill_end[row] = self.length[row]
-            self.num_prefilling += 1
 
     def launch(self, rows: IntArray, counts: IntArray, needs_sample: BoolArray) -> tuple[list[int], int]:
         """A step computes `counts` tokens of `rows`, and samples for some of them. Returns the rows that prefill, and the tokens
@@ -205,6 +207,17 @@ class RunningBatch:
         behind them. No other step in flight names the row."""
         for lengths in (self.computed, self.collected, self.length):
             lengths[row] -= num_tokens
+
+    def recompute(self, row: int, num_tokens: int) -> None:
+        """The row's last `num_tokens` computed tokens are computed again, like a prompt's. No other step in flight names the
+        row."""
+        for lengths in (self.computed, self.collected):
+            lengths[row] -= num_tokens
+        request = self.request(row)
+        if request.status is RequestStatus.RUNNING:
+            request.num_computed_tokens = int(self.computed[row])
+            self.prefill_end[row] = self.length[row]
+            self.num_prefilling += 1
 
     def extend(self, request: Request, token_ids: list[int]) -> None:
         """Append further tokens that a step drew at once."""

@@ -554,7 +554,7 @@ class Scheduler:
             self.kv.free(request)
             request.status = RequestStatus.ENDED
             return
-        row = request.row
+        self.drafting.ended(row := request.row)
         self._batch.accepts[row] = False
         self._batch.deactivate(request)
         self.waiting.left(request, int(self._batch.known[row]) - request.num_prompt_tokens)

@@ -25,6 +25,7 @@ class TokenHistory:
     Args:
         min_match: tokens that an earlier place must have in common with the end.
         max_match: tokens that are compared at most; a place with so many is as good as any.
+        capacity: tokens that it has room for from the start; more room is made where it is needed.
 
     Attributes:
         count: tokens so far.
@@ -32,11 +33,11 @@ class TokenHistory:
 
     __slots__ = ("_arrays", "_bits", "_heads", "_max_match", "_min_match", "_previous", "_tokens", "count")
 
-    def __init__(self, min_match: int, max_match: int) -> None:
+    def __init__(self, min_match: int, max_match: int, capacity: int = 1 << _FIRST_BITS) -> None:
         self._min_match, self._max_match = min_match, max_match
-        self._bits = _FIRST_BITS
+        self._bits = (capacity - 1).bit_length()
         self.count = 0
-        self._allocate(np.zeros(1 << _FIRST_BITS, dtype=np.int32))
+        self._allocate(np.zeros(capacity, dtype=np.int32))
 
     def _allocate(self, tokens: IntArray) -> None:
         """Names for so many tokens. Single entries are read and written through memory views: an array takes three times as
@@ -78,9 +79,36 @@ class TokenHistory:
                 if length == limit:
                     break
             place = self._previous[place]
-        return self._copy(best, most) if best else []
+        return self.continuation(best, most) if best else []
 
-    def _copy(self, place: int, most: int) -> list[int]:
+    def find(self, other: "TokenHistory") -> tuple[list[int], int]:
+        """Among the last places that may be like the end of `other` (or of this history itself), those that have most in common
+        with it, the latest first; and how many tokens that is."""
+        end, tokens, wanted = other.count, self._tokens, other._tokens
+        if end < self._min_match or not self.count:
+            return [], 0
+        place = self._previous[end] if other is self else self._heads[self._hash(wanted[end - self._min_match : end])]
+        found: list[int] = []
+        longest, limit = self._min_match, min(end, self._max_match)
+        last = wanted[end - longest : end]
+        for _ in range(MAX_PLACES):
+            if place == 0:
+                break
+            if tokens[max(place - longest, 0) : place] == last:
+                length, most_common = longest, min(limit, place)
+                while length < most_common and tokens[place - 1 - length] == wanted[end - 1 - length]:
+                    length += 1
+                if length > longest:
+                    found, longest, last = [], length, wanted[end - length : end]
+                found.append(place)
+            place = self._previous[place]
+        return found, longest if found else 0
+
+    def tokens(self, start: int, end: int) -> list[int]:
+        """The tokens from `start` on, before `end`."""
+        return self._tokens[start:end].tolist()
+
+    def continuation(self, place: int, most: int) -> list[int]:
         """The tokens from a place on; a copy that reaches the end goes on with itself, as a text that goes in circles does."""
         copied = self._tokens[place : min(place + most, self.count)].tolist()
         period = len(copied)
@@ -96,8 +124,11 @@ class TokenHistory:
 
     def _name(self, place: int) -> int:
         """The hash of the run that ends at a place."""
+        return self._hash(self._tokens[place - self._min_match : place])
+
+    def _hash(self, run: "memoryview[int]") -> int:
         value = 0
-        for token in self._tokens[place - self._min_match : place].tolist():
+        for token in run.tolist():
             value = (value * _FACTOR + token) & _MASK
         return ((value * _FACTOR) & _MASK) >> (64 - self._bits)
 

@@ -46,6 +46,10 @@ class GrammarSource(Protocol):
         """The tokens that follow such rows' outputs for certain, by index, of those where any do."""
         ...
 
+    def room(self, row: Any, output_token_ids: Sequence[int], token_ids: list[int]) -> int:
+        """How many of these tokens may follow such a row's output one after the other."""
+        ...
+
     def begin_fill(
         self, rows: Sequence[tuple[Any, Sequence[int]]], masks_NW: IntArray, alone: Collection[int] | None = None
     ) -> Filling:

@@ -12,6 +12,7 @@ Legend: S rows of the batch, N rows with some feature, V vocabulary, R rows in a
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -60,6 +61,25 @@ class Sampled:
         }
 
 
+class Redraw(Protocol):
+    """Puts other tokens in the place of what was drawn, before anything is told or counted of it."""
+
+    @property
+    def is_on(self) -> bool: ...
+
+    def replace(
+        self,
+        logits_SV: torch.Tensor,
+        columns: SampleColumns,
+        threshold_S: torch.Tensor | None,
+        rows_S: IntArray,
+        positions_S: IntArray,
+        out_S: torch.Tensor,
+    ) -> None:
+        """The logits are those after all edits; below its threshold nothing of a row was drawn."""
+        ...
+
+
 class Sampler:
     """Samples tokens for rows. Kernels must have been selected (`ops.select`).
 
@@ -74,6 +94,7 @@ class Sampler:
 
     Attributes:
         table: the rows' parameters, from which a step's columns are packed.
+        redraw: has the last word on draws, where there is one.
 
     Raises:
         ValueError: `logprobs_mode` is unknown.
@@ -91,6 +112,7 @@ class Sampler:
         if logprobs_mode not in LOGPROBS_MODES:
             raise ValueError(f"logprobs_mode={logprobs_mode!r} must be one of {', '.join(LOGPROBS_MODES)}")
         self.table = SamplingRows(max_rows, vocab_size, logits_processors or [], grammars)
+        self.redraw: Redraw | None = None
         self._vocab_size = vocab_size
         self._memory, self._device = memory, memory.device()
         self._is_processed = logprobs_mode.startswith("processed")
@@ -180,12 +202,24 @@ class Sampler:
 
     def is_plain(self, wanted: int) -> bool:
         """Whether `ops.gumbel_argmax` is all that a batch with these features needs."""
-        return wanted <= features.RANDOM
+        return wanted <= features.RANDOM and not self._redraws
+
+    @property
+    def _redraws(self) -> bool:
+        return self.redraw is not None and self.redraw.is_on
 
     def needs_rounds(self, rows_S: IntArray) -> bool:
         """Whether a row may draw only once its token before is known here, or with something to tell of each token: several
         draws of it cannot be made at once."""
         return bool((self.table.features_R[rows_S] & ~np.uint8(features.RANDOM | features.FILTER)).any())
+
+    def room(self, row: int, token_ids: list[int]) -> int:
+        """How many of these tokens a row's grammar allows one after the other, if it has one. All earlier tokens must have been
+        given to `append_tokens`."""
+        grammars, objects = self.table.grammars, self.table.objects.get(row)
+        if not self._has_grammar_R[row] or grammars is None or objects is None or objects.constraints is None:
+            return len(token_ids)
+        return grammars.room(objects.constraints.grammar, objects.constraints.output, token_ids)
 
     def needs_tokens(self, wanted: int) -> bool:
         """Whether all earlier tokens must have been given to `append_tokens` before `sample`."""
@@ -220,7 +254,11 @@ class Sampler:
 
     def is_masked_alone(self, wanted: int, rows_S: IntArray) -> bool:
         """Whether the masks of `begin_masks`, and then `ops.gumbel_argmax`, are all that these rows need."""
-        if wanted & ~(features.RANDOM | features.CONSTRAINTS | NEEDS_TOKENS) or not wanted & features.CONSTRAINTS:
+        if (
+            self._redraws
+            or wanted & ~(features.RANDOM | features.CONSTRAINTS | NEEDS_TOKENS)
+            or not wanted & features.CONSTRAINTS
+        ):
             return False
         is_other_S = (self.table.features_R[rows_S] & features.CONSTRAINTS > 0) & ~self._has_grammar_R[rows_S]
         return not is_other_S.any() and bool((self._figures_FR[1:3, rows_S] < 0).all())
@@ -265,7 +303,7 @@ class Sampler:
             masks: what `begin_masks` said of these rows.
         """
         if wanted <= features.RANDOM:
-            self._draw(logits_SV, columns, wanted, out_S)
+            self._draw_last(logits_SV, columns, rows_S, positions_S, wanted, out_S)
             return Sampled([], {})
         errors: dict[int, str] = {}
         members = self._members(rows_S, features.LOGPROBS) if wanted & features.LOGPROBS else _NO_ROWS
@@ -284,7 +322,7 @@ class Sampler:
                 slots_S = self._seen_slot_R[rows_S]
                 longest = self._seen.prepare_step(slots_S[slots_S >= 0])
             self._edit(logits_SV, columns, figures_FS, rows_S, positions_S, wanted, longest, errors, masks)
-        threshold_S = self._draw(logits_SV, columns, wanted, out_S)
+        threshold_S = self._draw_last(logits_SV, columns, rows_S, positions_S, wanted, out_S)
         groups: list[LogprobGroup] = []
         if where_N is not None:
             groups = self._compute_logprobs(raw_NV, logits_SV, columns, threshold_S, rows_S, members, where_N, out_S)
@@ -411,6 +449,21 @@ class Sampler:
             return False
         ids = np.concatenate(banned)
         return len(np.intersect1d(ids, allowed) if len(allowed) else np.unique(ids)) >= num_allowed
+
+    def _draw_last(
+        self,
+        logits_SV: torch.Tensor,
+        columns: SampleColumns,
+        rows_S: IntArray,
+        positions_S: IntArray,
+        wanted: int,
+        out_S: torch.Tensor,
+    ) -> torch.Tensor | None:
+        """`_draw`, and what `redraw` makes of it."""
+        threshold_S = self._draw(logits_SV, columns, wanted, out_S)
+        if self.redraw is not None and self.redraw.is_on:
+            self.redraw.replace(logits_SV, columns, threshold_S, rows_S, positions_S, out_S)
+        return threshold_S
 
     def _draw(
         self, logits_SV: torch.Tensor, columns: SampleColumns, wanted: int, out_S: torch.Tensor

@@ -172,6 +172,14 @@ class Grammars:
                     found[index] = token_ids
         return found
 
+    def room(self, row: RowGrammar, output_token_ids: Sequence[int], token_ids: list[int]) -> int:
+        """How many of these tokens may follow a row's output one after the other: all of them where its grammar has nothing to
+        say there yet."""
+        if not row.follow(output_token_ids) or row.next_of_opening(output_token_ids) is not None:
+            return len(token_ids)
+        assert row.at is not None
+        return row.at.states.room(row.at, token_ids)
+
     def _as_set(self, params: StructuredOutputsParams) -> StructuredOutputsParams:
         """A request's constraint with what the operator has set for all."""
         settings = self._settings

@@ -305,6 +305,13 @@ class States:
             node.known.forced[at.last] = found
         return list(found)
 
+    def room(self, at: Position, token_ids: list[int]) -> int:
+        """How many of these tokens the grammar allows one after the other. The row stays where it is."""
+        mask_W = self.mask(at)
+        if mask_W is not None and not has_token(mask_W, token_ids[0]):
+            return 0
+        return self.backend.room(at.matcher, token_ids) if self._catch_up(at) else 0
+
     def give_pending(self, at: Position) -> tuple[Any, list[int]]:
         """A row's matcher, and what the caller has to let it take."""
         if at.matcher is None:

@@ -104,6 +104,7 @@ class PendingStep:
         if self.drafted is not None:
             return self._fetch_verified(self.drafted)
         tokens_S = slot.tokens_array[: len(rows_S)].copy()
+        self._runner.learn_tokens(rows_S, self.batch.positions_S, tokens_S)
         output = ModelRunnerOutput(step_id=self._step_id, rows=rows_S, token_ids=tokens_S, pooled={})
         output.step_ms = slot.drawn.milliseconds_since(slot.begin)
         for pooled, host in self._pooled:
@@ -281,6 +282,7 @@ class DeviceRunner(Runner):
         try:
             if not self.is_last_stage:
                 return self._compute_stage(plan)
+            plan = self._without_forbidden(plan)
             return self._generate(plan) if self._pooler is None else self._pool(plan, self._pooler)
         except torch.OutOfMemoryError as error:
             if self._communicator.size > 1:  # the others wait for this rank in the middle of the step
@@ -295,6 +297,7 @@ class DeviceRunner(Runner):
         is_ready = None if self._drafting is None else self._drafting.begin(plan, self._read_behind)
         starts_B = self._state.num_computed_R[plan.rows] if self._prompt_logprobs.is_wanted else None
         batch = self._inputs.prepare(plan)
+        self._begin_verifying(plan, batch)
         wanted = self._sampler.wanted(batch.rows_S, batch.positions_S)
         slot = self._slots.begin()
         self._inputs.upload(batch)

@@ -55,6 +55,10 @@ class WorkerGrammars:
         """As `Grammars.forced`."""
         return self._grammars.forced(rows)
 
+    def room(self, row: RowGrammar, output_token_ids: Sequence[int], token_ids: list[int]) -> int:
+        """As `Grammars.room`."""
+        return self._grammars.room(row, output_token_ids, token_ids)
+
     def begin_fill(
         self,
         rows: Sequence[tuple[RowGrammar, Sequence[int]]],

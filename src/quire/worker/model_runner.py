@@ -142,6 +142,7 @@ class ModelRunner(Runner):
             return nothing
         if self._pooler is not None:
             return self._pool(plan, self._pooler, begin)
+        plan = self._without_forbidden(plan)
         drafting = self._drafting
         is_ready = None if drafting is None else drafting.begin(plan)
         starts_B = self._state.num_computed_R[plan.rows] if self._prompt_logprobs.is_wanted else None
@@ -151,6 +152,7 @@ class ModelRunner(Runner):
         if not self.is_last_stage:
             self._run_model()
             return ModelRunnerOutput(plan.step_id, rows=plan.rows[:0], token_ids=plan.rows[:0])
+        self._begin_verifying(plan, batch)
         if batch.first_B is not None:
             output = self._verify(plan, self._run_model(), batch, batch.first_B)
         else:

@@ -9,14 +9,16 @@ import concurrent.futures
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 import torch
 
 from quire.attention.interface import AttentionBackend
 from quire.config import EngineConfig
-from quire.config.kv_spec import KVCacheConfig, KVCacheSpec
+from quire.config.kv_spec import KVCacheConfig, KVCacheSpec, KVKind
+from quire.core.drafting import MOST_KEPT
 from quire.core.kv_connector import EXTRA
-from quire.core.output import ModelRunnerOutput, SchedulerOutput
+from quire.core.output import IntArray, ModelRunnerOutput, SchedulerOutput
 from quire.distributed.communicator import Communicator
 from quire.distributed.stage_link import StageLink
 from quire.errors import EngineError
@@ -27,12 +29,15 @@ from quire.model_loader import load_model
 from quire.platforms.interface import DeviceMemory, DeviceRuntime, Platform
 from quire.sample.logits_processor import load_logits_processors, load_plugin_processors
 from quire.sampling_params import SamplingParams
+from quire.spec_decode.rejection import Rejection
 from quire.spec_decode.verification import Acceptance, Verified
 from quire.worker.adapter_steps import AdapterSteps
 from quire.worker.axis_positions import AxisPositions
 from quire.worker.components import resolve_components
 from quire.worker.drafter import make_drafter
 from quire.worker.grammar_source import WorkerGrammars
+from quire.worker.input_prep import PreparedBatch
+from quire.worker.kept_states import KeptStates
 from quire.worker.media_steps import MediaSteps, check_takes_embeds
 from quire.worker.page_connector import KVConnectorWorker
 from quire.worker.page_store import PageStore
@@ -68,6 +73,7 @@ class Runner(abc.ABC):
 
     Attributes:
         acceptance: says which drafts are right.
+        rejection: accepts drafts by what they were drawn from, if that is asked for.
         is_last_stage: whether it gives tokens; the stages of a pipeline before the last one hand their states on.
         link: to the stages beside its own; None where there is one.
         connector: through which pages come from elsewhere and go there.
@@ -112,6 +118,9 @@ class Runner(abc.ABC):
             self._max_rows, model.vocab_size, runtime, model.logprobs_mode, processors, self._grammars
         )
         self.acceptance = Acceptance(config.speculative)
+        self.rejection = Rejection()
+        if config.speculative is not None and config.speculative.rejection_sample_method == "rejection":
+            self._sampler.redraw = self.rejection
         self._out_S = torch.zeros(self._max_draws, dtype=torch.int32, device=self._device)
         self._pages: PageStore | None = None
         self._drafter = make_drafter(config, platform, runtime, self._model, max_tokens)
@@ -157,10 +166,15 @@ class Runner(abc.ABC):
         return [spec for model in self.weights for spec in model.kv_cache_specs()]
 
     def untouched_bytes(self) -> int:
-        """Device memory that steps will take and that is not taken yet: workspaces, logits again for sampling, adapters."""
+        """Device memory that steps will take and that is not taken yet: workspaces, logits again for sampling, adapters, and kept
+        states."""
         logits = 0 if self._pooler is not None else self._max_draws * self._config.model.vocab_size * 4
         adapters = 0 if self._adapters is None else self._adapters.reserved_bytes
-        return self._workspace_bytes() + logits + adapters
+        kept = 0
+        if self._config.speculative is not None:
+            states = sum(spec.page_bytes for spec in self.kv_cache_specs() if spec.kind is KVKind.RECURRENT)
+            kept = states * min(MOST_KEPT, self._max_rows)
+        return self._workspace_bytes() + logits + adapters + kept
 
     @abc.abstractmethod
     def _workspace_bytes(self) -> int:
@@ -210,6 +224,7 @@ class Runner(abc.ABC):
             self.connector.register_kv_caches(self._pages)
         max_len = self._config.model.max_model_len
         self._state = self._parts.batch_state(self._max_rows, max_len, kv_cache.block_size, len(kv_cache.groups))
+        self._states = KeptStates(kv_cache, self._runtime)
         if self._drafter is not None:
             sizes = (kv_cache.num_blocks, kv_cache.block_size)
             self._drafter.bind(pages[own:], groups[own:], self._state, *sizes)
@@ -248,6 +263,8 @@ class Runner(abc.ABC):
         apply_diff(plan, self._state, self._sampler, self._prompt_logprobs, self._pages)
         if self._drafter is not None:
             self._drafter.rows.apply_diff(plan)
+        if plan.drafts and self._pages is not None:
+            self._states.keep(plan.drafts, self._state, self._pages)
         if self._pooler is not None:
             self._pooler.apply_diff(plan)
         if self._adapters is not None:
@@ -285,6 +302,35 @@ class Runner(abc.ABC):
             output.extras = {**output.extras, EXTRA: news}
         return output
 
+    def _without_forbidden(self, plan: SchedulerOutput) -> SchedulerOutput:
+        """A step without those drafts that a row's grammar forbids, and without those behind them. The plan stays as it is: for
+        the scheduler they were wrong. With layers that have states, a row goes back behind a wrong draft, so it stays in."""
+        if not plan.drafts or self._states.has_groups:
+            return plan
+        kept = {row: drafts[: self._sampler.room(row, drafts)] for row, drafts in plan.drafts.items()}
+        num_cut = sum(map(len, plan.drafts.values())) - sum(map(len, kept.values()))
+        if not num_cut:
+            return plan
+        counts = plan.num_scheduled_tokens.copy()
+        for index, row in enumerate(plan.rows.tolist()):
+            counts[index] -= len(plan.drafts.get(row, ())) - len(kept.get(row, ()))
+        drafts = {row: guesses for row, guesses in kept.items() if guesses}
+        total = plan.total_num_tokens - num_cut
+        return msgspec.structs.replace(plan, num_scheduled_tokens=counts, total_num_tokens=total, drafts=drafts)
+
+    def learn_tokens(self, rows_S: IntArray, positions_S: IntArray, tokens_S: IntArray) -> None:
+        """A step's tokens have arrived. A row with states may go back to before them, where the device has only its last one."""
+        if self._states.has_groups:
+            self._state.token_ids_RL[rows_S, positions_S] = tokens_S
+
+    def _begin_verifying(self, plan: SchedulerOutput, batch: PreparedBatch) -> None:
+        """The step's draws are of rows with drafts, or of rows without."""
+        if self._sampler.redraw is None:
+            return
+        first_B = batch.first_B if batch.first_B is not None else slice(0, 0)
+        firsts = zip(batch.rows_S[first_B].tolist(), batch.positions_S[first_B].tolist(), strict=True)
+        self.rejection.begin(plan.drafts, dict(firsts))
+
     def take_verified(self, plan: SchedulerOutput, verified: Verified) -> ModelRunnerOutput:
         """Set rows to what was verified of a step with drafts."""
         first, accepted = verified.first, verified.accepted
@@ -292,6 +338,9 @@ class Runner(abc.ABC):
             verified.rows.tolist(), verified.positions.tolist(), first.token_ids.tolist(), strict=True
         ):
             self._state.settle_drafts(row, position, [token_id, *accepted.get(row, ())])
+        wrong = {row for row, drafts in plan.drafts.items() if len(accepted.get(row, ())) < len(drafts)}
+        if self._pages is not None:
+            self._states.put_back(wrong, self._state, self._pages)
         return ModelRunnerOutput(
             plan.step_id,
             verified.rows,
