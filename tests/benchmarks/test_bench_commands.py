@@ -123,3 +123,11 @@ def test_first_use_of_a_model_that_pools_measures_beside_pooling_requests(tmp_pa
     rows = {row["feature"]: row for row in run["features"]}
     assert not rows["embed"]["second"]["error"] and rows["embed"]["first"]["gap_at_s"] > 0
     assert "refused" in rows["classify"]
+
+
+def test_lora_compares_steps_with_adapters_with_the_bases_in_pairs(tmp_path, capsys):
+    sizes = ["--batch-sizes", "1", "2", "--adapters", "1", "2", "--ranks", "4", "--num-iters", "2"]
+    figures = run_json(tmp_path, "lora", *sizes, "--input-len", "4", "--output-len", "4")
+    assert [(row["batch_size"], row["adapters"]) for row in figures["rows"]] == [(1, 1), (2, 1), (2, 2)]
+    assert all(row["base_step_ms"] > 0 for row in figures["rows"])
+    assert "A step with adapters" in capsys.readouterr().out

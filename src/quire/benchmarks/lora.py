@@ -1,6 +1,8 @@
-"""`quire bench lora`: a step's time with none, one and many adapters in a batch, beside the base model's, in one engine.
+"""`quire bench lora`: a step's time with one and many adapters in a batch, beside the base model's, in one engine.
 
-Adapters have random numbers: how fast they are does not depend on what they say.
+Rounds are pairs: the base and the adapters one right after the other, each of them first in turn. The ratio is the median of
+the rounds' own, so that what else a machine does matters little. Adapters have random numbers: how fast they are does not depend
+on what they say.
 """
 
 import argparse
@@ -36,14 +38,10 @@ def run_command(args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="quire-adapters-") as folder:
         for rank, batch in itertools.product(args.ranks, args.batch_sizes):
             requests = _adapters(llm, folder, args, rank)
-            base = _step_ms(llm, args, batch, [None])
             for count in args.adapters:
                 if count <= batch or count == min(args.adapters):
-                    step_ms = _step_ms(llm, args, batch, requests[:count])
-                    again = _step_ms(llm, args, batch, [None])
-                    lowest = min(base, again)
-                    row = {"rank": rank, "batch_size": batch, "adapters": count, "base_step_ms": lowest}
-                    rows.append(row | {"step_ms": step_ms, "ratio": step_ms / lowest})
+                    row = {"rank": rank, "batch_size": batch, "adapters": count}
+                    rows.append(row | _compare(llm, args, batch, requests[:count]))
     header = ("rank", "batch", "adapters", "base, ms", "with, ms", "ratio")
     shown = [[f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()] for row in rows]
     common.print_columns(f"A step with adapters: {config.model.model} ({config.model.dtype})", header, shown)
@@ -61,22 +59,32 @@ def _adapters(llm: Any, folder: str, args: argparse.Namespace, rank: int) -> lis
     return made
 
 
-def _step_ms(llm: Any, args: argparse.Namespace, batch: int, adapters: list[LoRARequest | None]) -> float:
-    """Milliseconds of a step in which every request of a batch gets one token: the median."""
+def _compare(llm: Any, args: argparse.Namespace, batch: int, adapters: list[LoRARequest | None]) -> dict[str, float]:
+    """Milliseconds of a step in which every request of a batch gets one token, without and with adapters, in paired rounds."""
+    seeds, sides = itertools.count(), ([None], adapters)
+    for side in sides * 2:
+        _seconds(llm, args, batch, side, 8, next(seeds))
+    rounds: list[tuple[float, float]] = []
+    for number in range(args.num_iters):
+        measured = [0.0, 0.0]
+        for which in (0, 1) if number % 2 else (1, 0):
+            long = _seconds(llm, args, batch, sides[which], args.output_len + 8, next(seeds))
+            measured[which] = (long - _seconds(llm, args, batch, sides[which], 8, next(seeds))) * 1000 / args.output_len
+        rounds.append((measured[0], measured[1]))
+    base, step = (statistics.median(side) for side in zip(*rounds, strict=True))
+    return {"base_step_ms": base, "step_ms": step, "ratio": statistics.median(one / zero for zero, one in rounds)}
+
+
+def _seconds(
+    llm: Any, args: argparse.Namespace, batch: int, adapters: list[LoRARequest | None], output_len: int, seed: int
+) -> float:
+    """Of a batch whose requests take turns with the adapters."""
     from quire import SamplingParams
 
-    vocab = llm.llm_engine.config.model.vocab_size
-    seeds, chosen = itertools.count(), [adapters[index % len(adapters)] for index in range(batch)]
-
-    def seconds(output_len: int) -> float:
-        tokens = common.random_prompts(batch, [args.input_len] * batch, vocab, next(seeds), 0)
-        params = SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True, detokenize=False)
-        prompts = [{"prompt_token_ids": prompt} for prompt in tokens]
-        began = time.perf_counter()
-        llm.generate(prompts, params, use_tqdm=False, lora_request=chosen)
-        return time.perf_counter() - began
-
-    for _ in range(3):
-        seconds(8)
-    steps = [seconds(args.output_len + 8) - seconds(8) for _ in range(args.num_iters)]
-    return statistics.median(steps) * 1000 / args.output_len
+    chosen = [adapters[index % len(adapters)] for index in range(batch)]
+    tokens = common.random_prompts(batch, [args.input_len] * batch, llm.llm_engine.config.model.vocab_size, seed, 0)
+    params = SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True, detokenize=False)
+    prompts = [{"prompt_token_ids": prompt} for prompt in tokens]
+    began = time.perf_counter()
+    llm.generate(prompts, params, use_tqdm=False, lora_request=chosen)
+    return time.perf_counter() - began

@@ -15,7 +15,6 @@ from quire.adapters import read_config
 from quire.config.gguf.container import read_header
 from quire.errors import ConfigError
 from quire.lora.peft_folder import PREFIX, PeftAdapter, Update, read_lora
-from quire.model_loader.safetensors_reader import SafetensorsReader
 
 CONTROL = "CONTROL_VECTOR"
 """Our word in the place of PEFT's `peft_type`."""
@@ -42,8 +41,7 @@ def read_adapter(path: str) -> PeftAdapter:
 
 def _read_ia3(path: str, config: Mapping[str, Any]) -> PeftAdapter:
     updates: dict[str, Update] = {}
-    for name, tensor in SafetensorsReader(path).stream():
-        vector = tensor[:]
+    for name, vector in _tensors(path).items():
         if not (name.startswith(PREFIX) and name.endswith(".ia3_l")) or vector.ndim != 2 or 1 not in vector.shape:
             known = f"{PREFIX}….ia3_l of shape [out, 1] or [1, in]"
             raise ConfigError(
@@ -74,7 +72,7 @@ def _of_updates(path: str, config: Mapping[str, Any], updates: dict[str, Update]
 
 def _safetensors_vectors(path: str) -> dict[str, torch.Tensor]:
     if Path(path).is_dir():
-        return {name: tensor[:] for name, tensor in SafetensorsReader(path).stream()}
+        return _tensors(path)
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -82,6 +80,12 @@ def _safetensors_vectors(path: str) -> dict[str, torch.Tensor]:
         return load_file(path)
     except SafetensorError as error:
         raise ConfigError(f"{path} is no safetensors file: {error}", setting="lora_path") from error
+
+
+def _tensors(folder: str) -> dict[str, torch.Tensor]:
+    from quire.model_loader.safetensors_reader import SafetensorsReader
+
+    return {name: tensor[:] for name, tensor in SafetensorsReader(folder).stream()}
 
 
 def _gguf_vectors(path: str) -> dict[str, torch.Tensor]:

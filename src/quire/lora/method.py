@@ -15,10 +15,13 @@ from quire.kernels import ops, recurrent
 from quire.kernels.adapters import AdapterRows, AdapterTable
 from quire.kernels.types import LinearWeight
 from quire.layers.linear import LinearMethod
-from quire.lora.several import INPUTS, RESIDUAL
 
 PART, MOST_PARTS, PROGRAMS = 256, 16, 256
 """Inputs of a part of a sum; the most parts; and how many rows times parts are enough to keep a device busy."""
+
+
+INPUTS, RESIDUAL = " inputs", " residual"
+"""What stands behind the name of a matrix for a table that changes what it reads; behind that of a layer, what it gives."""
 
 
 class Adapters:

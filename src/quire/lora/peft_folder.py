@@ -95,6 +95,10 @@ def read_lora(path: str, config: Mapping[str, Any]) -> PeftAdapter:
     Raises:
         ConfigError: it needs what is not computed here, or a tensor is unknown, missing, or has another shape than its partner.
     """
+    from quire.model_loader.safetensors_reader import (
+        SafetensorsReader,
+    )  # whose package reads merged adapters with this module
+
     for setting, what in _REFUSED.items():
         if config.get(setting):
             raise ConfigError(f"{path}: {setting} is set in {CONFIG}, and {what} cannot be served", setting="lora_path")

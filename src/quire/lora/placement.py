@@ -19,10 +19,9 @@ from quire.layers.modules import Module
 from quire.layers.parallel import ParallelPlan
 from quire.layers.weights import CheckpointTensor, RowSlice
 from quire.lora.magnitude import NONE
+from quire.lora.method import INPUTS, RESIDUAL
 from quire.lora.peft_folder import PeftAdapter, Update, complete_scale
 from quire.lora.several import (
-    INPUTS,
-    RESIDUAL,
     Segment,
     Several,
     by_layer,

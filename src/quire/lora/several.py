@@ -57,8 +57,6 @@ class Several:
 
 HEADS = ("to latent", "to values")
 """What stands behind the name of an absorbed matrix for each of its two tables."""
-INPUTS, RESIDUAL = " inputs", " residual"
-"""What stands behind the name of a matrix for a table that changes what it reads; behind that of a layer, what it gives."""
 
 
 def vector_part(gain_N: torch.Tensor, shift_N: torch.Tensor) -> AdapterPart:
@@ -84,9 +82,7 @@ def heads_of(module: Module, plan: ParallelPlan) -> dict[str, Several]:
 def expert_segments(module: Module, plan: ParallelPlan, fixed: str) -> Iterator[tuple[str, Segment]]:
     """By the names of a checkpoint: each expert's own matrices, and those of all experts in one."""
     variants = [module, module.from_stacks()] if module.stacked and not module.is_stacked else [module]
-    *_, container = re.split(r"\.\d+\.[^.]*$", module.sources[0])[:1]
-    if module.is_stacked:
-        container = module.sources[0].rpartition(".")[0]
+    container = re.sub(r"(\.\d+)?\.[^.]*$", "", module.sources[0])
     whole = dataclasses.replace(module, stacked=(f"{container} {module.name}",), layouts=()).from_stacks()
     for variant in (*variants, whole):
         columns = variant.local_columns(plan)
