@@ -95,16 +95,12 @@ def read_lora(path: str, config: Mapping[str, Any]) -> PeftAdapter:
     Raises:
         ConfigError: it needs what is not computed here, or a tensor is unknown, missing, or has another shape than its partner.
     """
-    from quire.model_loader.safetensors_reader import (
-        SafetensorsReader,
-    )  # whose package reads merged adapters with this module
+    from quire.model_loader.safetensors_reader import SafetensorsReader  # the loader's package imports adapters
 
     for setting, what in _REFUSED.items():
         if config.get(setting):
             raise ConfigError(f"{path}: {setting} is set in {CONFIG}, and {what} cannot be served", setting="lora_path")
     updates: dict[str, Update] = {}
-    from quire.model_loader.safetensors_reader import SafetensorsReader  # the loader's package imports adapters
-
     for name, tensor in SafetensorsReader(path).stream():
         module, part = _split(path, name)
         if part:
