@@ -47,8 +47,8 @@ def _read_ia3(path: str, config: Mapping[str, Any]) -> PeftAdapter:
             raise ConfigError(
                 f"{path}: tensor {name!r} {list(vector.shape)} is unknown; known are {known}", setting="lora_path"
             )
-        field = "input_gain" if vector.shape[0] == 1 else "gain"
-        updates[name.removeprefix(PREFIX).removesuffix(".ia3_l")] = Update(**{field: vector.flatten().float()})
+        module, flat = name.removeprefix(PREFIX).removesuffix(".ia3_l"), vector.flatten().float()
+        updates[module] = Update(input_gain=flat) if vector.shape[0] == 1 else Update(gain=flat)
     return _of_updates(path, config, updates)
 
 
