@@ -10,6 +10,7 @@ import itertools
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from quire.adapters import LoRARequest
@@ -59,9 +60,12 @@ def _adapters(llm: Any, folder: str, args: argparse.Namespace, rank: int) -> lis
     return made
 
 
-def _compare(llm: Any, args: argparse.Namespace, batch: int, adapters: list[LoRARequest | None]) -> dict[str, float]:
+def _compare(
+    llm: Any, args: argparse.Namespace, batch: int, adapters: Sequence[LoRARequest | None]
+) -> dict[str, float]:
     """Milliseconds of a step in which every request of a batch gets one token, without and with adapters, in paired rounds."""
-    seeds, sides = itertools.count(), ([None], adapters)
+    seeds, none = itertools.count(), [None]
+    sides: tuple[Sequence[LoRARequest | None], ...] = (none, adapters)
     for side in sides * 2:
         _seconds(llm, args, batch, side, 8, next(seeds))
     rounds: list[tuple[float, float]] = []
@@ -76,7 +80,7 @@ def _compare(llm: Any, args: argparse.Namespace, batch: int, adapters: list[LoRA
 
 
 def _seconds(
-    llm: Any, args: argparse.Namespace, batch: int, adapters: list[LoRARequest | None], output_len: int, seed: int
+    llm: Any, args: argparse.Namespace, batch: int, adapters: Sequence[LoRARequest | None], output_len: int, seed: int
 ) -> float:
     """Of a batch whose requests take turns with the adapters."""
     from quire import SamplingParams
