@@ -57,6 +57,8 @@ def test_layers_that_keep_all_tokens_share_one_table_each_with_pages_of_its_own_
     assert [group.layers for group in config.groups] == [(0, 1, 2)]
     assert [config.groups[0].spec_of(index) for index in range(3)] == [FULL, FULL, small]
     assert [config.tensor_page_bytes(tensor) for tensor in range(config.num_tensors)] == [1024, 1024, 512]
+    (part,) = config.of_layers(range(1, 3)).groups
+    assert part.layers == (0, 1) and [part.spec_of(index) for index in range(2)] == [FULL, small]
 
 
 def test_explicit_sizes_win_over_what_is_available() -> None:

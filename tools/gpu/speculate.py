@@ -1,11 +1,14 @@
 """Speculation on a GPU: tokens with and without it first, then its speed.
 
-    python tools/gpu/speculate.py --json FILE [--only tokens,copy,synthetic,overhead] [--tiny]
+    python tools/gpu/speculate.py --json FILE [--only tokens,copy,synthetic,overhead,models] [--tiny]
 
 `tokens`: a few layers of a model of Llama-3.1-8B's shape, `deterministic`, all guesses verified: greedy, seeded, filtered,
 penalized, constrained, with logprobs; answers must be equal. The others are `quire bench speculate` on the whole shape with dummy
 weights: `copy` prompts that say one text over and over (how many guesses are right is printed: weights are random); `synthetic`,
 in which 70 % of guesses are accepted whatever they are, at 1 and at 256 requests; `overhead`, where hardly a guess is right.
+`models`: the demo model with its draft model and its EAGLE-3 head: the same comparison of tokens, then stories at 1, 8 and 32
+requests with each; last a head of random weights for the whole shape, whose guesses are wrong: what drafting costs (`--only`
+with its name, `head`).
 `--tiny` takes small shapes, for a machine without a GPU.
 """
 
@@ -36,6 +39,58 @@ KINDS: dict[str, dict[str, Any]] = {
     "few tokens": {"temperature": 1.0, "allowed_token_ids": list(range(100, 140))},
     "biased": {"temperature": 0.6, "logit_bias": {200: 9.0, 201: 9.0, 202: 8.0}},
 }  # fmt: skip
+
+
+DRAFTS = Path(__file__).resolve().parents[2] / "examples" / "demo_drafts"
+MODELS = {"draft_model": "small", "eagle3": "eagle3"}
+EAGLE3 = {
+    "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "num_hidden_layers": 1, "draft_vocab_size": 32000,
+}  # fmt: skip
+
+
+def check_models(is_tiny: bool) -> dict[str, Any]:
+    """Whether the demo model's answers are the same with each of its drafters, and how long the accepted runs are."""
+    from quire import LLM, SamplingParams
+
+    chats = [
+        [{"role": "user", "content": f"Write a long story about a {topic}."}] for topic in ("fox", "river", "king")
+    ]
+    params = [SamplingParams(max_tokens=16 if is_tiny else 96, seed=3, **chosen) for chosen in KINDS.values()]
+    asked = [(chat, one) for chat in chats for one in params]
+    found: dict[str, Any] = {}
+    for name, folder in ({"": ""} | MODELS).items():
+        keys = {
+            "method": name,
+            "model": str(DRAFTS / folder),
+            "num_speculative_tokens": 4,
+            "enable_adaptive_verification": False,
+        }
+        llm = LLM(deterministic=True, dtype="float32", speculative_config=keys if name else None)
+        outputs = llm.chat([chat for chat, _ in asked], [one for _, one in asked], use_tqdm=False)
+        found[name] = [list(output.outputs[0].token_ids) for output in outputs]
+        stats = llm.call("stats")
+        if name:
+            mean = 1 + sum(stats.accepted_per_position) / max(1, stats.num_drafts)
+            print(f"{name:12} {'equal' if found[name] == found[''] else 'DIFFERENT'}, {mean:.2f} tokens a verification")
+            if found[name] != found[""]:
+                raise SystemExit("answers differ")
+            found[name] = {
+                "equal": True,
+                "tokens_per_verification": mean,
+                "accepted": list(stats.accepted_per_position),
+            }
+    del found[""]
+    return found
+
+
+def bench_models(is_tiny: bool) -> dict[str, Any]:
+    """Stories by the demo model, with each of its drafters and without."""
+    report = check_models(is_tiny)
+    small = ("--output-len", "32", "--rounds", "1", "--batch-sizes", "1,4") if is_tiny else ("--batch-sizes", "1,8,32")
+    for name, folder in MODELS.items():
+        keys = {"method": name, "model": str(DRAFTS / folder), "num_speculative_tokens": 4}
+        report[name] |= run_bench("--pattern", "stories", "--speculative-config", json.dumps(keys), *small)
+    return report
 
 
 def answers(folder: str, speculative: dict[str, Any] | None, layers: int) -> tuple[dict[str, list[list[int]]], Any]:
@@ -78,12 +133,25 @@ def check_tokens(folder: str, is_tiny: bool) -> dict[str, Any]:
 def bench(folder: str, speculative: dict[str, Any], is_tiny: bool, *flags: str) -> dict[str, Any]:
     """One run of `quire bench speculate`."""
     pages = "64M" if is_tiny else "14G"
-    command = [
-        *(sys.executable, "-m", "quire.entrypoints.cli.main", "bench", "speculate", "--model", folder, "--json", "-"),
-        *("--load-format", "dummy", "--skip-tokenizer-init", "--max-model-len", "4096", "--disable-log-stats"),
+    return run_bench(
+        *("--model", folder, "--load-format", "dummy", "--skip-tokenizer-init", "--max-model-len", "4096"),
         *("--kv-cache-memory-bytes", pages, "--speculative-config", json.dumps(speculative), *flags),
-    ]  # fmt: skip
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    )  # fmt: skip
+
+
+def run_bench(*flags: str) -> dict[str, Any]:
+    """`quire bench speculate` in a process of its own."""
+    command = (
+        sys.executable,
+        "-m",
+        "quire.entrypoints.cli.main",
+        "bench",
+        "speculate",
+        "--json",
+        "-",
+        "--disable-log-stats",
+    )
+    done = subprocess.run([*command, *flags], stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout)
 
 
@@ -101,11 +169,22 @@ def main() -> None:
     }  # fmt: skip
     report: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(TINY if args.tiny else LLAMA_8B))
+        shape = TINY if args.tiny else LLAMA_8B
+        (Path(folder) / "config.json").write_text(json.dumps(shape))
+        (Path(folder) / "head").mkdir()
+        vocab = {"draft_vocab_size": shape["vocab_size"]} if args.tiny else {}
+        (Path(folder) / "head" / "config.json").write_text(json.dumps(shape | EAGLE3 | vocab))
+        head = {"method": "eagle3", "model": str(Path(folder) / "head"), "num_speculative_tokens": 4}
+        runs["head"] = (
+            head,
+            ("--pattern", "random", "--batch-sizes", "1,32,256", "--input-len", "256", "--output-len", "128"),
+        )
         for name in args.only.split(","):
             print(f"--- {name}", flush=True)
             if name == "tokens":
                 report[name] = check_tokens(folder, args.tiny)
+            elif name == "models":
+                report[name] = bench_models(args.tiny)
             else:
                 config, flags = runs[name]
                 report[name] = bench(folder, config, args.tiny, *flags, *(small if args.tiny else ()))

@@ -1,8 +1,8 @@
 """`quire bench speculate`: the same requests with speculation and without, in turns: tokens a second, guesses, equal tokens.
 
 Patterns: `copy` prompts say one text over and over, as an answer does that quotes or edits its input; `random` prompts are
-answered with random draws, so that hardly a guess is right (a model that repeats itself is guessed for there, too). Prompts are
-computed before the clock starts.
+answered with random draws, so that hardly a guess is right (a model that repeats itself is guessed for there, too); `stories`
+are chats that ask for one each, for models that guess: answers end where they end. Prompts are computed before the clock starts.
 """
 
 import argparse
@@ -19,8 +19,9 @@ PASSAGE = (
     "barley, and in spring the water stands in the lower fields. A stone bridge of seven arches crosses it at the old market "
     "town, where boats from the coast used to unload salt, timber and wool."
 )
+TOPICS = ("fox", "river", "clock", "king", "baker", "sailor", "robot", "garden", "bridge", "winter", "teacher", "owl")
 FLAGS: common.Flags = (
-    ("--pattern", "copy", "copy or random", {"choices": ("copy", "random")}),
+    ("--pattern", "copy", "copy, random or stories", {"choices": ("copy", "random", "stories")}),
     ("--batch-sizes", "1,8,32", "requests at once, with commas"),
     ("--input-len", 512, "tokens a prompt"),
     ("--output-len", 256, "tokens an answer"),
@@ -36,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(args: argparse.Namespace) -> dict[str, Any]:
-    if args.speculative_config is None and args.spec_method is None:
+    if args.speculative_config is None and args.spec_method is None and args.spec_model is None:
         args.speculative_config = "auto"
     engines = {"with": common.load_engine(args), "without": _without(args)}
     config = engines["with"].llm_engine.config
@@ -62,6 +63,8 @@ def _prompts(llm: Any, args: argparse.Namespace, size: int, number: int) -> list
         tokens = common.random_prompts(size, lengths, config.model.vocab_size, seed)
         return [{"prompt_token_ids": prompt} for prompt in tokens]
     source, prompts = random.Random(seed), []
+    if args.pattern == "stories":
+        return [_story(llm, f"{source.choice(TOPICS)} and the {source.choice(TOPICS)}") for _ in range(size)]
     for _ in range(size):
         words = PASSAGE.split()
         source.shuffle(words)
@@ -74,12 +77,19 @@ def _prompts(llm: Any, args: argparse.Namespace, size: int, number: int) -> list
     return prompts
 
 
+def _story(llm: Any, topic: str) -> dict[str, Any]:
+    """A chat that asks for a story."""
+    messages = [{"role": "user", "content": f"Write a long story about the {topic}."}]
+    return {"prompt_token_ids": llm.get_tokenizer().apply_chat_template(messages, add_generation_prompt=True)}
+
+
 def _compare(engines: dict[str, Any], args: argparse.Namespace, size: int) -> dict[str, Any]:
     """Batches of a size, on both engines in turns; the first of each is for warmth."""
     from quire import SamplingParams
 
-    temperature = args.temperature if args.pattern == "copy" else 1.0
-    params = SamplingParams(temperature=temperature, seed=1, max_tokens=args.output_len, ignore_eos=True)
+    temperature = 1.0 if args.pattern == "random" else args.temperature
+    to_the_end = args.pattern != "stories"
+    params = SamplingParams(temperature=temperature, seed=1, max_tokens=args.output_len, ignore_eos=to_the_end)
     one = SamplingParams(max_tokens=1)
     rates: dict[str, list[float]] = {name: [] for name in engines}
     tokens: dict[str, list[Any]] = {name: [] for name in engines}
@@ -93,7 +103,7 @@ def _compare(engines: dict[str, Any], args: argparse.Namespace, size: int) -> di
             seconds = time.perf_counter() - began
             tokens[name] += [output.outputs[0].token_ids for output in outputs]
             if number:
-                rates[name].append(size * args.output_len / seconds)
+                rates[name].append(sum(len(output.outputs[0].token_ids) for output in outputs) / seconds)
     after = engines["with"].call("stats")
     drafts, guessed = after.num_drafts - before.num_drafts, after.num_draft_tokens - before.num_draft_tokens
     accepted = sum(after.accepted_per_position) - sum(before.accepted_per_position)

@@ -60,6 +60,12 @@ class KVCacheGroup(msgspec.Struct, frozen=True):
     layers: tuple[int, ...]
     specs: tuple[KVCacheSpec, ...] = ()
 
+    def of_layers(self, layers: range) -> "KVCacheGroup":
+        """The group with these layers alone, counted from the first of them."""
+        kept = [index for index, layer in enumerate(self.layers) if layer in layers]
+        specs = tuple(self.specs[index] for index in kept) if self.specs else ()
+        return KVCacheGroup(self.spec, tuple(self.layers[index] - layers.start for index in kept), specs)
+
     def spec_of(self, index: int) -> KVCacheSpec:
         """The spec of the group's layer of this number."""
         return self.specs[index] if self.specs else self.spec
@@ -104,8 +110,7 @@ class KVCacheConfig(msgspec.Struct, frozen=True):
     def of_layers(self, layers: range) -> "KVCacheConfig":
         """What a worker that has only these layers allocates: the same groups and pages, and tensors for its own layers, counted
         from 0."""
-        mine = (tuple(layer - layers.start for layer in group.layers if layer in layers) for group in self.groups)
-        groups = (KVCacheGroup(group.spec, own) for group, own in zip(self.groups, mine, strict=True))
+        groups = (group.of_layers(layers) for group in self.groups)
         return msgspec.structs.replace(self, groups=tuple(groups))
 
     @property

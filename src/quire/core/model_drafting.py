@@ -23,6 +23,7 @@ from quire.core.step import StepInFlight
 
 NOTHING, FOLLOW = -1, 0
 """What a drafter can do behind a step, besides making guesses."""
+_REST = 16
 _SILENCE = 0.5
 _FORGETTING = 0.002
 """How fast chances that nobody has tried for long go back to what is assumed of a new row."""
@@ -72,6 +73,8 @@ class ModelDrafting(Drafting):
         self._costs = DraftCosts()
         self._proposers: dict[int, GivenProposer] = {}
         self._is_paused = self._has_flights = False
+        self._rest = (0, 0)
+        """Plans for which nothing is decided anew, as long as they have so many rows."""
 
     # Planning.
 
@@ -112,6 +115,10 @@ class ModelDrafting(Drafting):
             return config.num_speculative_tokens
         if not model.is_ready or not len(rows):
             return FOLLOW
+        plans, num_rows = self._rest
+        if plans and num_rows == len(rows):
+            self._rest = (plans - 1, num_rows)
+            return NOTHING
         chances = [self._row(row).chance for row in rows.tolist()]
         gains = self._gains(rows, np.array(chances))
         if gains.max() >= LEAST_GAIN:
@@ -120,7 +127,10 @@ class ModelDrafting(Drafting):
             guesses = self._guesses[row]
             guesses.chance += _FORGETTING * (FIRST_CHANCE - guesses.chance)
         usual = self._gains(rows, np.full(len(rows), self._chance))
-        return FOLLOW if usual.max() >= LEAST_GAIN else NOTHING
+        if usual.max() >= LEAST_GAIN:
+            return FOLLOW
+        self._rest = (_REST, len(rows))
+        return NOTHING
 
     def _gains(self, rows: IntArray, chances: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """How many times faster tokens come with one guess for each row, with two, and so on."""

@@ -115,7 +115,7 @@ class DeviceDrafting:
 
     def read(self, step: StepInputs) -> None:
         """Have the drafter read a step whose inputs are on the device."""
-        self._drafter.compute(dataclasses.replace(step, num_logits=0))
+        self._drafter.compute(self._drafter.readable(dataclasses.replace(step, num_logits=0)))
 
     def submit(self, drafted: DraftedStep, step: StepInputs, verified: Verified | None) -> None:
         """Have guesses made behind a step whose draws are submitted, or are on the host already, and then in `verified`."""

@@ -14,6 +14,7 @@
 Legend: N rows, V vocabulary, K drafts.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -73,6 +74,12 @@ class Drafter:
                 setting="speculative_config",
             )
         self.model, self._explained = loaded.model, loaded.explain()
+        # A family's models have more or fewer rows behind the last token in their embeddings.
+        self._known = (
+            min(config.drafter.vocab_size, self.vocab) if config.speculative.method == "draft_model" else self.vocab
+        )
+        size = max_tokens if self._known < self.vocab else 0
+        self._readable_T = torch.zeros(size, dtype=torch.int32, device=runtime.device())
 
     def _load(self, config: EngineConfig, platform: Platform, max_tokens: int) -> LoadedModel:
         free, _ = self._runtime.memory_info()
@@ -102,6 +109,13 @@ class Drafter:
 
     # Passes.
 
+    def readable(self, step: StepInputs) -> StepInputs:
+        """A step of the model with tokens that the drafter has."""
+        if not len(self._readable_T):
+            return step
+        torch.clamp(step.input_ids[: step.num_tokens], max=self._known - 1, out=self._readable_T[: step.num_tokens])
+        return dataclasses.replace(step, input_ids=self._readable_T)
+
     def compute(self, step: StepInputs) -> torch.Tensor:
         """The logits of a pass [N, V]; without any, its tokens are read and nothing is guessed."""
         for metadata in step.attention:
@@ -117,7 +131,7 @@ class Drafter:
         """The logits of the first guesses of so many rows."""
         batch = self.batch
         step = batch.place(count, 2, 0)
-        batch.put_ids(count, batch.fields_FN[BEFORE], batch.fields_FN[LAST])
+        batch.put_ids(count, *(batch.fields_FN[field].clamp(max=self._known - 1) for field in (BEFORE, LAST)))
         return run(step)
 
     def guess(
@@ -134,7 +148,7 @@ class Drafter:
         for number in range(num_drafts):
             batch.aim(count, number)
             drafted_N = batch.draw(self.spread(logits_NV), number, is_filtered=is_filtered)
-            drafted_N.clamp_(0, self.vocab - 1)
+            drafted_N.clamp_(0, self._known - 1)
             if number + 1 < num_drafts:
                 step = batch.place(count, 1, number + 1 - self.behind)
                 batch.put_ids(count, drafted_N)

@@ -86,7 +86,7 @@ class HostDrafting:
         """The prepared step, as the drafter reads it."""
         step, drafter = self._inputs.step, self._drafter
         if not isinstance(drafter, HeadDrafter):
-            return dataclasses.replace(step, num_logits=num_logits)
+            return self._drafter.readable(dataclasses.replace(step, num_logits=num_logits))
         return dataclasses.replace(
             step,
             input_ids=drafter.ids_T,
