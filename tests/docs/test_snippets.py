@@ -186,7 +186,7 @@ def test_the_pages_that_the_server_shows_are_there(server: DemoServer) -> None:
 
 
 _SLOW = ("bench", "models")
-_OWN_TESTS = ("run", "stop", "as-vllm")
+_OWN_TESTS = ("run", "stop", "as-vllm", "doctor")
 """Commands that start or end other programs, which have tests of their own."""
 _WAITS_FOR_A_PERSON = (["quire", "chat"], ["quire", "top"])
 _PLACEHOLDER = re.compile(r"[A-Z_]{3,}(\.jsonl)?|.*//host:.*|\./.*|[\w.-]+/[\w.-]+(:\w+)?|.*\.(txt|json|jsonl|jinja)")

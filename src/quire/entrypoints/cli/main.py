@@ -37,6 +37,7 @@ GROUPS = {
         "as-vllm": "run a program that imports vLLM, with no word changed",
     },
     "to measure and to look": {
+        "doctor": "check this machine and the servers that run on it, and tell what to set",
         "bench": "measure: a server under load, throughput, latency, startup; sweeps and plots",
         "explain": "tell what would be chosen for a model, and why",
         "patches": "list what installed packages change in Quire, check it, explain it",

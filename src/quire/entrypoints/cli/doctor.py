@@ -1,0 +1,245 @@
+"""`quire doctor [URL]`: what is wrong with this machine or with a running server, and which setting changes it.
+
+The machine's checks read files of the kernel; a server's read its metrics, which count since its start. Changes nothing.
+"""
+
+import argparse
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from quire.entrypoints import exit_codes
+
+FINE, LOOK, WRONG = "fine", "look", "wrong"
+_GB = 1e9
+_FEW_FILES = 4096
+_SMALL_SHARED = 1 * _GB
+_LITTLE_DISK = 5 * _GB
+
+
+class Finding(NamedTuple):
+    """One check: what was seen, and what to do where it is not fine."""
+
+    check: str
+    state: str
+    seen: str
+    to_do: str = ""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("url", nargs="?", metavar="URL", help="a server; none means the one of `quire ps`, if one runs")
+    parser.add_argument("--api-key", metavar="KEY", help="the server's key (or QUIRE_API_KEY)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    from quire import envs
+    from quire.entrypoints.cli.running import find_servers
+    from quire.entrypoints.cli.top import ServerWatch
+
+    findings = {"this machine": machine_findings()}
+    servers = [each.url for each in find_servers() if each.url.startswith("http")]
+    for url in [args.url] if args.url else servers:
+        sample = ServerWatch(url, args.api_key or envs.QUIRE_API_KEY).sample()
+        findings[f"{sample.model or 'the server'} at {url}"] = server_findings(sample.metrics)
+    if args.json:
+        print(json.dumps({place: [each._asdict() for each in found] for place, found in findings.items()}, indent=2))
+    else:
+        print(as_text(findings))
+    is_wrong = any(each.state == WRONG for found in findings.values() for each in found)
+    return exit_codes.FAILED if is_wrong else exit_codes.OK
+
+
+def as_text(findings: Mapping[str, list[Finding]]) -> str:
+    """What is not fine first, each with what to do."""
+    lines: list[str] = []
+    for place, found in findings.items():
+        width = max(len(each.check) for each in found)
+        lines += ["", place]
+        for each in sorted(found, key=lambda each: (WRONG, LOOK, FINE).index(each.state)):
+            lines.append(f"  {each.state:<5}  {each.check:<{width}}  {each.seen}")
+            lines += [f"  {'':<5}  {'':<{width}}  → {each.to_do}"] if each.to_do else []
+    return "\n".join(lines).lstrip("\n")
+
+
+# --- the machine ---
+
+
+def machine_findings(
+    proc: Path = Path("/proc"), sys: Path = Path("/sys"), shared: Path = Path("/dev/shm")
+) -> list[Finding]:
+    """Checks of this machine; the folders are the kernel's."""
+    return [*_device(), _memory(), _cores(), _files(), _shared_memory(shared), _clock(sys), _swapping(proc), _disk()]
+
+
+def _device() -> list[Finding]:
+    from quire.errors import QuireError
+    from quire.platforms import current_platform
+
+    try:
+        platform = current_platform()
+    except QuireError as error:
+        return [Finding("device", WRONG, str(error), "`quire explain --platform NAME` tells what a platform needs")]
+    found = [Finding("device", FINE, f"{platform.device_name()} ({platform.name})")]
+    if platform.device_count() is not None:  # it has devices of its own, beside the CPU
+        return found
+    from quire.kernels.cpu import library_status
+
+    available, isa, why = library_status()
+    if not available:
+        to_do = "plain PyTorch serves, several times slower: `python -m quire.kernels.cpu.build`"
+        return [*found, Finding("CPU kernels", WRONG, why, to_do)]
+    return [*found, Finding("CPU kernels", FINE, isa)]
+
+
+def _memory() -> Finding:
+    from quire.platforms.host import usable_memory
+
+    free, total = usable_memory()
+    seen = f"{free / _GB:.1f} of {total / _GB:.1f} GB are free"
+    if free < total / 10:
+        return Finding("memory", LOOK, seen, "end other programs, or set --kv-cache-memory-bytes")
+    return Finding("memory", FINE, seen)
+
+
+def _cores() -> Finding:
+    import os
+
+    from quire.platforms.host import usable_cpus
+
+    usable, all_of_them = usable_cpus(), os.cpu_count() or 1
+    seen = f"{usable} of {all_of_them} usable"
+    if usable < 2:
+        return Finding("cores", LOOK, seen, "give it two: the server and the engine core are two processes")
+    return Finding("cores", FINE, seen)
+
+
+def _files() -> Finding:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < _FEW_FILES:
+        return Finding("open files", LOOK, f"at most {soft}", f"each connection is one: `ulimit -n {min(hard, 65536)}`")
+    return Finding("open files", FINE, f"at most {soft}")
+
+
+def _shared_memory(folder: Path) -> Finding:
+    try:
+        size = shutil.disk_usage(folder).total
+    except OSError:
+        return Finding("shared memory", LOOK, f"there is no {folder}", "several ranks need it: mount a tmpfs there")
+    if size < _SMALL_SHARED:
+        to_do = "several ranks need more: docker run --shm-size 8g, or an emptyDir with medium Memory"
+        return Finding("shared memory", LOOK, f"{size / _GB:.2f} GB in {folder}", to_do)
+    return Finding("shared memory", FINE, f"{size / _GB:.1f} GB in {folder}")
+
+
+def _clock(sys: Path) -> Finding:
+    source = _read(sys / "devices/system/clocksource/clocksource0/current_clocksource")
+    if source in ("hpet", "acpi_pm"):
+        return Finding(
+            "clock", LOOK, source, "reading it is slow; boot with clocksource=tsc if the machine has a stable one"
+        )
+    return Finding("clock", FINE, source or "not told")
+
+
+def _swapping(proc: Path) -> Finding:
+    values = dict(line.split(":", 1) for line in _read(proc / "meminfo").splitlines() if ":" in line)
+    total, free = (int(values.get(name, "0").split()[0]) * 1024 for name in ("SwapTotal", "SwapFree"))
+    if total - free > _GB:
+        return Finding(
+            "swap", LOOK, f"{(total - free) / _GB:.1f} GB in use", "pages of a model in swap are slow: free memory"
+        )
+    return Finding("swap", FINE, f"{(total - free) / _GB:.1f} GB in use")
+
+
+def _disk() -> Finding:
+    from quire.config.hub.download import free_bytes
+    from quire.config.hub.find import open_hub
+    from quire.config.hub.listing import HubSettings
+
+    cache = Path(open_hub(HubSettings()).cache)
+    free = free_bytes(cache)
+    seen = f"{free / _GB:.1f} GB free for models in {cache}"
+    if free < _LITTLE_DISK:
+        return Finding(
+            "disk", LOOK, seen, "`quire rm MODEL` deletes one; HF_HOME or --download-dir name another folder"
+        )
+    return Finding("disk", FINE, seen)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("utf-8").strip()
+    except OSError:
+        return ""
+
+
+# --- a server ---
+
+
+def server_findings(metrics: Mapping[str, float]) -> list[Finding]:
+    """Checks of a server's figures, which count since its start."""
+    return [check(metrics) for check in (_queue, _refusals, _preemptions, _prefixes, _pages, _restarts)]
+
+
+def _value(metrics: Mapping[str, float], name: str) -> float:
+    return metrics.get(name, 0.0)
+
+
+def _queue(metrics: Mapping[str, float]) -> Finding:
+    waiting, running = _value(metrics, "num_requests_waiting"), _value(metrics, "num_requests_running")
+    count = _value(metrics, "request_queue_time_seconds_count")
+    mean = _value(metrics, "request_queue_time_seconds_sum") / count if count else 0.0
+    seen = f"{running:.0f} run, {waiting:.0f} wait; {mean:.2f} s in the queue on average"
+    if waiting <= running and mean < 1.0:
+        return Finding("queue", FINE, seen)
+    if _value(metrics, "kv_cache_usage_perc") > 0.9:
+        return Finding(
+            "queue", LOOK, seen, "memory is the limit: --kv-cache-dtype fp8, shorter --max-model-len, or more devices"
+        )
+    return Finding(
+        "queue", LOOK, seen, "pages are free: a larger --max-num-seqs lets more run at once; else more servers"
+    )
+
+
+def _refusals(metrics: Mapping[str, float]) -> Finding:
+    refused = _value(metrics, "admission_rejections_total")
+    if refused:
+        to_do = "--max-num-waiting, --max-waiting-tokens and --max-waiting-time bound the queue; clients should heed Retry-After"
+        return Finding("refusals", LOOK, f"{refused:.0f} requests got status 429", to_do)
+    return Finding("refusals", FINE, "none")
+
+
+def _preemptions(metrics: Mapping[str, float]) -> Finding:
+    count = _value(metrics, "num_preemptions_total")
+    ended = max(_value(metrics, "request_success_total"), 1.0)
+    seen = f"{count:.0f}, of {ended:.0f} requests"
+    if count / ended > 0.05:
+        to_do = "pages run out while requests run: a smaller --max-num-seqs, --kv-cache-dtype fp8, or more memory for the cache"
+        return Finding("preemptions", LOOK, seen, to_do)
+    return Finding("preemptions", FINE, seen)
+
+
+def _prefixes(metrics: Mapping[str, float]) -> Finding:
+    asked, hits = _value(metrics, "prefix_cache_queries_total"), _value(metrics, "prefix_cache_hits_total")
+    seen = f"{hits / asked:.0%} of {asked:,.0f} prompt tokens were there" if asked else "nothing was looked up"
+    if asked > 100_000 and hits < asked / 20:
+        to_do = "prompts share no beginning: put what changes (dates, ids) behind what stays"
+        return Finding("prefix cache", LOOK, seen, to_do)
+    return Finding("prefix cache", FINE, seen)
+
+
+def _pages(metrics: Mapping[str, float]) -> Finding:
+    share = _value(metrics, "kv_cache_usage_perc")
+    return Finding("KV cache", FINE, f"{share:.0%} in use")
+
+
+def _restarts(metrics: Mapping[str, float]) -> Finding:
+    restarts, given_up = _value(metrics, "engine_restarts_total"), _value(metrics, "requests_given_up_total")
+    seen = f"{restarts:.0f}; {given_up:.0f} requests given up"
+    if restarts:
+        return Finding("engine restarts", WRONG, seen, "the server's log names the cause of each (docs/reliability.md)")
+    return Finding("engine restarts", FINE, seen)
