@@ -105,3 +105,21 @@ def test_a_processor_takes_a_requests_options(folder):
         for given in (None, {}, options)
     )
     assert plain.logprob == same.logprob != other.logprob
+
+
+def test_what_is_kept_of_images_can_be_forgotten_and_they_are_seen_again(folder):
+    llm = LLM(model=str(folder), enable_prefix_caching=False, **SETTINGS)
+    prompt = {"prompt": "<image>x", "multi_modal_data": {"image": draw_image(1, 30, 30)}}
+    processor = llm.llm_engine.input_processor.media
+    assert processor is not None
+
+    def ask():
+        return llm.generate(prompt, PARAMS, use_tqdm=False)[0].outputs[0].token_ids
+
+    first, again = ask(), ask()
+    assert processor.cache.num_hits == 1 and processor.cache.num_bytes > 0
+    llm.reset_mm_cache()
+    llm.reset_encoder_cache()
+    assert processor.cache.num_bytes == 0
+    assert first == again == ask()
+    assert processor.cache.num_hits == 1

@@ -47,6 +47,12 @@ def _awaitable(
     return verb
 
 
+def _forget_media(frontend: Any) -> None:
+    media = frontend.input_processor.media
+    if media is not None:
+        media.cache.clear()
+
+
 class EngineControl(abc.ABC):
     """The verbs of the synchronous engine."""
 
@@ -79,11 +85,11 @@ class EngineControl(abc.ABC):
         """The numbers (`lora_int_id`) of adapters on the device or in host memory."""
         return set(self.call("list_loras"))
 
-    def reset_mm_cache(self) -> None:
-        """Forget media that were prepared. None are kept: no model reads media yet."""
+    reset_encoder_cache = _blocking(EngineCore.reset_encoder_cache)
 
-    def reset_encoder_cache(self) -> None:
-        """Forget encoders' outputs. None are kept: no model reads media yet."""
+    def reset_mm_cache(self) -> None:
+        """Forget media that this frontend has processed."""
+        _forget_media(getattr(self, "llm_engine", self))
 
 
 class AsyncControl(abc.ABC):
@@ -164,8 +170,8 @@ class AsyncControl(abc.ABC):
         Raises TimeoutError: no answer within `timeout` seconds."""
         return await asyncio.wait_for(self.call("collective_rpc", method, timeout, list(args), kwargs), timeout)
 
-    async def reset_mm_cache(self) -> None:
-        """Forget media that were prepared. None are kept: no model reads media yet."""
+    reset_encoder_cache = _awaitable(EngineCore.reset_encoder_cache)
 
-    async def reset_encoder_cache(self) -> None:
-        """Forget encoders' outputs. None are kept: no model reads media yet."""
+    async def reset_mm_cache(self) -> None:
+        """Forget media that this frontend has processed."""
+        _forget_media(self)

@@ -398,6 +398,11 @@ class EngineCore(WeightVerbs, ProfileVerbs, AdapterVerbs):
         return True
 
     @utility
+    def reset_encoder_cache(self) -> None:
+        """Forget encoders' outputs, but for those that running requests wait for."""
+        self._scheduler.encoding.reset()
+
+    @utility
     def pause(self, mode: str = "abort", clear_cache: bool = True) -> None:
         """Schedule nothing until `resume`; new requests wait. Unfinished requests are aborted, or end first (`wait`: see
         `pause_state`), or are kept and go on later (`keep`). `clear_cache` forgets cached prefixes then, and what was kept is
