@@ -1,0 +1,169 @@
+"""Models that see, on a device: tiny ones against Transformers in float32, then what images cost in Qwen2.5-VL-7B's shape.
+
+`python tools/gpu/see_images.py --output see.json`: logprobs of every tiny architecture, in steps of 48 tokens and in large ones;
+then, with random weights (`--shape 7b`, or `tiny` for a machine without a GPU), the time to the first token of one request with
+an image of 1,024 x 1,024, tokens a second of `--requests` requests with an image each, all different and each ten times, and
+what the host's image processor alone takes. Prints a table, writes JSON.
+"""
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import numpy as np
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "7b": {
+        "text_config": {
+            "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
+            "num_attention_heads": 28, "num_key_value_heads": 4, "max_position_embeddings": 128000, "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": False,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
+        },
+        "vision_config": {
+            "depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "out_hidden_size": 3584, "num_heads": 16,
+            "patch_size": 14, "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31],
+        },
+        "image_token_id": 151655,
+    },
+    "tiny": {
+        "text_config": {
+            "vocab_size": 1024, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "max_position_embeddings": 8192, "tie_word_embeddings": False,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 6, 6]},
+        },
+        "vision_config": {
+            "depth": 2, "hidden_size": 64, "intermediate_size": 96, "out_hidden_size": 128, "num_heads": 2, "patch_size": 14,
+            "window_size": 112, "fullatt_block_indexes": [1],
+        },
+        "image_token_id": 1000,
+    },
+}  # fmt: skip
+PIXELS = {
+    "image_processor_type": "Qwen2VLImageProcessor", "patch_size": 14, "merge_size": 2, "temporal_patch_size": 2,
+    "size": {"shortest_edge": 3136, "longest_edge": 12845056},
+}  # fmt: skip
+
+
+def check(tokens: int) -> dict[str, float]:
+    """The largest difference of any logprob from Transformers', by architecture."""
+    from tests.models.test_parity_vision import COMMON, IMAGES, PROMPTS
+    from tests.oracles.tiny_vision import CONFIGS, IMAGE, VisionOracle, make_tiny_vision
+
+    from quire import LLM, SamplingParams
+
+    params = SamplingParams(
+        temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=1, allowed_token_ids=list(range(IMAGE))
+    )
+    largest: dict[str, float] = {}
+    for architecture in CONFIGS:
+        with tempfile.TemporaryDirectory() as folder:
+            path, largest[architecture] = make_tiny_vision(architecture, folder), 0.0
+            requests = [
+                {"prompt_token_ids": ids, "multi_modal_data": {"image": [IMAGES[name] for name in names]}}
+                for ids, names in PROMPTS
+            ]
+            with LLM(model=str(path), dtype="float32", **(COMMON | {"max_num_batched_tokens": tokens})) as llm:
+                outputs = llm.generate(requests, params, use_tqdm=False)
+            oracle = VisionOracle(path)
+            for (_, names), output in zip(PROMPTS, outputs, strict=True):
+                prompt, completion = list(output.prompt_token_ids or ()), output.outputs[0]
+                token_ids = list(completion.token_ids)
+                expected = oracle.logprobs(prompt + token_ids, [IMAGES[name] for name in names])[len(prompt) - 1 : -1]
+                for row, token, ours in zip(expected, token_ids, completion.logprobs or (), strict=True):
+                    difference = abs(float(row[token]) - ours[token].logprob)
+                    largest[architecture] = max(largest[architecture], difference)
+    return largest
+
+
+def make_folder(path: Path, shape: str) -> Path:
+    config = {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl", **SHAPES[shape]}
+    config["text_config"] = {"model_type": "qwen2_5_vl_text", **config["text_config"]}
+    (path / "config.json").write_text(json.dumps(config))
+    (path / "preprocessor_config.json").write_text(
+        json.dumps(PIXELS | {"image_mean": [0.5] * 3, "image_std": [0.3] * 3})
+    )
+    return path
+
+
+def draw(seed: int, side: int) -> Any:
+    return np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
+
+
+def measure(args: argparse.Namespace) -> dict[str, float]:
+    """Seconds and tokens a second with random weights."""
+    from quire import LLM, SamplingParams
+
+    marker, vocabulary = SHAPES[args.shape]["image_token_id"], SHAPES[args.shape]["text_config"]["vocab_size"] - 100
+    source, figures = random.Random(1), dict[str, float]()
+
+    def request(image: Any) -> dict[str, Any]:
+        text = [source.randrange(10, min(vocabulary, marker)) for _ in range(args.input_len)]
+        return {"prompt_token_ids": [*text[:4], marker, *text[4:]], "multi_modal_data": {"image": image}}
+
+    params = SamplingParams(temperature=0.0, max_tokens=args.output_len, ignore_eos=True, detokenize=False)
+    with tempfile.TemporaryDirectory() as folder:
+        path = make_folder(Path(folder), args.shape)
+        llm = LLM(str(path), load_format="dummy", skip_tokenizer_init=True, max_model_len=4096, max_num_seqs=args.rows)
+        processor = llm.llm_engine.input_processor.media
+        assert processor is not None
+        begin = time.perf_counter()
+        for seed in range(4):
+            processor.apply([marker], {"image": draw(1000 + seed, args.side)})
+        figures["processor, s an image"] = (time.perf_counter() - begin) / 4
+        one = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False)
+        times: list[float] = []
+        for seed in range(6):
+            begin = time.perf_counter()
+            llm.generate(request(draw(2000 + seed, args.side)), one, use_tqdm=False)
+            times.append(time.perf_counter() - begin)
+        figures["first token, s, median of 5"] = sorted(times[1:])[2]
+        for name, repeats in (("different", 1), ("each ten times", 10)):
+            images = [draw(3000 * repeats + seed, args.side) for seed in range(-(-args.requests // repeats))]
+            requests = [request(images[number // repeats]) for number in range(args.requests)]
+            begin = time.perf_counter()
+            outputs = llm.generate(requests, params, use_tqdm=False)
+            seconds = time.perf_counter() - begin
+            total = sum(len(output.prompt_token_ids or ()) + len(output.outputs[0].token_ids) for output in outputs)
+            figures[f"tokens a second, images {name}"] = total / seconds
+            figures[f"requests a second, images {name}"] = args.requests / seconds
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=SHAPES, default="7b")
+    parser.add_argument("--requests", type=int, default=1000)
+    parser.add_argument("--rows", type=int, default=256)
+    parser.add_argument("--side", type=int, default=1024)
+    parser.add_argument("--input-len", type=int, default=128)
+    parser.add_argument("--output-len", type=int, default=128)
+    parser.add_argument("--tolerance", type=float, default=2e-2)
+    parser.add_argument("--no-check", action="store_true")
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args()
+    report: dict[str, Any] = {"shape": args.shape, "requests": args.requests, "side": args.side}
+    for tokens in () if args.no_check else (48, 512):
+        report[f"difference, steps of {tokens}"] = largest = check(tokens)
+        for name, value in largest.items():
+            print(f"{name:<45} {tokens:>5} {value:.1e} {'ok' if value < args.tolerance else 'FAILED'}", flush=True)
+    report["figures"] = measure(args)
+    for name, value in report["figures"].items():
+        print(f"{name:<45} {value:10.3f}")
+    if args.output:
+        args.output.write_text(json.dumps(report, indent=1))
+    if any(
+        value >= args.tolerance for key, each in report.items() if key.startswith("diff") for value in each.values()
+    ):
+        sys.exit("logprobs differ from Transformers'")
+
+
+if __name__ == "__main__":
+    main()
