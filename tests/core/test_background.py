@@ -108,3 +108,14 @@ def test_a_background_prompt_that_sits_out_takes_nobodys_place_among_partial_pro
     first = harness.step()
     assert [request.request_id for request in first.new_requests] == ["live"]
     harness.run()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_no_step_is_lost_when_it_turns_out_that_pages_are_too_few(depth: int) -> None:
+    harness = SchedulerHarness(max_num_batched_tokens=8, num_blocks=17, depth=depth)
+    harness.add("line", list(range(50)), max_tokens=2, is_background=True)
+    for _ in range(5):
+        harness.step()
+    harness.add("online", [9, *range(40)], max_tokens=2)
+    harness.run()  # says if a plan is empty
+    assert harness.num_preemptions == 1

@@ -48,6 +48,18 @@ def test_a_policy_that_admits_nobody_beside_another_runs_them_one_by_one(monkeyp
     assert max(len(step.rows) for step in harness.steps) == 1
 
 
+def test_a_prompt_in_the_background_goes_on_while_a_policy_admits_nobody_beside_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    restore(monkeypatch, POLICIES)
+    POLICIES.register("ours", OneByOne, owner="a test")
+    harness = SchedulerHarness(policy="ours", max_num_batched_tokens=8)  # type: ignore[arg-type]
+    harness.add("line", list(range(50)), max_tokens=2, is_background=True)
+    harness.step()
+    harness.add("online", [9, *range(6)], max_tokens=2)
+    harness.run()  # says if nothing runs: once it sat out for ever for the request that waited for its end
+
+
 def test_a_policys_steps_have_as_many_tokens_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     harness = drive(SmallSteps, monkeypatch)
     assert max(step.total_num_tokens for step in harness.steps) == 5

@@ -81,7 +81,6 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     harness: SchedulerHarness
     count = 0
-    mixes_siblings = False
 
     @initialize(harness=harnesses())
     def start(self, harness: SchedulerHarness) -> None:
@@ -97,14 +96,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         group_id = f"group{self.count}" if siblings > 1 else None
         eos = self.harness.model.eos_token_id
         form = data.draw(st.sampled_from([None, "a", "b", f"new {self.count}"]), label="form")
-        is_background = data.draw(st.sampled_from([False, False, True]))  # siblings are one client's request
         for _ in range(siblings):
             self.count += 1
             fields = {
                 "seed": self.count,
                 "group_id": group_id,
                 "priority": data.draw(st.integers(0, 2)),
-                "is_background": data.draw(st.booleans()) if self.mixes_siblings else is_background,
+                "is_background": data.draw(st.sampled_from([False, False, True])),
                 "tenant": data.draw(st.sampled_from("ab")),
                 "tenant_weight": data.draw(st.sampled_from([0.5, 3.0])),
                 "cache_salt": data.draw(st.sampled_from([None, None, "x"])),
@@ -180,15 +178,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.harness.run()
 
 
-class MixedSiblings(SchedulerMachine):
-    """Also siblings of which some are background requests, which no client of ours sends. Once a plan without tokens was seen."""
-
-    mixes_siblings = True
-
-
-def run_machine(examples: int, steps: int, machine: type = SchedulerMachine, **options: Any) -> None:
+def run_machine(examples: int, steps: int, **options: Any) -> None:
     run_state_machine_as_test(
-        machine,
+        SchedulerMachine,
         settings=settings(
             max_examples=examples,
             stateful_step_count=steps,
@@ -207,4 +199,4 @@ def test_every_stream_equals_the_oracle_and_every_page_is_accounted_for() -> Non
 @pytest.mark.exhaustive
 @pytest.mark.timeout(1800)
 def test_long_stories_hold_as_well() -> None:
-    run_machine(examples=int(os.environ.get("QUIRE_TEST_EXAMPLES", "3000")), steps=60, machine=MixedSiblings)
+    run_machine(examples=int(os.environ.get("QUIRE_TEST_EXAMPLES", "3000")), steps=60)

@@ -50,6 +50,7 @@ from quire.core.step import (
     find_errors,
     grow_by_one,
     keep_prompt_logprobs,
+    without,
 )
 from quire.core.step_budget import StepBudget
 from quire.core.step_stats import StepStats
@@ -217,8 +218,8 @@ class Scheduler:
         rows, counts, budget = self._budget.divide(self.waiting, self.encoding)
         counts, budget = self.drafting.join(rows, counts, budget, self._budget.limit.tokens, bool(self.flights))
         rows, counts = self._ensure_pages(rows, counts)
-        if budget > 0 and self._may_admit():
-            rows, counts = self._admit_waiting(rows, counts, budget)
+        if budget > 0:
+            rows, counts = self._fill(rows, counts, budget)
         self._timelines.queue_stands(self.waiting.next(), self._hindrance)
         return self._launch(rows, counts)
 
@@ -236,19 +237,31 @@ class Scheduler:
             for row in flight.prefill_rows:
                 self.kv.name_pages(self._batch.request(row))
 
-    def _make_way(self) -> None:
-        """A background request that runs gives way to another kind of request that finds no row, or too few pages."""
+    def _make_way(self) -> bool:
+        """Whether a background request that ran gives way to another kind of request that finds no row, or too few pages."""
         head = self.waiting.next()
         if head is None or head.source.is_background or self._leaving or not self._batch.num_active:
-            return
-        lowest = self._batch.lowest_ranked()
-        if not lowest.source.is_background:
-            return
-        is_without_row = self._batch.num_free_rows <= len(self.waiting.prefixes)
-        if is_without_row or self._is_blocked(head):
-            computed = int(self._batch.collected[lowest.row])
-            self._timelines.preempted(lowest, computed, head, "rows" if is_without_row else "pages")
-            self._preempt(lowest)
+            return False
+        lowest, is_without_row = self._batch.lowest_ranked(), self._batch.num_free_rows <= len(self.waiting.prefixes)
+        if not lowest.source.is_background or not (is_without_row or self._is_blocked(head)):
+            return False
+        cause = "rows" if is_without_row else "pages"
+        self._timelines.preempted(lowest, int(self._batch.collected[lowest.row]), head, cause)
+        self._preempt(lowest)
+        return True
+
+    def _fill(self, rows: IntArray, counts: IntArray, budget: int) -> tuple[IntArray, IntArray]:
+        """The step's rows with those of requests that start in it or, if nobody can, of prompts that sat it out for them."""
+        while self._may_admit():
+            new_rows, new_counts = self._admit_waiting(rows, counts, budget)
+            if len(new_rows):
+                return np.concatenate([rows, new_rows]), np.concatenate([counts, new_counts])
+            if not self._make_way():
+                break
+            rows, counts = without(rows, counts, self._dropped)
+        if self._leaving or self._has_shortage or not len(self._budget.aside[0]):
+            return rows, counts
+        return self._ensure_pages(*self._budget.with_aside(rows, counts, budget, self._dropped, self.encoding))
 
     def _may_admit(self) -> bool:
         """Whether requests that wait may start in this step; `_hindrance` says what keeps them from it."""
@@ -271,8 +284,7 @@ class Scheduler:
                 self._dropped.add(row)
         if self._dropped:
             self._timelines.stand(batch, self._dropped, "pages")
-            kept = ~np.isin(rows, list(self._dropped))
-            rows, counts = rows[kept], counts[kept]
+            rows, counts = without(rows, counts, self._dropped)
         return rows, counts
 
     def _grow_or_preempt(self, request: Request, num_tokens: int) -> bool:
@@ -307,7 +319,7 @@ class Scheduler:
         self._leave(request)
 
     def _admit_waiting(self, rows: IntArray, counts: IntArray, budget: int) -> tuple[IntArray, IntArray]:
-        """Give rows to waiting requests, in the queue's order, until one of them does not fit: the step's rows with theirs."""
+        """Give rows to waiting requests, in the queue's order, until one of them does not fit: these rows and their tokens."""
         self._pages.publish()
         new_rows: list[int] = []
         new_counts: list[int] = []
@@ -332,11 +344,9 @@ class Scheduler:
         else:
             self._hindrance = "rows" if budget > 0 else "tokens"
         self._saver.release_host_blocks(self._diff.swap_ins[swap_ins_before:])
-        if not new_rows:
-            return rows, counts
-        self._delay.admitted()
-        new = np.array([new_rows, new_counts], dtype=np.int32)
-        return np.concatenate([rows, new[0]]), np.concatenate([counts, new[1]])
+        if new_rows:
+            self._delay.admitted()
+        return np.array(new_rows, np.int32), np.array(new_counts, np.int32)
 
     def _admit(self, request: Request, budget: int, *, may_be_partial: bool) -> int:
         """Admit one request if it fits. Returns its tokens in this step; 0 where it waits on, in the queue or held back."""
@@ -350,19 +360,10 @@ class Scheduler:
             self._end(request, FinishReason.ERROR)
             return 0
         remaining = len(request.token_ids) - computed
-        count = min(remaining, budget)
-        if self._config.enable_chunked_prefill:
-            if self._config.long_prefill_token_threshold > 0:
-                count = min(count, self._config.long_prefill_token_threshold)
-        elif count < remaining and remaining <= self._budget.limit.tokens:
-            self._hindrance = "whole prompt"
-            return 0
-        count = self.encoding.fit(request, computed, count)
-        if count == 0:
-            self._hindrance = "media"
-            return 0
-        if count < remaining and not may_be_partial:
-            self._hindrance = "partial prefills"
+        wanted = self._budget.chunk(remaining, budget)
+        count = self.encoding.fit(request, computed, wanted)
+        if count == 0 or (count < remaining and not may_be_partial):
+            self._hindrance = "partial prefills" if count else "media" if wanted else "whole prompt"
             return 0
         if not self._saver.has_room(request, hit, self._config.max_open_tokens):
             if self._batch.num_active or self._leaving or not self.waiting.prefixes.drop_references():

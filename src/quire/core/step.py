@@ -90,6 +90,12 @@ def grow_by_one(kv: KVCacheManager, batch: RunningBatch, diff: PendingDiff, rows
     return True
 
 
+def without(rows: IntArray, counts: IntArray, dropped: set[int]) -> tuple[IntArray, IntArray]:
+    """The rows that were not dropped."""
+    kept = ~np.isin(rows, list(dropped))
+    return rows[kept], counts[kept]
+
+
 def build_new_request(request: Request) -> NewRequestData:
     """What the workers need of a request that got its row and pages."""
     return NewRequestData(

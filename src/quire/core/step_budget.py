@@ -11,7 +11,7 @@ from quire.core.encoding import NO_ENCODING, NoEncoding
 from quire.core.output import IntArray
 from quire.core.policies import SchedulingPolicy
 from quire.core.running import RunningBatch
-from quire.core.step import NO_ROWS, without_zeros
+from quire.core.step import NO_ROWS, without, without_zeros
 from quire.core.timelines import Timelines
 from quire.core.waiting import WaitingRoom
 
@@ -62,6 +62,7 @@ class StepBudget:
 
     Attributes:
         limit: the tokens that a step may have now.
+        aside: prompts of background requests that sit the step out, and their tokens.
     """
 
     def __init__(
@@ -76,11 +77,13 @@ class StepBudget:
         self._config, self._batch, self._cost_model = config, batch, cost_model
         self._timelines, self._least = timelines, max(batch.block_size, config.min_prefill_tokens)
         self._is_patient = True
+        self.aside = NO_ROWS, NO_ROWS
         self.limit = StepLimit(config.max_num_batched_tokens)
 
     def divide(self, waiting: WaitingRoom, encoding: NoEncoding = NO_ENCODING) -> tuple[IntArray, IntArray, int]:
         """Rows that run already, their tokens, and what is left of the budget for prompts that wait."""
         batch, limit = self._batch, self.limit.tokens
+        self.aside = NO_ROWS, NO_ROWS
         budget = max(1, min(limit, self._policy.step_tokens(limit, batch.num_active)))
         if self._config.max_step_factor > 0:
             head = waiting.next()
@@ -106,7 +109,7 @@ class StepBudget:
         self, rows: IntArray, counts: IntArray, budget: int, waiting: WaitingRoom, encoding: NoEncoding
     ) -> tuple[IntArray, IntArray, int]:
         """Decoding rows first, one token each; prompts share what is left, in order of rank. Those of background requests sit the
-        step out while another request waits."""
+        step out (`aside`) while another request waits."""
         batch = self._batch
         is_prefill = batch.computed[rows] < batch.prefill_end[rows]
         decode_rows, decode_counts = without_zeros(rows[~is_prefill], counts[~is_prefill])
@@ -118,13 +121,30 @@ class StepBudget:
             counts = np.minimum(counts, self._config.long_prefill_token_threshold)
         head = waiting.next()
         if head is not None and not head.source.is_background:
-            counts[[batch.request(row).source.is_background for row in rows.tolist()]] = 0
+            is_aside = np.array([batch.request(row).source.is_background for row in rows.tolist()])
+            self.aside = rows[is_aside], counts[is_aside]
+            counts[is_aside] = 0
         counts = encoding.share(batch, rows, counts, budget)
         if len(counts) and counts[-1] == 0:
             self._timelines.stand(batch, rows[counts == 0].tolist(), "tokens")
         rows, counts = without_zeros(rows, counts)
         budget -= int(counts.sum())
         return np.concatenate([decode_rows, rows]), np.concatenate([decode_counts, counts]), budget
+
+    def with_aside(
+        self, rows: IntArray, counts: IntArray, budget: int, dropped: set[int], encoding: NoEncoding
+    ) -> tuple[IntArray, IntArray]:
+        """The step's rows with prompts that sat aside, unless they were dropped: nobody else can use the tokens that are left."""
+        aside, wanted = without(*self.aside, dropped)
+        aside, wanted = without_zeros(aside, encoding.share(self._batch, aside, wanted, budget))
+        return np.concatenate([rows, aside]), np.concatenate([counts, wanted])
+
+    def chunk(self, num_tokens: int, budget: int) -> int:
+        """How many of the tokens of a prompt that starts may be computed in a step with so much left; 0: it has to be whole."""
+        threshold = self._config.long_prefill_token_threshold
+        if not self._config.enable_chunked_prefill:
+            return 0 if budget < num_tokens <= self.limit.tokens else min(num_tokens, budget)
+        return min(num_tokens, budget, threshold if threshold > 0 else num_tokens)
 
     def _limit_prefill(self, budget: int, decode_rows: IntArray, context: int) -> int:
         """The prompt tokens that may join these decoding rows: within the budget, and within `max_step_ms` or, while the queue
