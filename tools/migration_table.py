@@ -305,6 +305,7 @@ def check_metrics(table: dict[str, Any]) -> Verdicts:
 
     metrics = EngineMetrics("m", 4096)
     metrics.adapters = AdapterStats()
+    metrics.accepted_per_position = [1]
     text = PrometheusExposition(metrics, {"block_size": "16"}).exposition()[0].decode()
     names = {re.split(r"[{ ]", line)[0].partition(":")[2] for line in text.splitlines() if line.startswith("quire:")}
     bare = {re.sub(r"_(total|count|sum|bucket)$", "", name) for name in names} | names
