@@ -44,6 +44,10 @@ NEEDS: dict[str, str] = {
     "tensorize_vllm_model": "the package tensorizer",
     "api_server/server": "the package fastapi",
     "forced_alignment": "models that see or hear",
+    "qwen3_reranker": "a tokenizer with the words yes and no, and weights of Qwen3",
+    "chat_with_tools": "a tokenizer of Mistral's",
+    "decode_example": "what the script before it wrote",
+    "load_sharded_state": "what the script before it wrote",
 }
 """Parts of paths, and what those scripts need."""
 ARGUMENTS: dict[str, list[str]] = {
@@ -57,7 +61,6 @@ POOLERS: dict[str, tuple[str, dict[str, Any]]] = {
     "jinaai/jina-embeddings-v3": ("XLMRobertaModel", {"matryoshka_dimensions": [16, 32]}),
     "Skywork/Skywork-Reward-V2-Qwen3-0.6B": ("Qwen3ForSequenceClassification", {"num_labels": 1}),
     "nvidia/llama-nemotron-rerank-1b-v2": ("LlamaForSequenceClassification", {"num_labels": 1}),
-    "Qwen/Qwen3-Reranker-0.6B": ("Qwen3ForCausalLM", {}),
     "BAAI/bge-m3": ("XLMRobertaModel", {}),
     "jinaai/jina-reranker-v3": ("Qwen3Model", {}),
 }
@@ -160,7 +163,8 @@ def main() -> None:
     parser.add_argument("--show", action="store_true", help="print the last words of those that fail")
     arguments = parser.parse_args()
     root = arguments.root.resolve()
-    POOLING.update(POOLERS)
+    for name, (architecture, config) in (POOLING | POOLERS).items():
+        POOLING[name] = (architecture, {"max_position_embeddings": 4096, **config})
     with tempfile.TemporaryDirectory() as folder:
         scripts = engine_scripts(root, arguments.only)
         if not scripts:

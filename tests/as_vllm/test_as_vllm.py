@@ -7,8 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import pytest
+
 from quire.as_vllm.names import ABSENT, MODULES, PROGRAMS, why_absent
 from quire.entrypoints.cli.main import COMMANDS
+from quire.entrypoints.pooling import PoolingMethods
+from quire.outputs import PoolingOutput, PoolingRequestOutput
 
 NAMES = {
     "vllm": "LLM LLMEngine AsyncLLMEngine EngineArgs AsyncEngineArgs SamplingParams PoolingParams "
@@ -146,6 +151,22 @@ def test_a_script_with_flags_and_logits_processors_of_vllms_runs_unchanged(tmp_p
     assert last == [*plain[:2], 66]
     assert found["seqs"] == 8 and found["argv"][0] == "--max_tokens"  # type: ignore[index]
     assert "vllm:generation_tokens" in found["counters"]  # type: ignore[operator]
+
+
+def test_what_a_pooler_gives_is_a_tensor_and_scores_are_computed_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    from quire.as_vllm.faces import LLM
+
+    vectors = {"a": [3.0, 4.0], "b": [4.0, 3.0]}
+
+    def encode(self, prompts, *_, **__) -> list[PoolingRequestOutput[PoolingOutput]]:
+        return [PoolingRequestOutput(text, PoolingOutput(np.array(vectors[text])), [1], True) for text in prompts]
+
+    monkeypatch.setattr(PoolingMethods, "encode", encode)
+    llm = LLM.__new__(LLM)
+    (output,) = llm.encode(["a"])
+    assert type(output.outputs.data).__name__ == "Tensor" and output.outputs.data.tolist() == [3.0, 4.0]
+    (score,) = llm._score_embeddings(["a"], ["b"], None, None, False, None)
+    assert score.outputs.score == pytest.approx(24 / 25)
 
 
 def test_children_of_a_program_see_the_same_package(tmp_path: Path) -> None:

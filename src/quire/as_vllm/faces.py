@@ -47,12 +47,24 @@ __all__ = [
 
 
 class LLM(_LLM):
-    """As Quire's; the metrics have vLLM's names, and VLLM_BATCH_INVARIANT is the setting `deterministic`."""
+    """As Quire's; metrics have vLLM's names, `encode` gives tensors, and VLLM_BATCH_INVARIANT is the setting `deterministic`."""
 
     def __init__(self, model: str | None = None, **kwargs: Any) -> None:
         if envs.foreign("VLLM_BATCH_INVARIANT") == "1":
             kwargs.setdefault("deterministic", True)
         super().__init__(model, **kwargs)
+
+    def encode(self, prompts: Any, *args: Any, **options: Any) -> list[Any]:
+        """As Quire's; arrays are tensors."""
+        import numpy as np
+        import torch
+
+        outputs = super().encode(prompts, *args, **options)
+        for output in outputs:
+            data = getattr(output.outputs, "data", None)
+            if isinstance(data, np.ndarray):
+                output.outputs.data = torch.as_tensor(data)  # type: ignore[union-attr]
+        return outputs
 
     def get_metrics(self, names: str = "vllm") -> list[Metric]:
         """The figures of now; `names` is their prefix."""

@@ -92,7 +92,9 @@ class PoolingMethods:
         if processor is None:
             raise RequestError("a prompt with data needs io_processor_plugin, which names a plugin", param="data")
         merged = processor.merge_pooling_params(params if isinstance(params, PoolingParams) else None)
-        outputs = self.encode(prompts_of(processor, data), merged, use_tqdm=use_tqdm, lora_request=adapters)
+        outputs = PoolingMethods.encode(
+            self, prompts_of(processor, data), merged, use_tqdm=use_tqdm, lora_request=adapters
+        )
         tokens = [token_id for output in outputs for token_id in output.prompt_token_ids]
         return PoolingRequestOutput(outputs[0].request_id, processor.post_process(outputs), tokens, True)
 
@@ -101,14 +103,15 @@ class PoolingMethods:
     ) -> list[EmbeddingRequestOutput]:
         """An embedding of each prompt; arguments as those of `encode`."""
         return [
-            EmbeddingRequestOutput.from_base(output) for output in self.encode(prompts, pooling_task="embed", **options)
+            EmbeddingRequestOutput.from_base(output)
+            for output in PoolingMethods.encode(self, prompts, pooling_task="embed", **options)
         ]
 
     def classify(
         self, prompts: PromptType | Sequence[PromptType], **options: Unpack[EncodeOptions]
     ) -> list[ClassificationRequestOutput]:
         """A probability for each class, of each prompt; arguments as those of `encode`."""
-        pooled = self.encode(prompts, pooling_task="classify", **options)
+        pooled = PoolingMethods.encode(self, prompts, pooling_task="classify", **options)
         return [ClassificationRequestOutput.from_base(output) for output in pooled]
 
     def reward(self, prompts: PromptType | Sequence[PromptType], /, **options: Unpack[EncodeOptions]) -> list[Pooled]:
@@ -163,7 +166,8 @@ class PoolingMethods:
     ) -> list[ScoringRequestOutput]:
         """Each text is embedded once, however often it is paired."""
         texts = list(dict.fromkeys([*firsts, *seconds]))
-        embedded = self.encode(
+        embedded = PoolingMethods.encode(
+            self,
             cast("list[PromptType]", texts),
             pooling_params,
             pooling_task="embed",
