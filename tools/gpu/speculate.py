@@ -172,8 +172,9 @@ def main() -> None:
         shape = TINY if args.tiny else LLAMA_8B
         (Path(folder) / "config.json").write_text(json.dumps(shape))
         (Path(folder) / "head").mkdir()
-        vocab = {"draft_vocab_size": shape["vocab_size"]} if args.tiny else {}
-        (Path(folder) / "head" / "config.json").write_text(json.dumps(shape | EAGLE3 | vocab))
+        reads = {"eagle_aux_hidden_state_layer_ids": [0, 0, 1]}
+        own = {"draft_vocab_size": shape["vocab_size"], "eagle_config": reads} if args.tiny else {}
+        (Path(folder) / "head" / "config.json").write_text(json.dumps(shape | EAGLE3 | own))
         head = {"method": "eagle3", "model": str(Path(folder) / "head"), "num_speculative_tokens": 4}
         runs["head"] = (
             head,
