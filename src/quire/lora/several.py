@@ -82,7 +82,7 @@ def heads_of(module: Module, plan: ParallelPlan) -> dict[str, Several]:
 def expert_segments(module: Module, plan: ParallelPlan, fixed: str) -> Iterator[tuple[str, Segment]]:
     """By the names of a checkpoint: each expert's own matrices, and those of all experts in one."""
     variants = [module, module.from_stacks()] if module.stacked and not module.is_stacked else [module]
-    container = re.sub(r"(\.\d+)?\.[^.]*$", "", module.sources[0])
+    container = re.sub(r"(\.\d+)?\.[^.]*(\.weight)?$", "", module.sources[0])
     whole = dataclasses.replace(module, stacked=(f"{container} {module.name}",), layouts=()).from_stacks()
     for variant in (*variants, whole):
         columns = variant.local_columns(plan)
