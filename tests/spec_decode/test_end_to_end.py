@@ -4,6 +4,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.oracles.async_platform import AsyncCpuPlatform
 from tests.oracles.tiny_models import VOCAB_SIZE, make_tiny_model
@@ -132,6 +133,23 @@ def test_everything_that_is_told_is_the_same(
     monkeypatch: pytest.MonkeyPatch, llama: Path, runner: str, params: list[dict[str, Any]]
 ) -> None:
     check(monkeypatch, llama, runner, params)
+
+
+@pytest.mark.parametrize("runner", ["host", "device"])
+def test_a_request_that_resumes_in_a_new_engine_goes_on_token_for_token(
+    monkeypatch: pytest.MonkeyPatch, llama: Path, runner: str
+) -> None:
+    requests = requests_of(PARAMS)
+    expected = make_engine(monkeypatch, llama, runner, speculative_config=None).generate(requests)
+    for number in (1, 7, MAX_TOKENS - 1):
+        engine = make_engine(monkeypatch, llama, runner)
+        speculate(engine, expected)
+        resumed = [
+            msgspec.structs.replace(request, resumed_token_ids=expected[request.request_id][:number])
+            for request in requests
+        ]
+        assert engine.generate(resumed) == {name: tokens[number:] for name, tokens in expected.items()}
+        assert engine.scheduler._stats.drafts.num_accepted_tokens > 0 or number == MAX_TOKENS - 1
 
 
 @pytest.mark.exhaustive
