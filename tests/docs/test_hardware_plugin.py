@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import pkgutil
 import re
 import subprocess
 import sys
@@ -201,3 +202,13 @@ def test_every_method_of_vllms_platform_has_its_row() -> None:
         "manual_seed_all",
     } <= named
     assert len(named) >= 75
+
+
+def test_doors_that_take_the_place_of_patches_are_there() -> None:
+    table = PAGE[PAGE.index("## From a plugin that patches") : PAGE.index("## From vLLM's `Platform`")]
+    paths = re.findall(r"`(quire(?:\.\w+)+)", table)
+    assert len(paths) > 8
+    for path in paths:
+        assert pkgutil.resolve_name(path) is not None
+    methods = re.findall(r"`(\w+)\(config|`(\w+)\(specs|`(\w+)\(hf_config", table)
+    assert all(hasattr(Platform, name) for names in methods for name in names if name)

@@ -12,7 +12,7 @@ from tests.models.test_drawn_configs import architectures
 from tests.oracles import fake_npu
 from tests.oracles.tiny_models import make_tiny_model
 
-from quire import LLM
+from quire import LLM, SamplingParams
 from quire.conformance.engine_checks import ask, compare, prompts_of
 from quire.entrypoints.cli.main import main
 from quire.platforms import current_platform
@@ -75,7 +75,14 @@ def test_the_whole_suite_passes(mode: str, npu: None, tmp_path: Path, monkeypatc
     monkeypatch.setenv("QUIRE_FAKE_NPU_MODE", mode)
     code, report = conformance(tmp_path)
     assert (code, outcomes(report, "fail"), outcomes(report, "error")) == (0, [], [])
-    long = ("processes/core-dies", "processes/server", "ranks/communicator", "ranks/llama", "ranks/qwen3-moe")
+    long = (
+        "processes/core-dies",
+        "processes/server",
+        "ranks/communicator",
+        "ranks/llama",
+        "ranks/qwen3-moe",
+        "ranks/stages",
+    )
     assert set(long) <= set(outcomes(report, "pass"))
 
 
@@ -147,3 +154,19 @@ def test_the_package_patches_nothing(npu_site: Path) -> None:
 )
 def test_a_patch_would_be_found(text: str) -> None:
     assert len(assignments(ast.parse(text))) == 1
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_tier_gives_pages_back_to_the_device(
+    mode: str, npu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUIRE_FAKE_NPU_MODE", mode)
+    path, answers = make_tiny_model("LlamaForCausalLM", tmp_path / "model", tokenizer=False), []
+    transfer = {"kv_connector": "disk", "kv_connector_extra_config": {"path": str(tmp_path / "kv")}}
+    for _ in range(2):
+        llm = LLM(str(path), device="npu", kv_transfer_config=transfer, **SETTINGS)
+        params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+        (output,) = llm.generate({"prompt_token_ids": [3 + i * i % 300 for i in range(50)]}, params, use_tqdm=False)
+        answers.append((list(output.outputs[0].token_ids), output.num_cached_tokens))
+        llm.shutdown()
+    assert answers[0][0] == answers[1][0] and [cached for _, cached in answers] == [0, 48]
