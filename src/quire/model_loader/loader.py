@@ -223,14 +223,14 @@ def _build_tower(
     vision, settings = spec.vision, config.multimodal
     if vision is None or vision.trunk.patches is None or settings is None:
         return None
-    size = context.block_size
+    size, patches = context.block_size, vision.trunk.patches
     requests = attention_requests(vision.trunk, context.dtype, size, deterministic=context.deterministic)
     selection = select_backend(requests, platform.attention_backends())
     own = dataclasses.replace(
         context,
         kv_dtype=context.dtype,
-        # Beside each image's patches there may be one more row.
-        max_tokens=2 * settings.encoder_budget * vision.trunk.patches.merge**2,
+        # An image may be one patch, with a class token beside it.
+        max_tokens=settings.encoder_budget * (patches.merge**2 + patches.class_token),
         max_logits=1,
         max_positions=0,
         backend=selection.backend(),
