@@ -40,6 +40,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "vllm.entrypoints.llm": (_FACES, "quire.entrypoints.llm"),
     "vllm.entrypoints.cli.main": ("quire.entrypoints.cli.main",),
     "vllm.lora.request": ("quire.adapters",),
+    "vllm.lora.resolver": ("quire.lora.resolver",),
     "vllm.model_executor.models": ("quire.models.registry",),
     "vllm.model_executor.models.registry": ("quire.models.registry",),
     "vllm.plugins": ("quire.plugins",),
