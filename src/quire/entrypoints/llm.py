@@ -36,7 +36,7 @@ from quire.entrypoints.conversations import (
 )
 from quire.entrypoints.media_parts import MediaMessages
 from quire.entrypoints.pooling import PoolingMethods
-from quire.errors import RequestError
+from quire.errors import EngineDeadError, EngineError, RequestError
 from quire.inputs import PromptType
 from quire.logprobs import LogprobsOnePosition
 from quire.outputs import AnyOutput, RequestOutput
@@ -350,6 +350,15 @@ class LLM(PoolingMethods, EngineControl):
                 pause.settle(len(requests))
             return self._finish([request.request_id for request in requests], use_tqdm, interrupt)
 
+    def _stands_still(self) -> bool:
+        """Whether no step would go on with a request. A core that dies under the question is started again, and does."""
+        try:
+            return self.llm_engine.is_standing_still()
+        except EngineDeadError:
+            raise
+        except EngineError:
+            return False
+
     def _finish(self, ids: list[str], use_tqdm: Tqdm, interrupt: "DeferredInterrupt") -> list[Any]:
         """Step until these requests have ended; what was enqueued and ends meanwhile is kept for `wait_for_completion`."""
         engine = self.llm_engine
@@ -357,7 +366,7 @@ class LLM(PoolingMethods, EngineControl):
         wanted = set(ids)
         progress = _Progress(len(ids), use_tqdm)
         try:
-            if len(finished) < len(ids) and engine.is_standing_still():
+            if len(finished) < len(ids) and self._stands_still():
                 raise RequestError("the engine sleeps or is paused; wake it up first (wake_up)", param="wake_up")
             while len(finished) < len(ids):
                 for output in engine.step():
