@@ -87,7 +87,8 @@ def test_the_whole_suite_passes(mode: str, npu: None, tmp_path: Path, monkeypatc
 
 
 def cases() -> Iterator[Any]:
-    names = architectures()
+    # A model with encoders has its decoder's config within, so that a tiny one is made under the decoder's own name.
+    names = [name for name in architectures() if not name.endswith("ForConditionalGeneration")]
     for number, name in enumerate(names):
         is_sample = number % (len(names) // BY_DEFAULT) == 0
         yield pytest.param(name, marks=() if is_sample else pytest.mark.exhaustive)
