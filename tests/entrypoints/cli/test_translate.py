@@ -123,7 +123,7 @@ def test_the_tool_finds_command_lines_in_documents(tmp_path) -> None:
     (tmp_path / "docs").mkdir()
     text = "Use `vllm serve` for it, or vllm serve flags.\n\n```\nvllm serve org/a \\\n    --port 1\n"
     text += (
-        'vllm serve org/b --kv-transfer-config \'{\n"kv_connector": "x"}\'\n```\n"vllm serve $M --port 1" --other 3\n'
+        'vllm serve org/b --no-such-config \'{\n"kv_connector": "x"}\'\n```\n"vllm serve $M --port 1" --other 3\n'
     )
     (tmp_path / "docs" / "page.md").write_text(text, encoding="utf-8")
     lines = command_lines(tmp_path)
