@@ -122,9 +122,7 @@ def test_keywords_and_values_are_refused_together() -> None:
 def test_the_tool_finds_command_lines_in_documents(tmp_path) -> None:
     (tmp_path / "docs").mkdir()
     text = "Use `vllm serve` for it, or vllm serve flags.\n\n```\nvllm serve org/a \\\n    --port 1\n"
-    text += (
-        'vllm serve org/b --no-such-config \'{\n"kv_connector": "x"}\'\n```\n"vllm serve $M --port 1" --other 3\n'
-    )
+    text += 'vllm serve org/b --no-such-config \'{\n"kv_connector": "x"}\'\n```\n"vllm serve $M --port 1" --other 3\n'
     (tmp_path / "docs" / "page.md").write_text(text, encoding="utf-8")
     lines = command_lines(tmp_path)
     assert [line.split()[2] for line in lines] == ["org/a", "org/b", "$M"]
