@@ -40,12 +40,14 @@ SAMPLE = (
 
 
 def architectures() -> list[str]:
-    """Decoders of which Transformers has a class."""
+    """Decoders of which Transformers has a class. A class around a text model is left out: its config has the text model's in a
+    part, which tiny values do not reach."""
     import transformers
 
     def is_own(name: str) -> bool:
         module = ModelRegistry.resolve(name).load().__module__
-        return "pooling" not in module and "text_part" not in module
+        parts = getattr(getattr(transformers, name).config_class, "sub_configs", {})
+        return "pooling" not in module and "text_part" not in module and "text_config" not in parts
 
     return [name for name in ModelRegistry.get_supported_archs() if hasattr(transformers, name) and is_own(name)]
 
