@@ -8,7 +8,7 @@ import pytest
 import quire
 
 PUBLIC = {
-    "LLM", "LLMEngine", "AsyncLLMEngine", "AsyncLLM", "EngineArgs", "AsyncEngineArgs", "SamplingParams", "PoolingParams",
+    "LLM", "LLMEngine", "LoRARequest", "AsyncLLMEngine", "AsyncLLM", "EngineArgs", "AsyncEngineArgs", "SamplingParams", "PoolingParams",
     "ModelRegistry", "PromptType", "TextPrompt", "TokensPrompt", "RequestOutput", "CompletionOutput", "PoolingOutput",
     "PoolingRequestOutput", "EmbeddingOutput", "EmbeddingRequestOutput", "ClassificationOutput",
     "ClassificationRequestOutput", "ScoringOutput", "ScoringRequestOutput", "initialize_ray_cluster", "__version__",

@@ -208,7 +208,7 @@ def test_what_quire_does_not_have_is_an_import_error_and_the_log_says_why() -> N
     done = run("-c", text)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("No module named") == 2 and "cannot import name 'Unheard'" in done.stdout
-    assert "no model reads media yet" in done.stdout and "no KV connectors" in done.stdout
+    assert "how models see is a table" in done.stdout and "connectors are classes of plugins" in done.stdout
     assert done.stdout.splitlines()[-1] == "False"
 
 

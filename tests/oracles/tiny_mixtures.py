@@ -197,3 +197,5 @@ RECURRENT: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 RECURRENT["Qwen3_5MoeForCausalLM"] = RECURRENT["Qwen3NextForCausalLM"]
+RECURRENT["InklingForConditionalGeneration"] = RECURRENT["InklingForCausalLM"]
+MIXTURES["Step3p7ForConditionalGeneration"] = MIXTURES["Step3p5ForCausalLM"]

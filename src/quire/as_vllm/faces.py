@@ -74,13 +74,23 @@ class LLM(_LLM):
 class FlexibleArgumentParser(ArgumentParser):
     """The parser of Quire's own commands. A wrong flag ends the program with code 2, as argparse does."""
 
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        try:
+            return super().parse_args(args, namespace)
+        except ConfigError as error:
+            self.leave(error)
+
     def error(self, message: str) -> NoReturn:
         """Print the message and leave."""
         try:
             super().error(message)
         except ConfigError as error:
-            print(f"{self.prog}: error: {error}", file=sys.stderr)
-            sys.exit(2)
+            self.leave(error)
+
+    def leave(self, error: ConfigError) -> NoReturn:
+        """Print the error as argparse prints its own, and end the program."""
+        print(f"{self.prog}: error: {error}", file=sys.stderr)
+        sys.exit(2)
 
     def check_port(self, value: str) -> int:
         """A port's number. Raises argparse.ArgumentTypeError."""

@@ -67,7 +67,7 @@ PROGRAMS: dict[str, tuple[str, ...]] = {
 ABSENT: dict[str, str] = {
     "vllm.assets": "how models see is a table (docs/multimodal.md)",
     "vllm.multimodal": "how models see is a table (docs/multimodal.md)",
-    "vllm.distributed.kv_transfer": "there are no KV connectors yet",
+    "vllm.distributed.kv_transfer": "KV connectors are classes of plugins (docs/kv_tiers.md)",
     "vllm.distributed.weight_transfer": "a trainer calls the engine's own methods or routes (docs/weights.md)",
     "vllm.model_executor.model_loader": "weights are read by Quire's own loader (docs/startup.md)",
     "vllm.model_executor": "a model is a description, and has no class (docs/models.md)",

@@ -143,6 +143,10 @@ def _told(verdict: Verdict) -> str:
     return f"{verdict.name}: {verdict.failure or f'off by {verdict.error:.0e} in {verdict.num_cases} cases'}"
 
 
+PREPARES = ("pack_", "expert_matrices")
+"""Operations that hand out weights in a layout of the platform's own: the products that take these are drawn."""
+
+
 @check(
     "kernels/registered", "every operation has a kernel that can run, and every kernel of the platform's own has cases"
 )
@@ -155,7 +159,7 @@ def check_registered(subject: Subject) -> str:
         raise Failed("operations without a kernel", "a choice for every operation (`ops.select`)", ", ".join(missing))
     own = [op for op, choice in choices.items() if choice.chosen.platform == subject.platform.name]
     drawn = {name.partition(",")[0] for name in draws}
-    if unknown := [op for op in own if op not in drawn and not op.startswith("pack_")]:
+    if unknown := [op for op in own if op not in drawn and not op.startswith(PREPARES)]:
         raise Failed(
             "kernels that nothing is drawn for",
             "a draw for each (quire.conformance.cases.case.draw)",

@@ -20,8 +20,9 @@ class DrawnTable(AdapterTable):
         self.dtype = there.down.dtype
         self.most_ranks = max(part.rank for part in self.parts if part is not None)
         self.most_adapters = len(self.parts)
-        entries = [[0] * len(FIELDS) if part is None else part.entry() for part in self.parts]
-        self.entries_FL = torch.tensor(entries).T.contiguous().to(there.down.device)
+        nothing = [[0] * len(FIELDS)] * self.fan
+        slots = (nothing if part is None else part.entries(self.fan) for part in self.parts)
+        self.entries_FL = torch.tensor([entry for entries in slots for entry in entries]).T.contiguous().to(there.down.device)
 
 
 def _table(rng: Shapes, dtype: torch.dtype, n: int, k: int, segments: int, *, is_embedding: bool = False) -> DrawnTable:

@@ -5,6 +5,8 @@ import os
 import sys
 from typing import NoReturn
 
+from quire.errors import ConfigError
+
 PASSES_WORDS_ON = True
 """Its words are another program's, and not read here."""
 
@@ -16,5 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> NoReturn:
     words = args.words[1:] if args.words[:1] == ["--"] else args.words
+    if words and words[0].startswith("-") and words[0] not in ("-m", "-c"):
+        raise ConfigError(f"quire as-vllm takes a script, -m MODULE, -c TEXT or a program, not the option {words[0]!r}")
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "quire.as_vllm", *words])
