@@ -1,5 +1,6 @@
 """The table of environment variables."""
 
+import types
 import typing
 
 import pytest
@@ -23,7 +24,7 @@ def test_a_variable_is_read_when_it_is_accessed(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("name", sorted(envs.VARIABLES))
 def test_every_variable_has_a_default_of_its_kind_and_a_text(name: str) -> None:
     declared = typing.get_type_hints(envs)[name]
-    kinds = typing.get_args(declared) or (declared,)
+    kinds = typing.get_args(declared) if typing.get_origin(declared) in (typing.Union, types.UnionType) else (declared,)
     assert isinstance(getattr(envs, name), tuple(typing.get_origin(kind) or kind for kind in kinds))
     assert envs.VARIABLES[name].doc.endswith(".")
 

@@ -133,7 +133,7 @@ def test_a_plus_appends_to_a_list_of_a_json_option() -> None:
 
 
 VLLM_DEFAULTS = [
-    ["--kv-transfer-config", "{}"], ["--no-enable-dbo"], ["--no-enable-mm-embeds"],
+    ["--ec-transfer-config", "{}"], ["--no-enable-dbo"], ["--no-enable-mm-embeds"],
     ["--compilation-config.level", "3"], ["-cc.mode=3"], ["-dcp", "1"], ["--all2all-backend=allgather_reducescatter"],
     ["-O1"], ["-O", "2"], ["-O3"], ["--optimization-level", "2"],
 ]  # fmt: skip
@@ -226,7 +226,7 @@ def test_help_lists_the_groups_and_everything_only_when_asked(capsys: pytest.Cap
     assert "max-num-seqs" in short and "--help=all" in short
     everything = help_on("all", capsys)
     assert all(f"--{f.name.replace('_', '-')}" in everything for f in FIELDS)
-    assert "--kv-transfer-config" not in everything
+    assert "--ec-transfer-config" not in everything
     assert (help_on("listgroup", capsys), help_on("page", capsys)) == (short, everything)
 
 
@@ -279,7 +279,7 @@ def test_lists_take_several_words() -> None:
         (["--hf-overrides.a", "1", "--hf-overrides.a.b", "2"], "both as a value and as an object"),
         (["--hf-overrides", "{", "--hf-overrides.a", "1"], "not valid JSON"),
         (["--swap-space", "x"], "--swap-space"),
-        (["--kv-transfer-config.kv_role", "x"], "kv_transfer_config={'kv_role': 'x'} is not available yet"),
+        (["--ec-transfer-config.ec_role", "x"], "ec_transfer_config={'ec_role': 'x'} is not available yet"),
         (["-dc", '{"x": 1}'], "diffusion_config={'x': 1} is not available yet"),
         (["--speculative-config", "always"], "'always' is not valid JSON"),
         (["--enable-dbo"], "enable_dbo=True is not available yet"),
