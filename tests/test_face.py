@@ -9,8 +9,8 @@ import quire
 
 PUBLIC = {
     "LLM", "LLMEngine", "LoRARequest", "AsyncLLMEngine", "AsyncLLM", "EngineArgs", "AsyncEngineArgs", "SamplingParams",
-    "PoolingParams", "ModelRegistry", "PromptType", "TextPrompt", "TokensPrompt", "RequestOutput", "CompletionOutput", "PoolingOutput",
-    "PoolingRequestOutput", "EmbeddingOutput", "EmbeddingRequestOutput", "ClassificationOutput",
+    "PoolingParams", "ModelRegistry", "PromptType", "TextPrompt", "TokensPrompt", "RequestOutput", "CompletionOutput",
+    "PoolingOutput", "PoolingRequestOutput", "EmbeddingOutput", "EmbeddingRequestOutput", "ClassificationOutput",
     "ClassificationRequestOutput", "ScoringOutput", "ScoringRequestOutput", "initialize_ray_cluster", "__version__",
     "__version_tuple__",
 }  # fmt: skip

@@ -73,12 +73,16 @@ class Result:
 
 @functools.cache
 def _transformers_config(architecture: str) -> HFConfig | None:
-    """The config of a tiny checkpoint of Transformers; None where it has no class of this name."""
+    """The config of a tiny checkpoint of Transformers; None where it has no class of this name, or one around a text model that
+    is not one of `TEXT_PARTS`, of which tiny values make nothing tiny."""
     import transformers
 
     transformers.logging.set_verbosity_error()
     model_class = getattr(transformers, architecture, None)
     if model_class is None:
+        return None
+    is_whole = ModelRegistry.resolve(architecture).load() is text_part
+    if "text_config" in getattr(model_class.config_class, "sub_configs", {}) and not is_whole:
         return None
     values = model_class.config_class(**tiny_models.tiny_values(architecture)).to_dict()
     return HFConfig({**values, "architectures": [architecture]})

@@ -75,6 +75,7 @@ class FlexibleArgumentParser(ArgumentParser):
     """The parser of Quire's own commands. A wrong flag ends the program with code 2, as argparse does."""
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        """As argparse's."""
         try:
             return super().parse_args(args, namespace)
         except ConfigError as error:

@@ -22,7 +22,9 @@ class DrawnTable(AdapterTable):
         self.most_adapters = len(self.parts)
         nothing = [[0] * len(FIELDS)] * self.fan
         slots = (nothing if part is None else part.entries(self.fan) for part in self.parts)
-        self.entries_FL = torch.tensor([entry for entries in slots for entry in entries]).T.contiguous().to(there.down.device)
+        self.entries_FL = (
+            torch.tensor([entry for entries in slots for entry in entries]).T.contiguous().to(there.down.device)
+        )
 
 
 def _table(rng: Shapes, dtype: torch.dtype, n: int, k: int, segments: int, *, is_embedding: bool = False) -> DrawnTable:
@@ -61,7 +63,8 @@ def _rows(rng: Shapes, t: int, num_slots: int) -> AdapterRows:
             groups.append((slots[row], place, 1))
     groups += [(LOST, LOST, 0)] * (t - len(groups))
     order += [LOST] * (t - len(order))
-    return AdapterRows(*(torch.tensor(values, dtype=torch.int32) for values in (slots, order, groups)))
+    slots_T, order_T, groups_G3 = (torch.tensor(values, dtype=torch.int32) for values in (slots, order, groups))
+    return AdapterRows(slots_T, order_T, groups_G3)
 
 
 @draw("adapter_shrink")
