@@ -332,6 +332,7 @@ class Drafting(NoDrafting):
             guesses.end(self._batch.known_since(row, guesses.num_seen, MAX_INDEXED))
 
     def forget(self, row: int) -> None:
+        self.lengths[row] = 0  # another request may get the row in the plan that is being made
         guesses = self._guesses.pop(row, None)
         if guesses is not None:
             self._chance += 0.2 * (guesses.chance - self._chance)

@@ -141,7 +141,7 @@ KINDS = {
             "register",
             "a place for computed pages beside the device's cache",
             EVERY,
-            "hazel",
+            "alder",
             "quire.config.kv_transfer.KV_CONNECTORS",
         ),
         Kind(

@@ -14,7 +14,7 @@ from quire.platforms.interface import DeviceRuntime
 from quire.worker.page_connector import PageTier
 
 
-class HazelTier(PageTier):
+class AlderTier(PageTier):
     """At most `max_pages` pages (a key of `kv_connector_extra_config`); the oldest go first."""
 
     def __init__(self, config: EngineConfig, runtime: DeviceRuntime) -> None:

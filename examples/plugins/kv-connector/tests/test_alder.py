@@ -6,7 +6,7 @@ PROMPT = "The ship came into the harbour, and the captain looked for his old fri
 
 
 def test_a_lost_prompt_comes_from_the_tier() -> None:
-    llm = LLM(max_model_len=512, dtype="float32", kv_transfer_config={"kv_connector": "hazel"})
+    llm = LLM(max_model_len=512, dtype="float32", kv_transfer_config={"kv_connector": "alder"})
     params = SamplingParams(temperature=0, max_tokens=8)
     first = llm.generate(PROMPT, params)[0]
     llm.generate(["What is 17 + 25?", "Count to five."], params)  # what was saved is told with later steps
