@@ -445,3 +445,16 @@ def test_whole_prompts_are_not_held_back_by_a_time_limit() -> None:
     for index in range(30):
         harness.add(f"r{index}", [index] * (index + 5), max_tokens=4)
     harness.run()
+
+
+def test_a_swapped_request_keeps_no_pages_that_its_window_has_passed() -> None:
+    """Else it would need more pages when it starts again than it was let in for."""
+    model = HashModel(windows=(5,))
+    harness = SchedulerHarness(model=model, block_size=1, num_blocks=64, num_host_blocks=60, preemption_mode="swap")
+    harness.add("r", list(range(24)))
+    harness.step()
+    request = harness.scheduler._requests["r"]
+    (group,) = harness.scheduler.kv._rules
+    assert request.num_computed_tokens == 24 == len(request.block_ids[0])
+    swapped = harness.scheduler._saver.give_up(request)
+    assert 0 < len(swapped) == 24 - group.first_kept_block(24) <= 5

@@ -182,7 +182,6 @@ def run_machine(examples: int, steps: int, **options: Any) -> None:
     run_state_machine_as_test(
         SchedulerMachine,
         settings=settings(
-            derandomize=examples <= 120,
             max_examples=examples,
             stateful_step_count=steps,
             deadline=None,

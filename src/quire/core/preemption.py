@@ -22,7 +22,9 @@ class PageSaver:
         self._swaps = swaps
 
     def give_up(self, request: Request) -> list[tuple[int, int]]:
-        """Take all pages from a request that no step in flight names. Returns what to copy: (device page, host page)."""
+        """Take all pages from a request that no step in flight names. Returns what to copy: (device page, host page). Pages that
+        no token will see any more are not kept: with them it would need more room when it starts again than it had."""
+        self._kv.free_behind_window(request, request.num_computed_tokens)
         swap_outs = self._swap_out(request) if self._swaps and not request.was_lost else []
         request.was_lost = False
         host_block_ids, request.host_block_ids = request.host_block_ids, []

@@ -489,7 +489,7 @@ class Scheduler:
         before, collected = request.num_computed_tokens, int(self._batch.collected[row])
         request.num_computed_tokens = collected
         self._timelines.computed(request, before, collected, flight.began, flight.step.step_id)
-        self._pages.add(row, collected)
+        self._pages.add(row, min(collected, int(self._batch.known[row])))  # drafts behind it may be dropped
         self.encoding.computed(request, collected)
         if row in output.prompt_logprobs:
             keep_prompt_logprobs(request, output.prompt_logprobs[row])
