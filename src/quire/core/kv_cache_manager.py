@@ -36,7 +36,6 @@ class KVCacheManager:
         self.pool = BlockPool(config.num_blocks)
         self.host_pool = HostPool(config.num_host_blocks)
         self._hasher = hasher
-        self._plain_root = b"" if hasher is None else hasher.root("")
         self.has_states = any(group.spec.kind is KVKind.RECURRENT for group in config.groups)
         self._rules: list[GroupRules] = [group_rules(group) for group in config.groups]
         self._local_groups = [index for index, rules in enumerate(self._rules) if rules.is_local]
@@ -230,13 +229,13 @@ class KVCacheManager:
         """Make sure that the first `count` pages have names."""
         assert self._hasher is not None
         if len(request.hashes) < count:
-            marks = request.marks(self.block_size) if request.source.media else None
-            self._hasher.extend(request.hashes, self._root(request), request.token_ids, count, marks)
+            root, marks = self._root(request), request.marks(self.block_size)
+            self._hasher.extend(request.hashes, root, request.token_ids, count, marks)
 
     def _root(self, request: Request) -> bytes:
         assert self._hasher is not None
         if request.root_hash is None:
-            salt, adapter = request.source.cache_salt, request.source.adapter
-            root = self._plain_root if salt is None else self._hasher.root("salt:" + salt)
-            request.root_hash = root if adapter is None else self._hasher.branch(root, adapter.key)
+            adapter = request.source.adapter
+            key = None if adapter is None else adapter.key
+            request.root_hash = self._hasher.root_of(request.source.cache_salt, key)
         return request.root_hash

@@ -209,10 +209,8 @@ class NamedPages(KVConnectorScheduler):
         """The names of a request's first pages, at least so many of them."""
         names, adapter = self._names.setdefault(request.request_id, []), request.source.adapter
         if len(names) < count:
-            root = self._hasher.root("" if request.source.cache_salt is None else "salt:" + request.source.cache_salt)
-            root = root if adapter is None else self._hasher.branch(root, adapter.key)
-            marks = request.marks(self._size) if request.source.media else None
-            self._hasher.extend(names, root, request.token_ids, count, marks)
+            root = self._hasher.root_of(request.source.cache_salt, None if adapter is None else adapter.key)
+            self._hasher.extend(names, root, request.token_ids, count, request.marks(self._size))
         return names
 
 

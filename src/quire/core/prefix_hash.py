@@ -65,6 +65,7 @@ class PrefixHasher:
         self.block_size = block_size
         self._names_of_span: dict[BlockHash, list[BlockHash]] = {}
         self._hash = _ALGORITHMS[algorithm](key)
+        self._plain_root = self.root("")
 
     def root(self, salt: str) -> BlockHash:
         """The parent of a request's first page: equal only for equal salts."""
@@ -73,6 +74,11 @@ class PrefixHasher:
     def branch(self, root: BlockHash, name: str) -> BlockHash:
         """The parent of the first page of requests that differ by something that has a name, from others with this root."""
         return self._hash(root + name.encode("utf-8", "surrogatepass"))
+
+    def root_of(self, salt: str | None, adapter: str | None) -> BlockHash:
+        """The parent of the first page of requests with this `cache_salt` and the adapter of this key; None: without."""
+        root = self._plain_root if salt is None else self.root("salt:" + salt)
+        return root if adapter is None else self.branch(root, adapter)
 
     def extend(
         self,
