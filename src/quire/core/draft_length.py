@@ -37,8 +37,8 @@ def choose_lengths(
     width, room = int(chance_NK.shape[1]), min(room, len(step_with_ms))
     if room <= 0 or step_ms <= 0.0:
         return nothing
-    is_guess_NK = [[number < count for number in range(width)] for count in most]
-    flat = (chance_NK * np.array(is_guess_NK, dtype=np.float64)).reshape(-1)
+    is_guess_NK = np.arange(width) < np.asarray(most)[:, None]
+    flat = (chance_NK * is_guess_NK).reshape(-1)
     order = np.argsort(-flat, kind="stable")[:room]
     order = order[flat[order] > 0.0]
     if not len(order):

@@ -251,6 +251,8 @@ class Drafting(NoDrafting):
 
     def _choose(self, rows: IntArray, counts: IntArray, members: list[int], room: int) -> list[int]:
         """How many guesses of each member are verified."""
+        if not members:
+            return []
         batch = self._batch
         room = min(room, self._max_drafts)
         counts_of = dict(zip(rows.tolist(), counts.tolist(), strict=True))
@@ -301,6 +303,8 @@ class Drafting(NoDrafting):
 
     def settle(self, flight: StepInFlight, output: ModelRunnerOutput) -> int:
         step, num_more = flight.step, 0
+        if not step.drafts:
+            return 0
         counts_of = dict(zip(step.rows.tolist(), step.num_scheduled_tokens.tolist(), strict=True))
         for row, drafts in step.drafts.items():
             num_accepted = len(output.accepted.get(row, ()))
@@ -310,8 +314,7 @@ class Drafting(NoDrafting):
                 self._batch.recompute(row, counts_of[row] - num_wrong)
             self.counts.add(len(drafts), num_accepted)
             num_more += num_accepted
-        if step.drafts:
-            self._observe(flight, output.step_ms, output.draft_ms, num_more)
+        self._observe(flight, output.step_ms, output.draft_ms, num_more)
         return num_more
 
     def _observe(self, flight: StepInFlight, step_ms: float, draft_ms: float, num_more: int) -> None:
