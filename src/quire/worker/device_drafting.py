@@ -101,17 +101,7 @@ class DeviceDrafting:
         Args:
             read: has the drafter read the tokens of a step, which is to be prepared for it.
         """
-        rows, is_head = self._drafter.rows, isinstance(self._drafter, HeadDrafter)
-        if plan.num_drafts < (0 if is_head else 1):
-            return None
-        behind = None if is_head else rows.behind(plan, len(self._inputs.arrays.input_ids_T))
-        if behind is not None:
-            computed = self._state.num_computed_R[behind.rows]
-            self._state.num_computed_R[behind.rows] = rows.followed_R[behind.rows]
-            read(behind)
-            self._state.num_computed_R[behind.rows] = computed
-            rows.caught_up(behind)
-        return rows.ready(plan)
+        return self._drafter.begin(plan, len(self._inputs.arrays.input_ids_T), read)
 
     def read(self, step: StepInputs) -> None:
         """Have the drafter read a step whose inputs are on the device."""

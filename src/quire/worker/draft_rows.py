@@ -6,6 +6,7 @@ drafter has filled it, and a row that takes over pages begins behind the marked 
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -83,9 +84,16 @@ class DraftRows:
         rows, counts = plan.rows[members], counts[members]
         return SchedulerOutput(-1, rows, counts, np.zeros(len(rows), dtype=np.bool_), int(counts.sum()))
 
-    def caught_up(self, plan: SchedulerOutput) -> None:
-        """A step that `behind` gave was computed."""
-        self._advance(plan.rows, self.followed_R[plan.rows] + plan.num_scheduled_tokens)
+    def catch_up(self, plan: SchedulerOutput, budget: int, read: Callable[[SchedulerOutput], None]) -> None:
+        """Have the drafter read what it has passed over of a step's rows: `read` gets a step over at most so many tokens."""
+        behind = self.behind(plan, budget)
+        if behind is None:
+            return
+        computed = self._state.num_computed_R[behind.rows]
+        self._state.num_computed_R[behind.rows] = self.followed_R[behind.rows]
+        read(behind)
+        self._state.num_computed_R[behind.rows] = computed
+        self._advance(behind.rows, self.followed_R[behind.rows] + behind.num_scheduled_tokens)
 
     def follow(self, plan: SchedulerOutput, is_ready: npt.NDArray[np.bool_], *, has_read_all: bool) -> None:
         """The drafter goes with a step of the model; `has_read_all`: also with rows that drew nothing."""

@@ -109,6 +109,20 @@ class Drafter:
 
     # Passes.
 
+    def begin(
+        self, plan: SchedulerOutput, budget: int, read: Callable[[SchedulerOutput], None]
+    ) -> npt.NDArray[np.bool_] | None:
+        """Before a step of the model is prepared: catch up with its rows. Returns which of them can have guesses; None where
+        there is nothing to do.
+
+        Args:
+            read: has the drafter read the tokens of a step, which is to be prepared for it; one of at most `budget` tokens.
+        """
+        if plan.num_drafts < 1:
+            return None
+        self.rows.catch_up(plan, budget, read)
+        return self.rows.ready(plan)
+
     def readable(self, step: StepInputs) -> StepInputs:
         """A step of the model with tokens that the drafter has."""
         if not len(self._readable_T):
@@ -192,6 +206,12 @@ class HeadDrafter(Drafter):
         self.ids_T = torch.zeros(max_tokens, dtype=torch.int32, device=device)
         self.index_N = torch.zeros(self.max_rows, dtype=torch.int32, device=device)
         return loaded
+
+    def begin(
+        self, plan: SchedulerOutput, budget: int, read: Callable[[SchedulerOutput], None]
+    ) -> npt.NDArray[np.bool_] | None:
+        # It cannot catch up: what the model made of earlier tokens is gone. It follows where no guesses are wanted, too.
+        return self.rows.ready(plan) if plan.num_drafts >= 0 else None
 
     def weights_changed(self) -> None:
         cast(DraftHead, self.model).borrow(cast(Decoder, self.target))

@@ -99,18 +99,11 @@ class HostDrafting:
     def begin(self, plan: SchedulerOutput) -> npt.NDArray[np.bool_] | None:
         """Before a step is prepared: catch up with its rows. Returns which of them can have guesses; None where the drafter has
         nothing to do."""
-        rows, is_head = self._drafter.rows, isinstance(self._drafter, HeadDrafter)
-        if plan.num_drafts < (0 if is_head else 1):
-            return None
-        behind = None if is_head else rows.behind(plan, self._sizes[0])
-        if behind is not None:
-            computed = self._state.num_computed_R[behind.rows]
-            self._state.num_computed_R[behind.rows] = rows.followed_R[behind.rows]
-            self._inputs.prepare(behind)
-            self._state.num_computed_R[behind.rows] = computed
-            self._over_step.run(self._step(0))
-            rows.caught_up(behind)
-        return rows.ready(plan)
+        return self._drafter.begin(plan, self._sizes[0], self._read)
+
+    def _read(self, plan: SchedulerOutput) -> None:
+        self._inputs.prepare(plan)
+        self._over_step.run(self._step(0))
 
     def propose(self, plan: SchedulerOutput, is_ready: npt.NDArray[np.bool_], output: ModelRunnerOutput) -> None:
         """Have the drafter guess behind a step whose tokens are known."""
