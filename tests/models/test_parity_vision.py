@@ -58,28 +58,33 @@ def assert_parity(oracle, images, output, tolerance=1e-3):
         )
 
 
+def assert_sees(llm, oracle, prompts, max_tokens):
+    """The engine goes on with these prompts, all at once, as Transformers does."""
+    params = SamplingParams(
+        temperature=0.0,
+        max_tokens=max_tokens,
+        ignore_eos=True,
+        logprobs=1,
+        detokenize=False,
+        allowed_token_ids=list(range(IMAGE)),
+    )
+    images = [[IMAGES[name] for name in names] for _, names in prompts]
+    requests = [
+        {"prompt_token_ids": ids, "multi_modal_data": {"image": seen}}
+        for (ids, _), seen in zip(prompts, images, strict=True)
+    ]
+    for seen, output in zip(images, llm.generate(requests, params, use_tqdm=False), strict=True):
+        assert_parity(oracle, seen, output)
+
+
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_the_engine_sees_what_transformers_sees(architecture, setting, folders):
     path = folders(architecture)
     llm = LLM(model=str(path), **(COMMON | SETTINGS[setting]))
     oracle = VisionOracle(path)
-    params = SamplingParams(
-        temperature=0.0,
-        max_tokens=6,
-        ignore_eos=True,
-        logprobs=1,
-        detokenize=False,
-        allowed_token_ids=list(range(IMAGE)),
-    )
     for order in (1, -1):  # the second time, from the other end, with whatever was kept
-        requests = [
-            {"prompt_token_ids": ids, "multi_modal_data": {"image": [IMAGES[name] for name in names]}}
-            for ids, names in PROMPTS[::order]
-        ]
-        outputs = llm.generate(requests, params, use_tqdm=False)
-        for (_, names), output in zip(PROMPTS[::order], outputs, strict=True):
-            assert_parity(oracle, [IMAGES[name] for name in names], output)
+        assert_sees(llm, oracle, PROMPTS[::order], max_tokens=6)
 
 
 VARIANTS = {
@@ -96,17 +101,4 @@ def test_llava_sees_with_other_encoders(variant, tmp_path):
     values, processor = VARIANTS[variant]
     path = make_tiny_vision("LlavaForConditionalGeneration", tmp_path, processor=processor, **values)
     oracle, llm = VisionOracle(path), LLM(model=str(path), **COMMON)
-    requests = [
-        {"prompt_token_ids": ids, "multi_modal_data": {"image": [IMAGES[name] for name in names]}}
-        for ids, names in PROMPTS
-    ]
-    params = SamplingParams(
-        temperature=0.0,
-        max_tokens=4,
-        ignore_eos=True,
-        logprobs=1,
-        detokenize=False,
-        allowed_token_ids=list(range(IMAGE)),
-    )
-    for (_, names), output in zip(PROMPTS, llm.generate(requests, params, use_tqdm=False), strict=True):
-        assert_parity(oracle, [IMAGES[name] for name in names], output)
+    assert_sees(llm, oracle, PROMPTS, max_tokens=4)
