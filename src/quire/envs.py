@@ -134,6 +134,15 @@ QUIRE_LORA_RESOLVER_HF_REPO_LIST: Annotated[
     list[str] | None,
     Variable(None, "Comma-separated repositories of a hub with adapters, which clients may name as `model`.", _list),
 ]
+QUIRE_IMAGE_FETCH_TIMEOUT: Annotated[
+    float, Variable(5.0, "Seconds for fetching an image that a request names by URL, redirects included.", _seconds)
+]
+QUIRE_MEDIA_LOADING_THREAD_COUNT: Annotated[
+    int, Variable(8, "Files that a frontend fetches at once, of those that requests name by URL.", _positive)
+]
+QUIRE_MEDIA_URL_ALLOW_REDIRECTS: Annotated[
+    bool, Variable(True, "0 follows no redirects of URLs that requests name.", _switch)
+]
 QUIRE_PLUGINS: Annotated[
     list[str] | None, Variable(None, "Comma-separated names of the plugins that may load; unset means all.", _list)
 ]

@@ -83,3 +83,14 @@ MAX_MEDIA_BYTES = 32 << 20
 """Of one image in a request, as a file."""
 MAX_IMAGE_PIXELS = 1 << 26
 """Of one image, before a processor makes it smaller: 8,192 x 8,192."""
+MAX_REQUEST_PIXELS = 1 << 28
+"""Of all images in one request: 768 MiB while they are processed."""
+MAX_IMAGE_ASPECT = 200
+"""The longer side of an image by the shorter one: a processor that brings the shorter side to its size makes the other so much
+longer."""
+MAX_MEDIA_ITEMS = 256
+"""Images in one request."""
+MAX_MEDIA_REDIRECTS = 5
+"""Redirects between a URL that a request names and its file."""
+MAX_URL_CHARS = 8192
+"""Of a URL that is fetched."""

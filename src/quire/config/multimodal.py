@@ -17,6 +17,8 @@ class MultiModalConfig:
         encoder_budget: embeddings that one step may compute; also the most that one item may have.
         encoder_cache_size: embeddings that a worker keeps.
         prompt_embeds: a prompt may consist of embeddings.
+        allowed_local_media_path: the folder whose files requests may name, with no link in its path; empty: none.
+        allowed_media_domains: the only hosts from which media are fetched, private ones too; None: any public one.
     """
 
     limit_mm_per_prompt: dict[str, int] = dataclasses.field(default_factory=dict[str, int])
@@ -25,6 +27,8 @@ class MultiModalConfig:
     encoder_budget: int = 16384
     encoder_cache_size: int = 16384
     prompt_embeds: bool = False
+    allowed_local_media_path: str = ""
+    allowed_media_domains: tuple[str, ...] | None = None
 
     def limit_of(self, modality: str) -> int | None:
         """Most items of a modality in one prompt; None: any number."""

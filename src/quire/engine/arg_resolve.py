@@ -6,6 +6,7 @@ Each value that is derived comes with a note on where it came from. Knows no tor
 import dataclasses
 import enum
 import functools
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -187,9 +188,22 @@ class Resolver:
             limit_mm_per_prompt={name: limit for name, limit in limits_of.items() if limit is not None},
             mm_processor_kwargs=dict(self.args.mm_processor_kwargs or {}),
             mm_processor_cache_gb=float(self.args.mm_processor_cache_gb),
+            allowed_local_media_path=self._media_folder(),
+            allowed_media_domains=self._media_domains(),
             encoder_budget=budget,
             encoder_cache_size=budget,
         )
+
+    def _media_folder(self) -> str:
+        """The folder whose files requests may name, without links in its path."""
+        given = self.args.allowed_local_media_path
+        if given and not os.path.isdir(given):
+            raise ConfigError.of("allowed_local_media_path", f"{given!r} is not a folder")
+        return os.path.realpath(given) if given else ""
+
+    def _media_domains(self) -> tuple[str, ...] | None:
+        given = self.args.allowed_media_domains
+        return (given,) if isinstance(given, str) else None if given is None else tuple(given)
 
     def _pooling(self, path: str, hf_config: HFConfig, architecture: str) -> PoolingConfig | None:
         """How the model pools; None where it generates. `task` is an older spelling of `runner` and `convert`."""

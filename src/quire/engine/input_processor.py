@@ -257,8 +257,11 @@ class InputProcessor:
         tokenizer = self._source.get()
         return None if self.media is None or tokenizer is None else tokenizer.id_to_token(self.media.marker)
 
-    def with_media(self, tokenized: TokenizedPrompt, prompt: Mapping[str, Any]) -> TokenizedPrompt:
-        """The prompt with the media that it names in its tokens' places; itself where it names none.
+    def with_media(
+        self, tokenized: TokenizedPrompt, prompt: Mapping[str, Any], fields: Sequence[str] = ()
+    ) -> TokenizedPrompt:
+        """The prompt with the media that it names in its tokens' places; itself where it names none. `fields`: of the request,
+        that each item comes from, for errors.
         Raises RequestError: they cannot be used, or the model reads none."""
         data = prompt.get("multi_modal_data")
         if not data:
@@ -266,7 +269,8 @@ class InputProcessor:
         if self.media is None:
             raise RequestError(f"multi_modal_data: {self._model.model!r} reads no media here", param="multi_modal_data")
         options = prompt.get("mm_processor_kwargs")
-        ids, items = self.media.apply(tokenized.token_ids, data, prompt.get("multi_modal_uuids"), options)
+        uuids = prompt.get("multi_modal_uuids")
+        ids, items = self.media.apply(tokenized.token_ids, data, uuids, options, fields=fields)
         return dataclasses.replace(tokenized, token_ids=ids, media=items)
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:

@@ -259,6 +259,14 @@ class EngineSettings:
     limit_mm_per_prompt: dict[str, Any] = setting(
         {}, mapping(), 'JSON object: most items of a modality in one prompt, for example {"image": 4}; 0: none is read'
     )
+    allowed_local_media_path: str = setting(
+        "", TEXT, "folder below which requests may name files as media (file:///…); none: no files are read"
+    )
+    allowed_media_domains: list[str] | str | None = setting(
+        None,
+        strings("a host, a list of hosts, or None"),
+        "the only hosts from which media are fetched, also private ones (none: any host of the public internet)",
+    )
     enable_prompt_embeds: bool = setting(False, FLAG, "take prompts that are embeddings in the place of tokens")
     language_model_only: bool = setting(False, FLAG, "read no media, and load no weights that only media need")
     mm_processor_kwargs: dict[str, Any] | None = setting(

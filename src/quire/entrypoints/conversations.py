@@ -191,18 +191,24 @@ def _wrong(path: str, why: str) -> RequestError:
 
 def with_media(
     taken: MediaMessages,
+    images: Sequence[Any],
     rendered: str,
     processor: InputProcessor,
     special: bool,
     options: dict[str, Any] | None = None,
 ) -> TokenizedPrompt:
-    """The prompt that a template made of a conversation, with the conversation's media in their markers' places.
-    Raises RequestError: a medium cannot be used, or the template shows other than all of them."""
+    """The prompt that a template made of a conversation, with the conversation's images in their markers' places.
+    Raises RequestError: an image cannot be used, or the template shows other than all of them."""
     tokenizer = processor.require_tokenizer()
     token_ids = taken.tokenize(
         rendered, lambda text, is_first: tokenizer.encode(text, add_special_tokens=special and is_first)
     )
     prompt = TokenizedPrompt(token_ids, taken.text(rendered))
-    if not taken.images:
+    if not images:
         return prompt
-    return processor.with_media(prompt, {"multi_modal_data": {"image": taken.images}, "mm_processor_kwargs": options})
+    given = {
+        "multi_modal_data": {"image": list(images)},
+        "multi_modal_uuids": {"image": [each.uuid for each in taken.given]},
+        "mm_processor_kwargs": options,
+    }
+    return processor.with_media(prompt, given, [each.field for each in taken.given])

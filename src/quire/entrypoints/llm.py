@@ -309,9 +309,12 @@ class LLM(PoolingMethods, EngineControl):
     def _render_media(
         self, taken: MediaMessages, template: dict[str, Any], special: bool, options: dict[str, Any] | None
     ) -> TokenizedPrompt:
-        conversation = normalize_messages(taken.messages)
+        processor, conversation = self.llm_engine.input_processor, normalize_messages(taken.messages)
         rendered = str(self.get_tokenizer().apply_chat_template(conversation, tokenize=False, **template))
-        return with_media(taken, rendered, self.llm_engine.input_processor, special, options)
+        assert processor.media is not None
+        processor.media.check_count(len(taken.given))
+        images = taken.read(processor.media.source)
+        return with_media(taken, images, rendered, processor, special, options)
 
     def _process(
         self,

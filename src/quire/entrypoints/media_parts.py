@@ -3,25 +3,50 @@ which stays text.
 
 A template writes the model's marker for an image. A user who types the same words must not make a place for an image, so in
 text they are replaced by a word that nobody knows while the template runs, and tokenized apart from what is around them. Knows
-parts of messages and data URLs; fetches nothing.
+parts of messages; what is behind a URL is `quire.multimodal`'s to read.
 """
 
-import base64
-import binascii
-import io
+import asyncio
+import dataclasses
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, cast
 
-from quire.config import limits
 from quire.errors import RequestError
 from quire.guards import is_mapping, is_sequence
+from quire.multimodal.image_files import PixelBudget
+from quire.multimodal.media_source import MediaSource
+from quire.multimodal.web_fetch import MediaError
 
 IMAGE_PARTS = ("image_url", "input_image", "image", "image_pil")
 
 
 class MediaPart(dict[str, str]):
     """A part of a message that stands for an image, as templates read it; its text is the marker, for templates of text alone."""
+
+
+class PlacedPart(dict[str, Any]):
+    """A part of a message that stood somewhere else in the client's request; `path` is where."""
+
+    def __init__(self, fields: Mapping[str, Any], path: str) -> None:
+        super().__init__(fields)
+        self.path = path
+
+
+@dataclasses.dataclass(frozen=True)
+class GivenImage:
+    """An image as a message has it.
+
+    Attributes:
+        value: a URL, or the image itself; None where its name stands for it.
+        field: the path of its part.
+        uuid: its name, where the client gives one.
+    """
+
+    value: Any
+    field: str
+    uuid: str | None
 
 
 class MediaMessages:
@@ -34,15 +59,15 @@ class MediaMessages:
 
     Attributes:
         messages: with a `MediaPart` in the place of each image.
-        images: in order.
+        given: the images, in order.
 
     Raises:
-        RequestError: an image cannot be read; `param` is the path of its part.
+        RequestError: a part has no image; `param` is its path.
     """
 
     def __init__(self, messages: Sequence[Mapping[str, Any]], marker: str, field: str = "messages") -> None:
         self._marker, self._stand_in = marker, f"\ue000{secrets.token_hex(8)}\ue001"
-        self.images: list[Any] = []
+        self.given: list[GivenImage] = []
         self.messages: list[dict[str, Any]] = [
             self._take_out(message, f"{field}[{index}]") for index, message in enumerate(messages)
         ]
@@ -62,7 +87,7 @@ class MediaMessages:
         kind = part.get("type") if is_mapping(part) else None
         if kind not in IMAGE_PARTS:
             return self._hidden(part)
-        self.images.append(_read_part(cast("Mapping[str, Any]", part), str(kind), path))
+        self.given.append(_given(cast("Mapping[str, Any]", part), str(kind), getattr(part, "path", path)))
         return MediaPart(type="image", text=self._marker)
 
     def _hidden(self, value: Any) -> Any:
@@ -90,55 +115,58 @@ class MediaMessages:
         ]
         return [token_id for index, text in enumerate(texts) for token_id in encode(text, index == 0)]
 
+    def read(self, source: MediaSource) -> list[Any]:
+        """The images. Raises RequestError: one cannot be had; `param` is the path of its part."""
+        pending = self._submit(source)
+        try:
+            return [_result(one, given) for one, given in zip(pending, self.given, strict=True)]
+        finally:
+            _cancel(pending)
 
-def _read_part(part: Mapping[str, Any], kind: str, path: str) -> Any:
-    given: Any = part.get(kind, part.get("image_url"))
-    if is_mapping(given):
-        given = given.get("url")
-    path = f"{path}.{kind}"
-    if kind in ("image", "image_pil") and given is not None and not isinstance(given, str):
-        return given
-    if not isinstance(given, str):
+    async def read_async(self, source: MediaSource) -> list[Any]:
+        """As `read`, without holding up the event loop."""
+        pending = self._submit(source)
+        try:
+            for one in pending:
+                if isinstance(one, Future):
+                    await asyncio.gather(asyncio.wrap_future(cast("Future[Any]", one)), return_exceptions=True)
+            return [_result(one, given) for one, given in zip(pending, self.given, strict=True)]
+        finally:
+            _cancel(pending)
+
+    def _submit(self, source: MediaSource) -> "list[Any]":
+        """Each image, or the future of one that has to be read."""
+        budget = PixelBudget()
+        return [source.read(each.value, budget) if isinstance(each.value, str) else each.value for each in self.given]
+
+
+def _given(part: Mapping[str, Any], kind: str, path: str) -> GivenImage:
+    value: Any = part.get(kind, part.get("image_url"))
+    if is_mapping(value):
+        value = value.get("url")
+    path, uuid = f"{path}.{kind}", part.get("uuid")
+    if uuid is not None and (not isinstance(uuid, str) or not uuid):
+        raise _wrong(f"{path}.uuid", "expected a text")
+    may_be_pixels = kind in ("image", "image_pil") and value is not None
+    if not isinstance(value, str) and not may_be_pixels and (value is not None or uuid is None):
         raise _wrong(path, "expected an image or a URL")
-    return read_data_url(given, path)
+    return GivenImage(value, path, uuid)
 
 
-def read_data_url(url: str, path: str) -> Any:
-    """The image of a `data:image/…;base64,…` URL, as PIL's, decoded and not larger than allowed.
-    Raises RequestError: it is no such URL, or no image; `param` is the path."""
-    scheme, _, rest = url.partition(":")
-    head, comma, body = rest.partition(",")
-    if scheme.lower() != "data" or not comma or not head.lower().startswith("image/"):
-        shown = url[:40] + ("…" if len(url) > 40 else "")
-        raise _wrong(path, f"{shown!r} is not supported; give the image itself, as data:image/png;base64,…")
-    if not head.lower().endswith(";base64"):
-        raise _wrong(path, "the data URL is not base64")
-    if len(body) > limits.MAX_MEDIA_BYTES * 4 // 3 + 4:
-        raise _wrong(path, f"the image has more than {limits.MAX_MEDIA_BYTES} bytes")
+def _result(one: Any, given: GivenImage) -> Any:
+    """An image, waited for if it is still read."""
+    if not isinstance(one, Future):
+        return one
     try:
-        data = base64.b64decode(body, validate=True)
-    except (binascii.Error, ValueError):
-        raise _wrong(path, "its base64 cannot be decoded") from None
-    return decode_image(data, path)
+        return cast("Future[Any]", one).result()
+    except MediaError as error:
+        raise _wrong(given.field, str(error)) from None
 
 
-def decode_image(data: bytes, path: str) -> Any:
-    """An image file's pixels, as PIL's image. Raises RequestError: it is none, it is broken, or it is too large."""
-    from PIL import Image
-
-    try:
-        image = Image.open(io.BytesIO(data))
-        width, height = image.size
-        if width * height > limits.MAX_IMAGE_PIXELS:
-            raise _wrong(
-                path, f"the image has {width} x {height} pixels; at most {limits.MAX_IMAGE_PIXELS} are allowed"
-            )
-        image.load()
-    except RequestError:
-        raise
-    except Exception as error:  # whatever a decoder of foreign bytes raises
-        raise _wrong(path, f"the image cannot be decoded: {error}") from None
-    return image
+def _cancel(pending: Sequence[Any]) -> None:
+    for one in pending:
+        if isinstance(one, Future):
+            cast("Future[Any]", one).cancel()
 
 
 def _wrong(path: str, why: str) -> RequestError:

@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from quire.config import limits
 from quire.errors import RequestError
 from quire.guards import is_sequence
 
@@ -30,7 +31,8 @@ def as_list(given: Any) -> list[Any]:
 
 
 def read_image(given: Any, where: str) -> Pixels:
-    """An image as pixels: a PIL image of any mode, or an array or tensor of bytes [H, W, 3], [3, H, W] or [H, W].
+    """An image as pixels: a PIL image of any mode, or an array or tensor of bytes [H, W, 3], [3, H, W] or [H, W]. What is
+    transparent is white.
 
     Args:
         where: the item's name, for errors.
@@ -39,8 +41,7 @@ def read_image(given: Any, where: str) -> Pixels:
         RequestError: it is none of these.
     """
     if hasattr(given, "convert") and hasattr(given, "getexif"):  # PIL's
-        values = np.asarray(given.convert("RGB"), dtype=np.uint8)
-        return _checked(values, where)
+        return _checked(_red_green_blue(given), where)
     if hasattr(given, "detach"):  # a tensor, wherever it is
         given = given.detach().cpu().numpy()
     if not isinstance(given, np.ndarray):
@@ -55,9 +56,30 @@ def read_image(given: Any, where: str) -> Pixels:
     return _checked(array, where)
 
 
+def _red_green_blue(image: Any) -> Pixels:
+    """A PIL image's pixels. Pillow itself cuts numbers of 16 bits off at 255, and shows what lies below transparency."""
+    if image.mode.startswith("I"):
+        values = np.asarray(image).astype(np.float64)
+        if image.mode != "I" or values.max(initial=0) > 255:
+            values = values / 257
+        return np.repeat(values.clip(0, 255).round().astype(np.uint8)[:, :, None], 3, axis=2)
+    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
+        from PIL import Image
+
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return np.asarray(image.convert("RGB"), dtype=np.uint8)
+
+
 def _checked(array: npt.NDArray[Any], where: str) -> Pixels:
     if array.ndim != 3 or array.shape[2] != 3 or not array.size:
         _refuse(where, f"its shape is {list(array.shape)}")
+    height, width = array.shape[:2]
+    if max(height, width) > limits.MAX_IMAGE_ASPECT * min(height, width):
+        raise RequestError(
+            f"{where} is {width} x {height}: one side may be at most {limits.MAX_IMAGE_ASPECT} times the other",
+            param=PARAM,
+        )
     return np.ascontiguousarray(array)
 
 

@@ -7,19 +7,22 @@ they gave is kept by content. Runs in the frontend, in any thread.
 import json
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from quire.config import ModelConfig, MultiModalConfig
+from quire.config import ModelConfig, MultiModalConfig, limits
 from quire.config.multimodal import GIB
 from quire.errors import RequestError
 from quire.guards import is_mapping
 from quire.media import MODALITIES, MediaItem, MediaTensor
 from quire.multimodal.content import PARAM, Pixels, as_list, content_key, read_image, read_uuids
 from quire.multimodal.image_families import FAMILIES, Encode
+from quire.multimodal.media_source import MediaSource
 from quire.multimodal.processor_cache import Processed, ProcessorCache
+
+ResultT = TypeVar("ResultT")
 
 
 class ImageProcessor(Protocol):
@@ -43,6 +46,9 @@ class MediaProcessor:
         settings: limits, options and the size of the cache.
         encode: a text's token ids, special tokens meant.
         load: gives the image processor of a folder.
+
+    Attributes:
+        source: reads what requests name by URL.
     """
 
     def __init__(
@@ -57,6 +63,7 @@ class MediaProcessor:
         self.family = FAMILIES[model.architecture]
         self.marker = self.family.marker_token(self._hf)
         self._embedded = self.family.embedded_token(self._hf)
+        self.source = MediaSource(settings)
         self.cache = ProcessorCache(int(settings.mm_processor_cache_gb * GIB))
         self._processor: ImageProcessor | None = None
         self._lock = threading.Lock()
@@ -68,6 +75,7 @@ class MediaProcessor:
         uuids: Any = None,
         options: Mapping[str, Any] | None = None,
         typed: Collection[int] = (),
+        fields: Sequence[str] = (),
     ) -> tuple[list[int], list[MediaItem]]:
         """The prompt in which each marker is replaced by its image's tokens, and the items.
 
@@ -76,6 +84,7 @@ class MediaProcessor:
             uuids: names of items that stand for the hashes of their content.
             options: of the processor, for this request.
             typed: places of markers that are text which somebody typed; they stay as they are.
+            fields: of a request, that each image comes from, for errors.
 
         Raises:
             RequestError: something about it cannot be served.
@@ -83,7 +92,11 @@ class MediaProcessor:
         images = self._images_of(data)
         names = read_uuids(uuids, "image", len(images))
         settings = {**self.family.options(self._hf), **self._settings.mm_processor_kwargs, **(options or {})}
-        processed = [self._process(*each, settings) for each in zip(range(len(images)), images, names, strict=True)]
+        where = fields or [f"image {number} of the prompt" for number in range(len(images))]
+        processed = [
+            _at(field if fields else PARAM, self._process, field, image, name, settings)
+            for field, image, name in zip(where, images, names, strict=True)
+        ]
         return self._expand(token_ids, processed, set(typed))
 
     def _images_of(self, data: Any) -> list[Any]:
@@ -94,14 +107,20 @@ class MediaProcessor:
                 param=PARAM,
             )
         images = as_list(data["image"]) if data.get("image") is not None else []
-        limit = self._settings.limit_of("image")
-        if limit is not None and len(images) > limit:
-            raise RequestError(f"the prompt has {len(images)} images; limit_mm_per_prompt allows {limit}", param=PARAM)
+        self.check_count(len(images))
         return images
 
-    def _process(self, number: int, given: Any, uuid: str | None, settings: dict[str, Any]) -> tuple[str, Processed]:
+    def check_count(self, count: int) -> None:
+        """Raises RequestError: a prompt may not have so many images."""
+        limit = self._settings.limit_of("image")
+        if limit is not None and count > limit:
+            raise RequestError(f"the prompt has {count} images; limit_mm_per_prompt allows {limit}", param=PARAM)
+        if limit is None and count > limits.MAX_MEDIA_ITEMS:
+            most = f"{limits.MAX_MEDIA_ITEMS} are allowed where limit_mm_per_prompt names no number"
+            raise RequestError(f"the prompt has {count} images; {most}", param=PARAM)
+
+    def _process(self, where: str, given: Any, uuid: str | None, settings: dict[str, Any]) -> tuple[str, Processed]:
         """The key and the processed form of one image."""
-        where = f"image {number} of the prompt"
         options = json.dumps(settings, sort_keys=True, default=str).encode()
         pixels = None if given is None and uuid is not None else read_image(given, where)
         if uuid is not None:
@@ -122,7 +141,7 @@ class MediaProcessor:
         processor = self._get_processor()
         try:
             given = processor(pixels, return_tensors="np", input_data_format="channels_last", **settings)
-        except (ValueError, TypeError, KeyError, ZeroDivisionError) as error:
+        except Exception as error:  # whatever a processor raises for an odd image, or for options that it does not have
             raise RequestError(f"{where} cannot be processed: {error}", param=PARAM) from error
         arrays = {name: _of_one(values) for name, values in given.items()}
         expansion = self.family.expand(self._hf, arrays, self._encode)
@@ -163,6 +182,15 @@ class MediaProcessor:
             expanded += [*one.token_ids, *one.after]
             start = at + 1
         return [*expanded, *token_ids[start:]], items
+
+
+def _at(param: str, function: Callable[..., ResultT], *args: Any) -> ResultT:
+    """What a function gives; its errors name the field."""
+    try:
+        return function(*args)
+    except RequestError as error:
+        error.param = param
+        raise
 
 
 def _of_one(values: Any) -> npt.NDArray[Any]:

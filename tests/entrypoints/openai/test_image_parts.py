@@ -9,6 +9,7 @@ from typing import Any
 import openai
 import pytest
 from PIL import Image
+from tests.oracles.media_server import MediaServer, answer, redirect
 from tests.oracles.server_process import SERVE, ServerProcess
 from tests.oracles.tiny_vision import IMAGE, VisionOracle, draw_image, make_tiny_vision
 
@@ -40,9 +41,42 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def client(folder: Path) -> Iterator[openai.OpenAI]:
+def files() -> Iterator[MediaServer]:
+    file = io.BytesIO()
+    Image.fromarray(PIXELS).save(file, "png")
+    served = {
+        "/one.png": answer(file.getvalue()),
+        "/moved": redirect("/one.png"),
+        "/private": redirect("http://10.0.0.1/one.png"),
+        "/gone": answer(b"", "404 Not Found"),
+    }
+    with MediaServer(served) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("opened")
+    Image.fromarray(PIXELS).save(folder / "one.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def client(folder: Path, opened: Path) -> Iterator[openai.OpenAI]:
     flags = ["--model", str(folder), "--port", "0", "--max-model-len", "256", "--cpu-threads", "1"]
-    server = ServerProcess(*SERVE, *flags, "--kv-cache-memory-bytes", "16M", "--limit-mm-per-prompt", '{"image": 2}')
+    server = ServerProcess(
+        *SERVE,
+        *flags,
+        "--kv-cache-memory-bytes",
+        "16M",
+        "--limit-mm-per-prompt",
+        '{"image": 2}',
+        "--allowed-local-media-path",
+        str(opened),
+        "--allowed-media-domains",
+        "127.0.0.1",
+        "files.test",
+    )
     yield openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
     server.kill()
 
@@ -71,7 +105,9 @@ def test_a_client_gets_what_transformers_answers_to_an_image(client: openai.Open
         ("data:image/png;base64,@@@@", "its base64 cannot be decoded"),
         ("data:image/png;base64,aGVsbG8=", "the image cannot be decoded"),
         ("data:image/png,abc", "the data URL is not base64"),
-        ("https://example.org/cat.png", "give the image itself"),
+        ("ftp://example.org/cat.png", "is not supported; give an image as data:"),
+        ("http://localhost/cat.png", "'localhost' is not one of the server's --allowed-media-domains"),
+        ("file:///etc/passwd", "no such file below the server's --allowed-local-media-path"),
         (data_url(PIXELS)[:-400], "cannot be decoded"),
     ],
 )
@@ -80,6 +116,27 @@ def test_a_broken_image_is_a_400_with_the_path_of_its_part(client: openai.OpenAI
     with pytest.raises(openai.BadRequestError, match=why) as caught:
         client.chat.completions.create(model=model, messages=message("See", image_part(url)), max_tokens=1)
     assert caught.value.param == "messages[0].content[1].image_url"
+
+
+def test_images_behind_urls_are_the_same_as_in_the_message(
+    client: openai.OpenAI, files: MediaServer, opened: Path
+) -> None:
+    model = client.models.list().data[0].id
+
+    def ask(url: str) -> Any:
+        messages, extra = message("See", image_part(url)), {"return_token_ids": True, "ignore_eos": True}
+        answer: Any = client.chat.completions.create(
+            model=model, messages=messages, max_tokens=6, temperature=0, extra_body=extra
+        )
+        return answer.prompt_token_ids, answer.choices[0].token_ids
+
+    urls = [data_url(PIXELS), f"{files.url}/one.png", f"{files.url}/moved", f"file://{opened}/one.png"]
+    first, *others = map(ask, urls)
+    assert first[0].count(IMAGE) == 16 and others == [first] * 3
+    for path, why in {"/private": "allowed-media-domains", "/gone": "answers with status 404"}.items():
+        with pytest.raises(openai.BadRequestError, match=why) as caught:
+            ask(files.url + path)
+        assert caught.value.param == "messages[0].content[1].image_url"
 
 
 def test_more_images_than_allowed_are_refused(client: openai.OpenAI) -> None:

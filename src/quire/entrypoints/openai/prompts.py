@@ -272,7 +272,7 @@ async def render_chat(
     if writes_tokens:
         return TokenizedPrompt(rendered)
     if taken is not None and processor is not None:
-        return await asyncio.to_thread(_with_media, taken, rendered, processor, bool(request.add_special_tokens))
+        return await _with_media(taken, rendered, processor, bool(request.add_special_tokens))
     return TokenizedPrompt(await encode_text(tokenizer, rendered, bool(request.add_special_tokens)), rendered)
 
 
@@ -283,9 +283,15 @@ def _take_media(messages: list[dict[str, Any]], marker: str) -> MediaMessages:
         raise from_exception(error, "") from None
 
 
-def _with_media(taken: MediaMessages, rendered: str, processor: InputProcessor, special: bool) -> TokenizedPrompt:
+async def _with_media(taken: MediaMessages, rendered: str, processor: InputProcessor, special: bool) -> TokenizedPrompt:
+    """The prompt with its images, which are read and processed by threads of their own."""
+    media = processor.media
+    assert media is not None
     try:
-        return conversations.with_media(taken, rendered, processor, special)
+        media.check_count(len(taken.given))
+        images = await taken.read_async(media.source)
+        work = media.source.run(conversations.with_media, taken, images, rendered, processor, special)
+        return await asyncio.wrap_future(work)
     except RequestError as error:
         raise from_exception(error, "messages") from None
 

@@ -1,0 +1,82 @@
+"""Image files of clients, as pixels. What a file claims is checked before it is decoded.
+
+Knows files of images and their dangers. Knows no place they come from.
+"""
+
+import base64
+import binascii
+import functools
+import io
+import threading
+from typing import Any
+
+from quire.config import limits
+from quire.errors import RequestError
+from quire.multimodal.content import Pixels, read_image
+from quire.multimodal.web_fetch import MediaError
+
+FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM")
+"""The formats that are read. Pillow knows more, some of which run other programs."""
+
+
+class PixelBudget:
+    """The pixels that all images of one request may have together."""
+
+    def __init__(self, pixels: int = limits.MAX_REQUEST_PIXELS) -> None:
+        self._pixels = self._left = pixels
+        self._lock = threading.Lock()
+
+    def take(self, pixels: int) -> None:
+        """Raises MediaError: they are too many."""
+        with self._lock:
+            if pixels > self._left:
+                raise MediaError(f"the images of the request have more than {self._pixels} pixels together")
+            self._left -= pixels
+
+
+@functools.cache
+def _formats() -> list[str]:
+    """Those that the installed Pillow has."""
+    from PIL import Image
+
+    Image.init()
+    return [name for name in FORMATS if name in Image.OPEN]
+
+
+def decode_image(data: bytes, budget: PixelBudget) -> Pixels:
+    """An image file's pixels, turned as its EXIF data say; of an animation the first frame.
+    Raises MediaError: it is none, it is broken, or it is too large."""
+    from PIL import Image, ImageOps
+
+    try:
+        image: Any = Image.open(io.BytesIO(data), formats=_formats())
+        width, height = image.size
+        if width * height > limits.MAX_IMAGE_PIXELS:
+            raise MediaError(f"the image has {width} x {height} pixels; at most {limits.MAX_IMAGE_PIXELS} are allowed")
+        budget.take(width * height)
+        image.load()
+        return read_image(ImageOps.exif_transpose(image), "the image")
+    except (MediaError, RequestError) as error:
+        raise MediaError(str(error)) from None
+    except Exception as error:  # whatever a decoder of foreign bytes raises
+        raise MediaError(f"the image cannot be decoded: {error}") from None
+
+
+def read_data_url(url: str) -> bytes:
+    """The bytes of a `data:image/…;base64,…` URL. Raises MediaError: it is no such URL, or has too many."""
+    head, comma, body = url.partition(":")[2].partition(",")
+    if not comma or not head.lower().startswith("image/"):
+        raise MediaError(f"{url[:40]!r} is no data URL of an image: data:image/png;base64,…")
+    if not head.lower().endswith(";base64"):
+        raise MediaError("the data URL is not base64")
+    return decode_base64(body)
+
+
+def decode_base64(text: str) -> bytes:
+    """The bytes of a file as text. Raises MediaError: it is none, or too long."""
+    if len(text) > limits.MAX_MEDIA_BYTES * 4 // 3 + 4:
+        raise MediaError(f"the image has more than {limits.MAX_MEDIA_BYTES} bytes")
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise MediaError("its base64 cannot be decoded") from None

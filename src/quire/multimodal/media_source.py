@@ -1,0 +1,89 @@
+"""Where images come from that a request names by URL: data in the URL itself, the web, and files that the operator opens.
+
+Files are fetched and decoded by a bounded number of threads. Waiting for the network and decoding have threads of their own: slow
+hosts hold up no image that is here already. Knows URLs; knows no message.
+"""
+
+import functools
+import os
+import stat
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from quire import envs
+from quire.config import MultiModalConfig, limits
+from quire.multimodal.content import Pixels
+from quire.multimodal.image_files import PixelBudget, decode_image, read_data_url
+from quire.multimodal.web_fetch import MediaError, WebFetcher
+
+Parameters = ParamSpec("Parameters")
+ResultT = TypeVar("ResultT")
+MAX_DECODERS = 4
+
+
+class MediaSource:
+    """Reads images of URLs.
+
+    Args:
+        settings: which hosts and files may be read.
+        fetcher: in place of the one that the settings describe.
+    """
+
+    def __init__(self, settings: MultiModalConfig, fetcher: WebFetcher | None = None) -> None:
+        self._folder = settings.allowed_local_media_path
+        redirects = limits.MAX_MEDIA_REDIRECTS if envs.QUIRE_MEDIA_URL_ALLOW_REDIRECTS else 0
+        self._fetcher = fetcher or WebFetcher(
+            settings.allowed_media_domains, envs.QUIRE_IMAGE_FETCH_TIMEOUT, max_redirects=redirects
+        )
+        decoders = min(MAX_DECODERS, os.cpu_count() or 1)
+        self._decoders = ThreadPoolExecutor(decoders, "quire-decode")
+        self._fetchers = ThreadPoolExecutor(envs.QUIRE_MEDIA_LOADING_THREAD_COUNT, "quire-fetch")
+
+    def run(
+        self, function: Callable[Parameters, ResultT], *args: Parameters.args, **kwargs: Parameters.kwargs
+    ) -> "Future[ResultT]":
+        """Call a function in a thread of those that work on images."""
+        return self._decoders.submit(function, *args, **kwargs)
+
+    def read(self, url: str, budget: PixelBudget) -> "Future[Pixels]":
+        """The image behind a URL. The future raises MediaError: it may not be read, or cannot be."""
+        scheme = url.partition(":")[0].lower()
+        if scheme == "data":
+            return self.run(lambda: decode_image(read_data_url(url), budget))
+        getters = {"http": self._fetcher.fetch, "https": self._fetcher.fetch, "file": self._read_file}
+        if (get := getters.get(scheme)) is None:
+            return self.run(functools.partial(_refuse, url))
+        return self._fetchers.submit(lambda: self.run(decode_image, get(url), budget).result())
+
+    def _read_file(self, url: str) -> bytes:
+        """A file below the folder that the operator opens."""
+        if not self._folder:
+            raise MediaError("no files can be read here: the server has no --allowed-local-media-path")
+        parts = urllib.parse.urlsplit(url)
+        refused = MediaError("there is no such file below the server's --allowed-local-media-path")
+        if parts.netloc not in ("", "localhost"):
+            raise refused
+        try:
+            path = Path(urllib.request.url2pathname(parts.path)).resolve(strict=True)
+            if not path.is_relative_to(self._folder):
+                raise refused
+            # The name may be another file's by now; a pipe without a writer would block.
+            with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+                status = os.fstat(file.fileno())
+                if not stat.S_ISREG(status.st_mode):
+                    raise refused
+                data = file.read(limits.MAX_MEDIA_BYTES + 1)
+        except (OSError, ValueError):
+            raise refused from None
+        if len(data) > limits.MAX_MEDIA_BYTES:
+            raise MediaError(f"it has more than {limits.MAX_MEDIA_BYTES} bytes")
+        return data
+
+
+def _refuse(url: str) -> Pixels:
+    shown = url[:40] + ("…" if len(url) > 40 else "")
+    raise MediaError(f"{shown!r} is not supported; give an image as data:image/png;base64,…, or by an https URL")
