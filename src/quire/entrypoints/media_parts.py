@@ -26,14 +26,6 @@ class MediaPart(dict[str, str]):
     """A part of a message that stands for an image, as templates read it; its text is the marker, for templates of text alone."""
 
 
-class PlacedPart(dict[str, Any]):
-    """A part of a message that stood somewhere else in the client's request; `path` is where."""
-
-    def __init__(self, fields: Mapping[str, Any], path: str) -> None:
-        super().__init__(fields)
-        self.path = path
-
-
 @dataclasses.dataclass(frozen=True)
 class GivenImage:
     """An image as a message has it.
@@ -87,7 +79,7 @@ class MediaMessages:
         kind = part.get("type") if is_mapping(part) else None
         if kind not in IMAGE_PARTS:
             return self._hidden(part)
-        self.given.append(_given(cast("Mapping[str, Any]", part), str(kind), getattr(part, "path", path)))
+        self.given.append(_given(cast("Mapping[str, Any]", part), str(kind), path))
         return MediaPart(type="image", text=self._marker)
 
     def _hidden(self, value: Any) -> Any:
