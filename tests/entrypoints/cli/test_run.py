@@ -14,7 +14,8 @@ from tests.oracles.tiny_models import make_tiny_model
 
 from quire.entrypoints.cli import running
 from quire.entrypoints.cli.fit import fit_sentence, fits, limits_sentence
-from quire.entrypoints.cli.run import last_error, words_for_server
+from quire.entrypoints.cli.run import _add_own, last_error
+from quire.entrypoints.cli.serve_words import serve_words
 from quire.errors import ConfigError
 
 NAME = "tiny/llama"
@@ -139,7 +140,7 @@ def test_stopping_waits_for_the_end_of_the_process(registry: Path) -> None:
 
 def test_the_words_of_the_talk_are_not_the_servers() -> None:
     words = ["run", "m", "--web", "-m", "hello", "--max-model-len", "8k", "--message=x"]
-    assert words_for_server(words) == ["m", "--max-model-len", "8k"]
+    assert serve_words(words, _add_own) == ["m", "--max-model-len", "8k"]
 
 
 def test_the_last_error_of_a_log_is_told(tmp_path: Path) -> None:

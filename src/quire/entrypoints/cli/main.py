@@ -36,6 +36,9 @@ GROUPS = {
         "translate": "translate a command of vLLM's, and tell what becomes of every flag",
         "as-vllm": "run a program that imports vLLM, with no word changed",
     },
+    "to run it for others": {
+        "deploy": "write files that run a server in Docker, Compose, Kubernetes or systemd, or watch it with Prometheus",
+    },
     "to measure and to look": {
         "doctor": "check this machine and the servers that run on it, and tell what to set",
         "bench": "measure: a server under load, throughput, latency, startup; sweeps and plots",
@@ -107,7 +110,9 @@ def _run_command(name: str, argv: Sequence[str]) -> int:
     module, parser = _load(name), build_parser(name)
     is_help = list(argv[:1]) in (["-h"], ["--help"])
     passed_on = ["--"] if getattr(module, "PASSES_WORDS_ON", False) and not is_help else []
-    return module.run(parser.parse_args([*passed_on, *argv])) or 0
+    args = parser.parse_args([*passed_on, *argv])
+    args.command_line = list(argv)  # for commands that pass some of them on to another
+    return module.run(args) or 0
 
 
 def _guarded(name: str, argv: Sequence[str]) -> int:

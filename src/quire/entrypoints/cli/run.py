@@ -27,6 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from quire.entrypoints.cli import serve
 
     serve.add_arguments(parser)
+    _add_own(parser)
+
+
+def _add_own(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--web", action="store_true", help="open the console in a browser, in place of a talk in the terminal"
     )
@@ -35,12 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from quire.entrypoints.cli.serve import take_model
+    from quire.entrypoints.cli.serve_words import serve_words
 
     take_model(args)
     server = _running(args)
     if server is None:
         _prepare(args)
-        server = start(args.model, words_for_server(sys.argv[1:]), chosen_port(args))
+        server = start(args.model, serve_words(args.command_line, _add_own), chosen_port(args))
     if args.web:
         import webbrowser
 
@@ -78,18 +83,6 @@ def _prepare(args: argparse.Namespace) -> None:
     print(sentence, file=sys.stderr)
     if config.model.hub is not None:
         fetch_weights(config.model.hub, hub_settings(config.load, config.model.revision))
-
-
-def words_for_server(words: list[str]) -> list[str]:
-    """The words of this command that are `quire serve`'s, too."""
-    kept = list(words)
-    if kept[:1] == ["run"]:
-        kept.pop(0)
-    for flag in ("-m", "--message"):
-        if flag in kept:
-            at = kept.index(flag)
-            del kept[at : at + 2]
-    return [word for word in kept if word != "--web" and not word.startswith("--message=")]
 
 
 def chosen_port(args: argparse.Namespace) -> list[str]:
