@@ -184,6 +184,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True):
         num_drafts, num_draft_tokens: rows that verified guessed tokens, and those tokens.
         accepted_per_position: how many of them were right, by their place in the guess.
         adapters: what became of them, where that has changed.
+        engine: which of the model's copies tells; set by the client of the copies.
     """
 
     num_running: int = 0
@@ -202,6 +203,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True):
     num_draft_tokens: int = 0
     accepted_per_position: list[int] = []
     adapters: AdapterStats | None = None
+    engine: int = 0
 
 
 class WeightState(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):

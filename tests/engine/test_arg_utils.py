@@ -268,7 +268,7 @@ WRONG = {
     "enable_prefix_caching": ["no", 0],
     "tensor_parallel_size": [0, 1.0],
     "pipeline_parallel_size": [0, 1.5],
-    "data_parallel_size": [0, 2],
+    "data_parallel_size": [0, 1.5],
     "distributed_executor_backend": ["threads", 5],
     "scheduler_cls": ["Scheduler", 5],
     "load_format": ["bin", "safetensor", "tensorizer", "runai_streamer_sharded", "ipc_cache", "modelexpress"],

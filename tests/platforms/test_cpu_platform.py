@@ -72,9 +72,10 @@ def test_capabilities_are_known_without_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_copies_of_the_model_are_refused_by_name(model: Path) -> None:
-    with pytest.raises(ConfigError, match="data_parallel_size=2"):
-        make_config(model, data_parallel_size=2)
+def test_copies_of_the_model_are_refused_with_an_executor_that_starts_processes_elsewhere(model: Path) -> None:
+    assert make_config(model, data_parallel_size=2).parallel.num_devices == 2
+    with pytest.raises(ConfigError, match=r"data_parallel_size=2 does not go with .*'ray'"):
+        make_config(model, data_parallel_size=2, distributed_executor_backend="ray")
 
 
 def test_memory_that_the_host_does_not_have_is_refused_with_the_numbers(model: Path) -> None:

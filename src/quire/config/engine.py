@@ -65,6 +65,7 @@ class ParallelConfig:
         spare_core: a process that has imported what a core needs waits for a death; None: for one device that is no CPU.
         rank: which of the workers that share a layer this is; the executor sets it when it starts them.
         rendezvous: the address where these meet; set with the rank.
+        data_parallel_rank: which of the model's copies this is; set when the copy starts.
         stage: which of the pipeline's stages it belongs to. `stage_rendezvous`: where stages meet; both set with the rank.
         layer_split: how many layers each stage has (`QUIRE_PP_LAYER_PARTITION`); empty: about as many each.
     """
@@ -78,6 +79,7 @@ class ParallelConfig:
     disable_custom_all_reduce: bool = False
     recovery: bool | None = None
     spare_core: bool | None = None
+    data_parallel_rank: int = 0
     rank: int = 0
     rendezvous: str = ""
     stage: int = 0
@@ -88,6 +90,23 @@ class ParallelConfig:
     def world_size(self) -> int:
         """Workers of one engine."""
         return self.pipeline_parallel_size * self.tensor_parallel_size
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of all copies together."""
+        return self.world_size * self.data_parallel_size
+
+    @property
+    def device_number(self) -> int:
+        """This worker's number among those of all copies."""
+        return self.data_parallel_rank * self.world_size + self.world_rank
+
+    @property
+    def wish_for_processes(self) -> str | None:
+        """The setting, with its value, for which a core needs a process of its own; None where none does."""
+        if self.data_parallel_size > 1:
+            return f"data_parallel_size={self.data_parallel_size}"
+        return "recovery=True" if self.recovery else None
 
     @property
     def world_rank(self) -> int:

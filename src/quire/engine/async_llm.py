@@ -92,7 +92,7 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
                 return RoutedClient(core, self._on_message)
             return open_client(config, core, self._on_message)
 
-        self.queue = QueueView(config.scheduler)
+        self.queue = QueueView(config.scheduler, config.parallel.data_parallel_size)
         super().__init__(config, start_core, self.metrics, stat_hooks, for_server=True)
         if isinstance(core, FrontendSlot):
             self.input_processor.distinguish(first_serial())
@@ -377,14 +377,14 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
                     self._die(text)
                 case messages.Stalled(message=text):
                     self._stall(text)
-                case messages.Restarting(message=text):
-                    self._lose_core(text)
+                case messages.Restarting(message=text, is_whole=is_whole):
+                    self._lose_core(text, is_whole)
                 case messages.GivenUp():
                     touched += self._give_up(message)
-                case messages.Restarted():
+                case messages.Restarted(core_ids=core_ids):
                     self._restarting = ""
                     self.queue.forget()
-                    self._send_again(but={record.request_id for record in self._to_add})
+                    self._send_again(core_ids, but={record.request_id for record in self._to_add})
                     self._send_added()
                 case _:
                     pass
@@ -414,10 +414,14 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
         if reason:
             self.events.add(EventKind.HANG, reason)
 
-    def _lose_core(self, message: str) -> None:
-        """The core has died and another one is started. Callers get an error; requests wait."""
-        self._restarting, self._stalled = message, ""
+    def _lose_core(self, message: str, is_whole: bool) -> None:
+        """The core has died and another one is started. Callers get an error; requests wait. Where copies of it go on, only
+        its requests do, and its client answers the callers."""
+        self._stalled = ""
         self.events.add(EventKind.RESTART, message)
+        if not is_whole:
+            return
+        self._restarting = message
         self._fail_calls(EngineError(f"the engine core died and is started again: {message}"))
 
     def _notify(self, records: Sequence[RequestRecord]) -> None:

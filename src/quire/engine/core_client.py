@@ -161,8 +161,8 @@ class WaitingClient(BlockingClient):
             case Dead(message=text):
                 self.death = EngineDeadError(text)
                 raise self.death
-            case Restarting(message=text):
-                self._restarting = text
+            case Restarting(message=text, is_whole=is_whole):
+                self._restarting = text if is_whole else ""
                 self.on_change(message)
             case Restarted():
                 self._restarting = ""
@@ -198,7 +198,7 @@ class WaitingClient(BlockingClient):
             message = self._receive_early()
             if isinstance(message, messages.UtilityResult) and message.call_id == self._num_calls:
                 return message.get()
-            if isinstance(message, Restarting):
+            if isinstance(message, Restarting) and message.is_whole:
                 raise EngineError(f"the engine core died and is started again: {message.message}")
 
     def _take_what_came(self) -> None:

@@ -64,6 +64,8 @@ class Frontend(Generic[ClientT]):
         self._outputs = OutputProcessor([*own, *stat_hooks, *load_stat_loggers(config)])
         self.io_processor = load_io_processor(config)
         self._stats_logger: StatsLogger | None = None
+        if metrics is not None and config.parallel.data_parallel_size > 1:
+            metrics.divide(config.parallel.data_parallel_size)
         if metrics is not None and config.lora is not None:
             metrics.max_loras = config.lora.num_slots(config.scheduler.max_num_seqs)
         if metrics is not None and not config.observability.disable_log_stats:
@@ -146,9 +148,11 @@ class Frontend(Generic[ClientT]):
             params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False)
         return f"adapter-{adapter.lora_int_id}-{adapter.lora_name}"[:100], TokenizedPrompt([0]), params
 
-    def _send_again(self, but: Container[str] = ()) -> None:
-        """Give a new core what is unfinished: each request goes on behind its tokens so far. `but`: what no core had yet."""
-        records = [record for record in self._outputs.records if record.request_id not in but]
+    def _send_again(self, core_ids: Sequence[str] | None, but: Container[str] = ()) -> None:
+        """Give a new core what is unfinished, or what has these of the core's ids: each request goes on behind its tokens so far.
+        `but`: what no core had yet."""
+        records = self._outputs.records if core_ids is None else self._outputs.having(core_ids)
+        records = [record for record in records if record.request_id not in but]
         if records:
             requests = [request for record in records for request in record.resumption()]
             self._client.send(AddRequests(requests, again=True))

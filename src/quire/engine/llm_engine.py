@@ -59,9 +59,10 @@ class LLMEngine(Frontend[BlockingClient], EngineControl):
         """Requests that ended without an output of the core; `step` gives their last outputs."""
 
         def start_core() -> BlockingClient:
-            if multiprocess is False and config.parallel.recovery:
-                raise ConfigError("recovery=True needs a core in a process of its own: allow one", setting="recovery")
-            if not (multiprocess or config.parallel.recovery):
+            wish = config.parallel.wish_for_processes
+            if multiprocess is False and wish is not None:
+                raise ConfigError(f"{wish} needs a core in a process of its own: allow one", setting=wish.split("=")[0])
+            if not (multiprocess or wish):
                 return InprocClient(config, executor)
             from quire.engine.process_client import open_client  # not needed, and slow to import, in-process
 
@@ -204,8 +205,8 @@ class LLMEngine(Frontend[BlockingClient], EngineControl):
                 self.events.add(EventKind.RESTART, text)
             case GivenUp():
                 self._ended += self._give_up(message)
-            case Restarted():
-                self._send_again()
+            case Restarted(core_ids=core_ids):
+                self._send_again(core_ids)
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has anything to do."""

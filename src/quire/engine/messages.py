@@ -130,9 +130,11 @@ class Dead(msgspec.Struct, tag="dead", array_like=True):
 
 
 class Restarting(msgspec.Struct, tag="restarting", array_like=True):
-    """The core's client says: it has died and is started again. What it had not answered it will not answer."""
+    """The core's client says: it has died and is started again. What it had not answered it will not answer. `is_whole`: no other
+    copy of the engine goes on meanwhile."""
 
     message: str
+    is_whole: bool = True
 
 
 class GivenUp(msgspec.Struct, tag="given_up", array_like=True):
@@ -148,7 +150,10 @@ class GivenUp(msgspec.Struct, tag="given_up", array_like=True):
 
 
 class Restarted(msgspec.Struct, tag="restarted", array_like=True):
-    """A new core serves, which knows of no request: all that are unfinished are to be sent again."""
+    """A new core serves, which knows of no request: all that are unfinished are to be sent again, or, where it is one of several
+    copies, those with the core's ids `core_ids`."""
+
+    core_ids: list[str] | None = None
 
 
 class Stalled(msgspec.Struct, tag="stalled", array_like=True):

@@ -100,6 +100,11 @@ class OutputProcessor:
         """The unfinished request that these of the core's ids belong to."""
         return next((found[0] for each in core_ids if (found := self._sequences.get(each)) is not None), None)
 
+    def having(self, core_ids: Iterable[str]) -> list[RequestRecord]:
+        """The unfinished requests with these of the core's ids, each once."""
+        found = (self._sequences.get(each) for each in core_ids)
+        return list({each[0].request_id: each[0] for each in found if each is not None}.values())
+
     def fail(self, record: RequestRecord, error: QuireError, now: float) -> list[str]:
         """End a request that cannot go on; the core's ids of what was unfinished of it."""
         record.error, record.refusal = str(error), error

@@ -82,7 +82,6 @@ def check_stages(config: EngineConfig) -> None:
         "enable_prompt_embeds": (config.multimodal is not None and config.multimodal.prompt_embeds, "prompt_embeds"),
         "speculative_config": (config.speculative is not None, "speculation"),
         "load_format": (config.load.load_format == "sharded_state", "load_format='sharded_state'"),
-        "data_parallel_size": (config.parallel.data_parallel_size > 1, "copies of the model"),
     }
     for setting, (is_asked, what) in refused.items():
         if is_asked:
@@ -95,10 +94,11 @@ def check_stages(config: EngineConfig) -> None:
 def check_ranks(args: EngineSettings, platform: Platform) -> None:
     """Refuse numbers of ranks that the platform cannot have. Raises ConfigError."""
     capabilities, size = platform.capabilities(), args.tensor_parallel_size
-    stages = args.pipeline_parallel_size
-    if args.data_parallel_size != 1:
+    stages, copies = args.pipeline_parallel_size, args.data_parallel_size
+    if copies > 1 and args.distributed_executor_backend in ("ray", "external_launcher"):
         message = (
-            f"data_parallel_size={args.data_parallel_size} is not available on the {platform.name} platform: use 1"
+            f"data_parallel_size={copies} does not go with distributed_executor_backend="
+            f"{args.distributed_executor_backend!r} yet: start an engine for each copy, or use 'mp'"
         )
         raise ConfigError(message, setting="data_parallel_size")
     asked = (
@@ -111,7 +111,9 @@ def check_ranks(args: EngineSettings, platform: Platform) -> None:
             message = f"{setting}={getattr(args, setting)!r} cannot run on the {platform.name} platform: {able.why}"
             raise ConfigError(message, setting=setting)
     count = platform.device_count()
-    if count is not None and size * stages > count:
-        asked_for = f"tensor_parallel_size={size}" + (f" and pipeline_parallel_size={stages}" if stages > 1 else "")
-        message = f"{asked_for}, but the {platform.name} platform sees {count} devices"
-        raise ConfigError(message, setting="tensor_parallel_size" if size > 1 else "pipeline_parallel_size")
+    if count is not None and size * stages * copies > count:
+        wishes = {"tensor_parallel_size": size, "pipeline_parallel_size": stages, "data_parallel_size": copies}
+        asked_for = {name: value for name, value in wishes.items() if value > 1} or {"tensor_parallel_size": 1}
+        named = " and ".join(f"{name}={value}" for name, value in asked_for.items())
+        message = f"{named}, but the {platform.name} platform sees {count} devices"
+        raise ConfigError(message, setting=next(iter(asked_for)))

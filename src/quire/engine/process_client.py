@@ -22,6 +22,7 @@ from quire.config.wire import config_to_plain
 from quire.descriptors import memory_file
 from quire.engine import core_process, messages
 from quire.engine.core_client import CoreClient, OnMessage, ThreadClient
+from quire.engine.data_parallel import CopiesClient, config_of_copy
 from quire.engine.heartbeat import NUM_BYTES, map_words
 from quire.engine.messages import CoreMessage, Dead, FrontendMessage, Stalled
 from quire.engine.recovery import RecoveringClient
@@ -307,18 +308,29 @@ def open_client(config: EngineConfig, core: str | None, on_message: OnMessage) -
         ConfigError: the core refuses its configuration.
         EngineDeadError: it died while it started.
     """
-    recovery = config.parallel.recovery
+    wish = config.parallel.wish_for_processes
     if core is None:
         on_host = current_platform(config.device.device).capabilities().computes_on_host.value
-        core = chosen_core("inproc" if on_host and not recovery else "process")
+        core = chosen_core("inproc" if on_host and wish is None else "process")
     if core == "inproc":
-        if recovery:
-            message = "recovery needs a core in a process of its own; a thread was asked for (QUIRE_ENABLE_MULTIPROCESSING=0?)"
-            raise ConfigError(message, setting="recovery")
+        if wish is not None:
+            message = (
+                f"{wish} needs a core in a process of its own; a thread was asked for (QUIRE_ENABLE_MULTIPROCESSING=0?)"
+            )
+            raise ConfigError(message, setting=wish.split("=")[0])
         return ThreadClient(config, on_message)
     if core != "process":
         raise ConfigError(f"core is {core!r}; it may be 'inproc' or 'process'", setting="core")
-    if recovery is False:
+    num_copies = config.parallel.data_parallel_size
+    if num_copies == 1:
+        return _open_process(config, on_message)
+    copies = [config_of_copy(config, number) for number in range(num_copies)]
+    return CopiesClient([functools.partial(_open_process, copy) for copy in copies], on_message)
+
+
+def _open_process(config: EngineConfig, on_message: OnMessage) -> CoreClient:
+    """Start one core in a process."""
+    if config.parallel.recovery is False:
         return ProcessClient(config, on_message)
     spares = SpareCores() if wants_spare(config) else None
     return RecoveringClient(functools.partial(ProcessClient, config, spares=spares), on_message, spares)

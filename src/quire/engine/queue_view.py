@@ -14,14 +14,17 @@ from quire.request import QueueState
 class QueueView:
     """The queue as the core last told of it.
 
+    Args:
+        num_copies: of the core, each with a queue of its own, which are one here.
+
     Attributes:
         state: what the core told.
     """
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, num_copies: int = 1) -> None:
         self._is_fair = policy_class(config.policy).has_shares
-        self._max_num_seqs = config.max_num_seqs
-        self._max_waiting = config.max_num_waiting or DEFAULT_MAX_NUM_WAITING
+        self._max_num_seqs = config.max_num_seqs * num_copies
+        self._max_waiting = (config.max_num_waiting or DEFAULT_MAX_NUM_WAITING) * num_copies
         self.forget()
 
     def forget(self) -> None:

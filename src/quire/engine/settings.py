@@ -189,7 +189,7 @@ class EngineSettings:
 
     pipeline_parallel_size: int = setting(1, whole(1), "ranks that share the layers, one after another")
     tensor_parallel_size: int = setting(1, whole(1), "ranks that share every layer")
-    data_parallel_size: int = setting(1, whole(1), "copies of the model")
+    data_parallel_size: int = setting(1, whole(1), "copies of the model, each with its own devices, behind one engine")
     enable_expert_parallel: bool = setting(False, FLAG, "give each rank whole experts")
     distributed_executor_backend: str | type[Any] | None = setting(
         None, class_path("uni", "mp", "ray", "external_launcher"), "uni, mp, ray, external_launcher or a class path"

@@ -125,10 +125,12 @@ class EngineMetrics:
         batch_lines: lines of batches that were answered, by how.
         adapters: what became of adapters, and the names of those that are in use; None until that is told.
         max_loras: adapters that can be on the device at once.
+        copies: the figures of steps of each of the model's copies, by number; none where there is one.
     """
 
     def __init__(self, model_name: str, max_model_len: int) -> None:
-        self.model_name = model_name
+        self.model_name, self._max_model_len = model_name, max_model_len
+        self.copies: list[EngineMetrics] = []
         lengths = steps_1_2_5(max_model_len)
         self.num_running = 0
         self.num_waiting = 0
@@ -170,12 +172,24 @@ class EngineMetrics:
         self.request_n = Histogram(CHOICE_BOUNDS)
         self.request_preemptions = Histogram(PREEMPTION_BOUNDS)
 
+    def divide(self, num_copies: int) -> None:
+        """Keep the figures of steps for each of the model's copies as well."""
+        self.copies = [EngineMetrics(self.model_name, self._max_model_len) for _ in range(num_copies)]
+
     def record_step(self, stats: SchedulerStats) -> None:
         """One step's figures; counters in them are of that step alone."""
-        self.num_running = stats.num_running
-        self.num_waiting, self.num_deferred = stats.num_waiting, stats.num_deferred
-        if stats.num_total_blocks:
-            self.kv_cache_usage = 1.0 - stats.num_free_blocks / stats.num_total_blocks
+        if self.copies:
+            self.copies[stats.engine].record_step(stats)
+            self.num_running, self.num_waiting, self.num_deferred = (
+                sum(getattr(copy, name) for copy in self.copies)
+                for name in ("num_running", "num_waiting", "num_deferred")
+            )
+            self.kv_cache_usage = sum(copy.kv_cache_usage for copy in self.copies) / len(self.copies)
+        else:
+            self.num_running = stats.num_running
+            self.num_waiting, self.num_deferred = stats.num_waiting, stats.num_deferred
+            if stats.num_total_blocks:
+                self.kv_cache_usage = 1.0 - stats.num_free_blocks / stats.num_total_blocks
         self.num_preemptions += stats.num_preemptions
         self.jumped_tokens += stats.num_jumped_tokens
         if stats.num_drafts:

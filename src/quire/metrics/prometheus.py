@@ -26,7 +26,7 @@ PREFIXES: dict[str, tuple[str, ...]] = {"quire": (PREFIX,), "vllm": ("vllm:",), 
 
 _LABELS = ["model_name", "engine"]
 _ENGINE = "0"
-"""The engine's number among those of one server."""
+"""The engine's number among those of one server; figures of requests have this one also where there are several."""
 
 _GAUGES = (
     ("num_requests_running", "num_running", "Sequences that hold a row of the batch."),
@@ -51,6 +51,10 @@ _COUNTERS = (
     ("lora_evictions", "num_adapter_evictions", "Adapters that gave up their place on the device to another one."),
     ("engine_steps", "num_steps", "Steps that computed at least one token."),
 )
+_OF_REQUESTS = frozenset({"prompt_tokens", "prompt_tokens_cached", "generation_tokens"})
+"""Counters that steps do not tell: they are of all copies of the model together. The others are of each."""
+_OF_STEPS = frozenset({"iteration_tokens", "step_time", "adapter_load_time"})
+"""Histograms that steps tell."""
 _EVENTS = {
     EventKind.RESTART: ("engine_restarts", "Times that the engine core ended by itself and was started again."),
     EventKind.HANG: ("engine_hangs", "Times that the engine core made no progress and was ended."),
@@ -125,19 +129,22 @@ class EngineCollector(Collector):
         metrics, labels = self._metrics, [self._metrics.model_name, _ENGINE]
         for name, field, text in _GAUGES if prefix == PREFIX else _GAUGES + _OLDER_GAUGES:
             gauge = GaugeMetricFamily(prefix + name, text, labels=_LABELS)
-            gauge.add_metric(labels, getattr(metrics, field))
+            for engine, copy in self._copies():
+                gauge.add_metric([metrics.model_name, engine], getattr(copy, field))
             yield gauge
         waiting = GaugeMetricFamily(
             prefix + "num_requests_waiting_by_reason",
             "Sequences in the queue: for room (capacity), or held back until something is prepared (deferred).",
             labels=[*_LABELS, "reason"],
         )
-        waiting.add_metric([*labels, "capacity"], metrics.num_waiting - metrics.num_deferred)
-        waiting.add_metric([*labels, "deferred"], metrics.num_deferred)
+        for engine, copy in self._copies():
+            waiting.add_metric([metrics.model_name, engine, "capacity"], copy.num_waiting - copy.num_deferred)
+            waiting.add_metric([metrics.model_name, engine, "deferred"], copy.num_deferred)
         yield waiting
         for name, field, text in _COUNTERS:
             counter = CounterMetricFamily(prefix + name, text, labels=_LABELS)
-            counter.add_metric(labels, getattr(metrics, field))
+            for engine, copy in self._copies(field not in _OF_REQUESTS):
+                counter.add_metric([metrics.model_name, engine], getattr(copy, field))
             yield counter
         success = CounterMetricFamily(
             prefix + "request_success", "Finished sequences.", labels=[*_LABELS, "finished_reason"]
@@ -152,12 +159,14 @@ class EngineCollector(Collector):
         yield rejected
         yield from self._happenings(prefix, labels)
         for name, field, text in _HISTOGRAMS:
-            histogram = getattr(metrics, field)
             family = HistogramMetricFamily(prefix + name, text, labels=_LABELS)
-            family.add_metric(labels, histogram.cumulative(), sum_value=histogram.total)
+            for engine, copy in self._copies(field in _OF_STEPS):
+                histogram = getattr(copy, field)
+                family.add_metric([metrics.model_name, engine], histogram.cumulative(), sum_value=histogram.total)
             yield family
         info = GaugeMetricFamily(prefix + "cache_config_info", "The cache's settings.", labels=["engine", *self._info])
-        info.add_metric([_ENGINE, *self._info.values()], 1)
+        for engine, _ in self._copies():
+            info.add_metric([engine, *self._info.values()], 1)
         yield info
         if metrics.adapters is not None:
             names = ["max_lora", "waiting_lora_adapters", "running_lora_adapters"]
@@ -165,6 +174,11 @@ class EngineCollector(Collector):
             told = [str(metrics.max_loras), ",".join(metrics.adapters.waiting), ",".join(metrics.adapters.running)]
             adapters.add_metric(told, time.time())
             yield adapters
+
+    def _copies(self, is_of_steps: bool = True) -> list[tuple[str, EngineMetrics]]:
+        """The figures of each copy of the model with its number; `is_of_steps`: whether they are told by steps."""
+        copies = self._metrics.copies if is_of_steps else []
+        return [(str(number), copy) for number, copy in enumerate(copies)] or [(_ENGINE, self._metrics)]
 
     def _happenings(self, prefix: str, labels: list[str]) -> Iterable[Metric]:
         """What happened besides answers, and each tenant's part."""

@@ -52,7 +52,7 @@ class CpuRuntime(HostMemory, DeviceRuntime):
 
         from quire.kernels import cpu
 
-        self._ranks = config.parallel.world_size
+        self._ranks = config.parallel.num_devices
         self.threads = max(1, thread_count(config) // self._ranks)
         cpu.set_num_threads(self.threads)
         # Two pools on the same cores wait for one another's spinning threads: sampling 32 rows took 5 to 50 times as long.

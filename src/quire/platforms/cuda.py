@@ -202,7 +202,7 @@ class CudaPlatform(Platform):
         from quire.kernels.triton.runtime.preparation import KernelPreparation
 
         major, minor = self._gpu().capability
-        processes = max(1, (usable_cpus() - 2) // config.parallel.world_size)
+        processes = max(1, (usable_cpus() - 2) // config.parallel.num_devices)
         self._kernels = KernelPreparation(config, 10 * major + minor, processes)
         self._kernels.begin()
         startup.begin(self.local_device(config))

@@ -202,7 +202,7 @@ class Platform(abc.ABC):
 
     def local_device(self, config: EngineConfig) -> int:
         """Which of this host's devices a rank has: its number among those that the process sees."""
-        return config.parallel.world_rank
+        return config.parallel.device_number
 
     @abc.abstractmethod
     def runtime(self, config: EngineConfig) -> DeviceRuntime:

@@ -262,7 +262,6 @@ def _read_structured(value: dict[str, Any]) -> None:
 
 _READERS: dict[str, Callable[[Any], object]] = {
     "attention_config": lambda value: attention_backend(None, value),
-    "data_parallel_size": _only_one("data_parallel_size"),
     "load_format": _refuse_format,
     "logging_config": _read_logging,
     "pipeline_parallel_size": _only_one("pipeline_parallel_size"),
