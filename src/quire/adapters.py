@@ -1,6 +1,7 @@
 """Which adapter a request asks for. Plain data: what an adapter is, and where it lies, is known by the workers."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ class LoRARequest(msgspec.Struct, array_like=True, omit_defaults=True, frozen=Tr
         load_inplace: its files have changed: they are read again, for this request and those that come later.
         is_3d_lora_weight: accepted for compatibility: how experts' weights are stored is seen in the files.
         version: how often its files were read again; the engine counts it.
+        num_virtual_tokens: that it puts before each prompt; the engine reads that in its folder.
     """
 
     lora_name: str
@@ -36,6 +38,7 @@ class LoRARequest(msgspec.Struct, array_like=True, omit_defaults=True, frozen=Tr
     load_inplace: bool = False
     is_3d_lora_weight: bool = False
     version: int = 0
+    num_virtual_tokens: int = 0
 
     @property
     def name(self) -> str:
@@ -83,6 +86,23 @@ def check_path(path: str) -> None:
     """Raises ConfigError: there is no adapter, as far as a look at its configuration tells. One in a single file has none."""
     if not Path(path).is_file():
         read_config(path)
+
+
+VIRTUAL = ("PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING")
+"""PEFT's kinds of adapters that put virtual tokens before a prompt."""
+MAX_VIRTUAL_TOKENS = 512
+
+
+def virtual_tokens_of(config: Mapping[str, Any]) -> int:
+    """How many virtual tokens an adapter with this configuration puts before a prompt. Raises ConfigError: impossibly many."""
+    if config["peft_type"] not in VIRTUAL:
+        return 0
+    count = config.get("num_virtual_tokens")
+    if not isinstance(count, int) or not 1 <= count <= MAX_VIRTUAL_TOKENS:
+        raise ConfigError(
+            f"num_virtual_tokens is {count!r} in {CONFIG}; 1 to {MAX_VIRTUAL_TOKENS} can be served", setting="lora_path"
+        )
+    return count
 
 
 def read_config(path: str) -> dict[str, Any]:

@@ -67,7 +67,8 @@ def check(llm: LLM, oracle: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "architecture", ["LlamaForCausalLM", "GPT2LMHeadModel", "BloomForCausalLM", "Gemma3ForCausalLM"]
+    "architecture",
+    ["LlamaForCausalLM", "GPT2LMHeadModel", "BloomForCausalLM", "Gemma3ForCausalLM", "GraniteForCausalLM"],
 )
 def test_a_prompt_of_embeddings_equals_transformers(architecture: str, tmp_path: Path):
     base = make_tiny_model(architecture, tmp_path)

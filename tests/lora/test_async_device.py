@@ -6,7 +6,7 @@ import pytest
 from tests.lora.conftest import TOLERANCE, assert_parity, request, run
 from tests.oracles.async_platform import AsyncCpuPlatform
 from tests.oracles.interpreter import repair_interpreter
-from tests.oracles.peft_adapters import PeftOracle, make_adapter
+from tests.oracles.peft_adapters import PeftOracle, make_adapter, make_virtual
 from tests.oracles.tiny_models import make_tiny_model
 
 from quire import LLM, SamplingParams
@@ -50,6 +50,16 @@ def test_a_batch_that_mixes_adapters_equals_peft(
     second = make_adapter(llama, tmp_path / "ends", 2, r=20, target_modules=["embed_tokens", "lm_head", "q_proj"])
     llm, _ = make_llm(monkeypatch, llama)
     assert_parity(llm, llama, [None, first, second])
+
+
+@pytest.mark.parametrize("kind", [AsyncCpuPlatform, TritonAdapters])
+def test_virtual_tokens_equal_peft(
+    kind: type[AsyncCpuPlatform], llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_selection: None
+):
+    keys = make_virtual(llama, tmp_path / "keys", "PREFIX_TUNING", 1, tokens=3)
+    prompt = make_virtual(llama, tmp_path / "prompt", "PROMPT_TUNING", 2, tokens=2)
+    llm, _ = make_llm(monkeypatch, llama, kind)
+    assert_parity(llm, llama, [keys, prompt, None], prompts=[[3, 4, 5]], max_tokens=2)
 
 
 def test_tritons_kernels_give_what_peft_gives(

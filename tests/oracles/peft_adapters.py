@@ -22,6 +22,22 @@ def make_adapter(base: Path, path: Path, seed: int = 0, *, scale: float = 0.3, *
     return path
 
 
+def make_virtual(base: Path, path: Path, kind: str, seed: int = 0, *, tokens: int = 5, **config: Any) -> Path:
+    """Write an adapter of virtual tokens (`PROMPT_TUNING`, `P_TUNING` or `PREFIX_TUNING`) with random numbers into a folder."""
+    configs = {
+        "PROMPT_TUNING": peft.PromptTuningConfig,
+        "P_TUNING": peft.PromptEncoderConfig,
+        "PREFIX_TUNING": peft.PrefixTuningConfig,
+    }
+    torch.manual_seed(seed)  # PEFT's own start values
+    model = peft.get_peft_model(
+        load_oracle(base), configs[kind](task_type="CAUSAL_LM", num_virtual_tokens=tokens, **config)
+    )
+    randomize(model, seed, 0.5)
+    model.save_pretrained(str(path))
+    return path
+
+
 @torch.no_grad()
 def randomize(model: torch.nn.Module, seed: int, scale: float) -> None:
     """Every number that training would have changed."""
@@ -45,5 +61,6 @@ class PeftOracle:
 
     @torch.no_grad()
     def logprobs(self, token_ids: Sequence[int]) -> torch.Tensor:
-        """[tokens, vocabulary]: of the token that follows each."""
-        return self.model(torch.tensor([list(token_ids)])).logits[0].float().log_softmax(-1)
+        """[tokens, vocabulary]: of the token that follows each; virtual tokens before them have no rows here."""
+        logits = self.model(torch.tensor([list(token_ids)])).logits[0, -len(token_ids) :]
+        return logits.float().log_softmax(-1)

@@ -188,16 +188,13 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
     ) -> RequestStream:
         self._use_running_loop()
         self._check_alive()
-        adapter = caller.adapter
-        self.input_processor.check_adapter(adapter)
+        self.input_processor.attach(processed.engine_requests, caller.adapter)
         now = time.monotonic()
         if 0.0 < caller.deadline <= now:
             raise DeadlineError("the request's timeout has passed before it was queued")
         for request in processed.engine_requests:
             request.tenant, request.tenant_weight, request.deadline = caller.tenant, caller.weight, caller.deadline
             request.is_background = caller.is_background
-            request.adapter = adapter
-            adapter = None if adapter is None else adapter.as_loaded
         record = make_record(processed)
         stream = RequestStream(record, self._abort)
         self._outputs.add(record)

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from quire.adapters import LoRARequest, check_adapter
 from quire.config import EngineConfig, ModelConfig, limits
 from quire.engine.tokenizer_source import TokenizerSource
+from quire.engine.virtual_tokens import VirtualTokens
 from quire.errors import RequestError
 from quire.inputs import PromptType
 from quire.media import EMBEDS, MediaItem
@@ -168,7 +169,7 @@ class InputProcessor:
         self._stream_interval = config.scheduler.stream_interval
         self._source = tokenizer_source
         self._allow_functions = allow_functions
-        self._has_adapters = config.lora is not None
+        self._has_adapters, self._virtual = config.lora is not None, VirtualTokens(config.model.max_model_len)
         self._vocab_size = config.model.vocab_size
         self._token_ids_type: Any = list[Annotated[int, msgspec.Meta(ge=0, lt=self._vocab_size)]]
         self._eos_token_ids: list[int] | None = None
@@ -336,7 +337,6 @@ class InputProcessor:
         Raises RequestError: something about it cannot be served; `param` names it."""
         check_params(params, SamplingParams, "sampling_params")
         self._check_generates()
-        self.check_adapter(adapter)
         core_id = self.next_core_id(request_id)
         arrival_time = time.monotonic() if arrival_time is None else arrival_time
         tokenizer = self._source.get()
@@ -363,15 +363,16 @@ class InputProcessor:
                 tenant=tenant,
                 group_id=core_id if params.n > 1 else None,
                 is_continuation=is_continuation,
-                adapter=adapter if index == 0 or adapter is None else adapter.as_loaded,
                 media=prompt.media,
             )
             for index in range(params.n)
         ]
+        self.attach(engine_requests, adapter)
         return ProcessedRequest(request_id, prompt, params, engine_requests, arrival_time, tokenizer)
 
-    def check_adapter(self, adapter: LoRARequest | None) -> None:
-        """Raises RequestError: it is no adapter, or adapters are off."""
+    def attach(self, requests: list[EngineRequest], adapter: LoRARequest | None) -> None:
+        """Give the sequences of a request their adapter.
+        Raises RequestError: it is no adapter, adapters are off, or the request cannot have it."""
         if adapter is None:
             return
         check_adapter(adapter)
@@ -381,6 +382,7 @@ class InputProcessor:
                 "enable_lora",
                 param="lora_request",
             )
+        self._virtual.attach(requests, adapter)
 
     def _check_generates(self) -> None:
         """Raises RequestError: the model pools."""

@@ -186,7 +186,7 @@ class OutputProcessor:
     ) -> None:
         """An output that is more than one plain token."""
         if output.num_cached_tokens >= 0 and record.num_cached_tokens is None:
-            record.num_cached_tokens = output.num_cached_tokens
+            record.note_cached(output.num_cached_tokens)
             record.scheduled_time = output.scheduled_at
         sequence.num_preemptions = max(sequence.num_preemptions, output.num_preemptions)
         if output.pooled is not None:

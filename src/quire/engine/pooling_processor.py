@@ -139,7 +139,6 @@ class PoolingProcessor:
         """A request that may be queued. `params` is copied, never changed.
         Raises RequestError: something about it cannot be served; `param` names it."""
         check_params(params, PoolingParams, "pooling_params")
-        self._inputs.check_adapter(adapter)
         core_id = self._inputs.next_core_id(request_id)
         arrival_time = time.monotonic() if arrival_time is None else arrival_time
         completed = self._complete(params)
@@ -157,9 +156,9 @@ class PoolingProcessor:
             arrival_time=arrival_time,
             priority=priority,
             cache_salt=prompt.cache_salt,
-            adapter=adapter,
             tenant=tenant,
         )
+        self._inputs.attach([request], adapter)
         return ProcessedRequest(request_id, prompt.with_ids(token_ids), completed, [request], arrival_time, None)
 
     def _fit(self, token_ids: list[int], params: PoolingParams) -> list[int]:

@@ -394,6 +394,11 @@ class RequestRecord:
     def is_finished(self) -> bool:
         return self.num_unfinished == 0
 
+    def note_cached(self, num_tokens: int) -> None:
+        """So many tokens of the core's prompt were in the prefix cache. An adapter's virtual ones are none of the user's."""
+        adapter = self.engine_requests[0].adapter
+        self.num_cached_tokens = max(0, num_tokens - (0 if adapter is None else adapter.num_virtual_tokens))
+
     def fail(self, death: QuireError) -> None:
         """The engine has died: there will be no more."""
         self.death = death

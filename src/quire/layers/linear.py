@@ -294,6 +294,9 @@ class LinearMethod(Products):
     def adapt_embedding(self, ids_T: torch.Tensor, weight: LinearWeight, out_TD: torch.Tensor, scale: float) -> None:
         """Add what adapters change about embeddings, which were multiplied by a scale."""
 
+    def adapt_keys(self, ids_T: torch.Tensor, weight: LinearWeight, qkv_TN: torch.Tensor) -> None:
+        """Put keys and values that adapters give to virtual tokens in the place of a matrix' own, before norms and rotation."""
+
     has_adapters = False
     """Whether steps may have adapters."""
 

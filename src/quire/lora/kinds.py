@@ -1,4 +1,4 @@
-"""Kinds of adapters beside LoRA, each read to the same updates: (IA)3, and vectors that steer a model's residual.
+"""Kinds of adapters beside LoRA, each read to the same numbers: (IA)3, vectors that steer a model's residual, virtual tokens.
 
 Knows files and names of tensors; knows nothing of our modules. Methods: https://arxiv.org/abs/2205.05638 for (IA)3, and
 https://arxiv.org/abs/2310.01405 for vectors, which are in llama.cpp's files: `direction.N` is added to what layer N gives.
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from quire.adapters import read_config
+from quire.adapters import VIRTUAL, read_config, virtual_tokens_of
 from quire.config.gguf.container import read_header
 from quire.errors import ConfigError
 from quire.lora.peft_folder import PREFIX, PeftAdapter, Update, read_lora
@@ -32,10 +32,7 @@ def read_adapter(path: str) -> PeftAdapter:
     config = read_config(path)
     kind = config["peft_type"]
     if kind not in _READERS:
-        raise ConfigError(
-            f"{path}: peft_type is {kind!r}; {', '.join(_READERS)} can be served{_WHY_NOT.get(kind, '')}",
-            setting="lora_path",
-        )
+        raise ConfigError(f"{path}: peft_type is {kind!r}; {', '.join(_READERS)} can be served", setting="lora_path")
     return _READERS[kind](path, config)
 
 
@@ -62,6 +59,21 @@ def _read_control(path: str, config: Mapping[str, Any]) -> PeftAdapter:
             raise ConfigError(f"{path}: {name!r} {list(vector.shape)} is no vector direction.N", setting="lora_path")
         updates[f"layers.{number} residual"] = Update(bias=vector.float(), scale=float(config.get("scale", 1.0)))
     return _of_updates(path, config, updates)
+
+
+def _read_virtual(path: str, config: Mapping[str, Any]) -> PeftAdapter:
+    """Prompt tuning, P-tuning and prefix tuning, all of which PEFT saves as a row of numbers for each virtual token."""
+    tensors, count = _tensors(path), virtual_tokens_of(config)
+    shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
+    rows = tensors.get("prompt_embeddings")
+    if rows is None or len(tensors) > 1 or rows.ndim != 2 or len(rows) != count:
+        raise ConfigError(
+            f"{path} has tensors {shapes}; it must have 'prompt_embeddings' alone, with {count} rows (num_virtual_tokens)",
+            setting="lora_path",
+        )
+    if config.get("num_transformer_submodules") not in (None, 1):
+        raise ConfigError(f"{path}: its virtual tokens are of an encoder and a decoder", setting="lora_path")
+    return PeftAdapter(path, config, {}, rows.float(), config["peft_type"] == "PREFIX_TUNING")
 
 
 def _of_updates(path: str, config: Mapping[str, Any], updates: dict[str, Update]) -> PeftAdapter:
@@ -107,9 +119,5 @@ _READERS: dict[str, Callable[[str, Mapping[str, Any]], PeftAdapter]] = {
     "LORA": read_lora,
     "IA3": _read_ia3,
     CONTROL: _read_control,
-}
-_WHY_NOT = {
-    "PREFIX_TUNING": ". Prefix tuning puts keys and values into pages that no token computes",
-    "PROMPT_TUNING": ". Prompt tuning puts vectors before the prompt that no token has",
-    "P_TUNING": ". P-tuning puts vectors before the prompt that no token has",
+    **dict.fromkeys(VIRTUAL, _read_virtual),
 }

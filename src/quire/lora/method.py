@@ -20,8 +20,9 @@ PART, MOST_PARTS, PROGRAMS = 256, 16, 256
 """Inputs of a part of a sum; the most parts; and how many rows times parts are enough to keep a device busy."""
 
 
-INPUTS, RESIDUAL = " inputs", " residual"
-"""What stands behind the name of a matrix for a table that changes what it reads; behind that of a layer, what it gives."""
+INPUTS, RESIDUAL, KEYS = " inputs", " residual", " keys"
+"""What stands behind the name of a matrix for a table that changes what it reads; behind that of a layer, what it gives; behind
+that of queries, keys and values, those that virtual tokens have."""
 
 
 class Adapters:
@@ -131,11 +132,19 @@ class AdaptedProducts(LinearMethod):
             self._adapt(x_SK, table, out_SN, self.adapters.rows.of_one(index_S, table, number))
 
     def adapt_embedding(self, ids_T: torch.Tensor, weight: LinearWeight, out_TD: torch.Tensor, scale: float) -> None:
-        table = self.adapters.table(weight)
+        self._look_up(ids_T, self.adapters.table(weight), out_TD, scale)
+
+    def adapt_keys(self, ids_T: torch.Tensor, weight: LinearWeight, qkv_TN: torch.Tensor) -> None:
+        self._look_up(ids_T, self.adapters.named(weight.name + KEYS), qkv_TN)
+
+    def _look_up(
+        self, ids_T: torch.Tensor, table: AdapterTable | None, out_TN: torch.Tensor, scale: float = 1.0
+    ) -> None:
+        """Add updates that are known by tokens' ids."""
         if table is not None:
-            h_PTH = self.adapters.room(len(ids_T), table)
-            ops.adapter_lookup(ids_T, self.adapters.rows, table, h_PTH)
-            ops.adapter_expand(h_PTH, self.adapters.rows, table, out_TD, scale)
+            h_PTH = self.adapters.room(len(out_TN), table)
+            ops.adapter_lookup(ids_T[: len(out_TN)], self.adapters.rows, table, h_PTH)
+            ops.adapter_expand(h_PTH, self.adapters.rows, table, out_TN, scale)
 
     def adapt_residual(self, name: str, x_TD: torch.Tensor) -> None:
         self._stretch(x_TD, self.adapters.named(name + RESIDUAL))

@@ -77,11 +77,14 @@ class PeftAdapter:
     Attributes:
         config: its adapter_config.json.
         updates: by the name of the base model's matrix.
+        virtual: a row for each virtual token, of its embedding, or of its keys and values in all layers. `is_keys`: the latter.
     """
 
     path: str
     config: Mapping[str, Any]
     updates: dict[str, Update]
+    virtual: torch.Tensor | None = None
+    is_keys: bool = False
 
     @property
     def max_rank(self) -> int:

@@ -35,6 +35,7 @@ from quire.lora.several import (
     stack_names,
     vector_part,
 )
+from quire.lora.virtual import embedding_part, key_parts, key_tables
 from quire.models.spec import DecoderSpec
 
 
@@ -46,6 +47,7 @@ class Places:
         bias_of: a module's bias, on this rank.
         fixed: why a module cannot be adapted; empty: it can.
         has_whole_head: each rank computes all logits, where the embedding serves as the head.
+        max_positions: that the model's tables of rotations are made for; 0: the spec's.
 
     Attributes:
         modules: by name, how many segments each has.
@@ -62,9 +64,10 @@ class Places:
         fixed: Callable[[Module], str] = lambda module: module.fixed,
         *,
         has_whole_head: bool = True,
+        max_positions: int = 0,
     ) -> None:
         self._plan, self._bias_of = plan, bias_of
-        self._spec = spec
+        self._spec, self._max_positions = spec, max_positions or spec.max_positions
         self._segments: dict[str, Segment] = {}
         self.modules: dict[str, int] = {}
         self.shapes: dict[str, tuple[int, int]] = {}
@@ -96,6 +99,7 @@ class Places:
                 self._segments.update(expert_segments(module, plan, fixed(module)))
         if spec.hyper is None:
             self.several |= {f"layers.{each}{RESIDUAL}": Several(1, 1, (spec.hidden, 0)) for each in range(spec.layers)}
+        self.several.update(key_tables(spec, plan))
         self._stacks = stack_names(self._segments)
         self._by_end = by_layer(self._segments)
         self._by_layer = by_layer(self._stacks, has_end=False)
@@ -207,6 +211,8 @@ class Places:
                 f"{adapter.path} does not fit the model ({len(wrong)} targets): {'; '.join(wrong[:10])}{more}",
                 setting="lora_path",
             )
+        if adapter.virtual is not None:
+            parts |= {name: part.to(dtype) for name, part in self._place_virtual(adapter, adapter.virtual).items()}
         for module, updates in found.items():
             segment, update = updates[0]
             if segment.module.absorbed is not None:
@@ -216,6 +222,15 @@ class Places:
             else:
                 parts[module] = self._join(module, updates, dtype)
         return parts
+
+    def _place_virtual(self, adapter: PeftAdapter, rows_VX: torch.Tensor) -> dict[str, AdapterPart]:
+        """What virtual tokens have in the place of what is computed."""
+        try:
+            if adapter.is_keys:
+                return key_parts(self._spec, self._plan, rows_VX, self._max_positions)
+            return {"embedding": embedding_part(self._spec, rows_VX)}
+        except ValueError as problem:
+            raise ConfigError(f"{adapter.path} {problem}", setting="lora_path") from problem
 
     def _vector(self, name: str, update: Update) -> dict[str, AdapterPart]:
         """What multiplies a matrix' inputs, or is added behind a layer. Raises ValueError: there is none, or of another size."""

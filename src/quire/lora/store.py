@@ -39,17 +39,22 @@ ALIGNMENT = 64
 
 @dataclasses.dataclass
 class Packed:
-    """An adapter in one piece of memory, and its parts, which are views of it."""
+    """An adapter in one piece of memory, and its parts, which are views of it.
+
+    Attributes:
+        num_virtual: tokens that it puts before prompts. It then changes nothing but these.
+    """
 
     memory: torch.Tensor
     parts: dict[str, AdapterPart]
+    num_virtual: int = 0
 
     @classmethod
-    def of(cls, parts: Mapping[str, AdapterPart], runtime: DeviceRuntime) -> "Packed":
+    def of(cls, parts: Mapping[str, AdapterPart], num_virtual: int, runtime: DeviceRuntime) -> "Packed":
         """A copy in memory that the device can read fast."""
         size = sum(_padded(tensor.nbytes) for part in parts.values() for tensor in _tensors(part).values())
         memory = runtime.pinned(torch.empty(size, dtype=torch.uint8))
-        packed = cls(memory, dict(parts)).viewed_in(memory)
+        packed = cls(memory, dict(parts), num_virtual).viewed_in(memory)
         for name, part in parts.items():
             for field, tensor in _tensors(part).items():
                 getattr(packed.parts[name], field).copy_(tensor)
@@ -64,7 +69,7 @@ class Packed:
                 views[field] = memory[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
                 at += _padded(tensor.nbytes)
             viewed[name] = dataclasses.replace(part, **views)
-        return Packed(memory, viewed)
+        return Packed(memory, viewed, self.num_virtual)
 
 
 def _tensors(part: AdapterPart) -> dict[str, torch.Tensor]:
@@ -154,6 +159,12 @@ class AdapterStore:
         self._slots[slot] = None
         host = self._hosts.pop(request.key, None) or self._read(request)
         self._hosts[request.key] = host
+        if host.num_virtual != request.num_virtual_tokens:
+            raise ConfigError(
+                f"{request.lora_path} has {host.num_virtual} virtual tokens, which a request learns from the adapter's folder on "
+                "this machine: give that in the place of a hub's name",
+                setting="lora_path",
+            )
         keeps = self._config.max_cpu_loras or MOST_ON_HOST
         while len(self._hosts) > keeps:
             self._hosts.popitem(last=False)
@@ -205,14 +216,20 @@ class AdapterStore:
         path = find_adapter(request.lora_path, self._hub)
         adapter = read_adapter(path)
         parts, limit = self._places.place(adapter, self._model.dtype), self._config.max_lora_rank
-        several = (part.rank for name, part in parts.items() if name in self._places.several)
+        num_virtual = 0 if adapter.virtual is None else len(adapter.virtual)
+        several = (part.rank for name, part in parts.items() if name in self._places.several and not num_virtual)
         rank = max(adapter.max_rank, *several, 0)
         if limit is not None and rank > limit:
             raise ConfigError(
                 f"{request.lora_path} has rank {rank}, and max_lora_rank is {limit}: raise it, or leave it out",
                 setting="max_lora_rank",
             )
-        return Packed.of(parts, self._runtime)
+        return Packed.of(parts, num_virtual, self._runtime)
+
+    def num_virtual(self, slot: int) -> int:
+        """Tokens that what is in a place puts before prompts."""
+        packed = self._slots[slot]
+        return 0 if packed is None else packed.num_virtual
 
     def settle(self, slot: int) -> None:
         """Let steps find what was loaded into a place, if that is new."""

@@ -309,6 +309,7 @@ def recurrent_gemma(hf: HFConfig) -> DecoderSpec:
         weights=RECURRENT_GEMMA_NAMES,
         max_positions=hf.get("max_position_embeddings", LENGTH),
         embedding_scale=float(torch.tensor(hf.hidden_size**0.5, dtype=torch.bfloat16)),  # whatever the model's type
+        scales_given=True,
         tied_embeddings=bool(hf.get("tie_word_embeddings", True)),
         logits_soft_cap=float(hf.get("logits_soft_cap", 30.0)),
     )

@@ -139,6 +139,9 @@ def afmoe(hf: HFConfig) -> DecoderSpec:
     dense = llama(hf).with_attention(qk_norm=RMSNorm(hf.rms_norm_eps), output_gate=True)
     dense = full_where_not_sliding(dense, hf, every=hf.get("global_attn_every_n_layers", 4), rope=None)
     dense = dataclasses.replace(
-        dense, placement=SANDWICH, embedding_scale=hf.hidden_size**0.5 if hf.get("mup_enabled", False) else 1.0
+        dense,
+        placement=SANDWICH,
+        embedding_scale=hf.hidden_size**0.5 if hf.get("mup_enabled", False) else 1.0,
+        scales_given=True,
     )
     return with_deepseek_mixtures(hf, dense, deepseek_mixture(hf), AFMOE_NAMES)

@@ -18,6 +18,7 @@ def granite(hf: HFConfig) -> DecoderSpec:
     return dataclasses.replace(
         llama(hf).with_attention(scale=float(hf.get("attention_multiplier", 1.0))),
         embedding_scale=float(hf.get("embedding_multiplier", 1.0)),
+        scales_given=True,
         residual_scale=float(hf.get("residual_multiplier", 1.0)),
         logits_scale=1.0 / float(hf.get("logits_scaling", 1.0)),
     )

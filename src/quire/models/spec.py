@@ -437,7 +437,8 @@ class DecoderSpec:
         token_types: rows of a table of segments that is added to the embeddings; 0 means none.
         embedding_norm: between the embeddings and the first layer.
         first_norm: whether the first layer has the norm before its mixer, as the others have.
-        embedding_scale, residual_scale, logits_scale: multiply embeddings, each half's output, and the logits.
+        embedding_scale, residual_scale, logits_scale: multiply embeddings, each half's output, and the logits. `scales_given`:
+            the first one also multiplies embeddings that are given in the place of tokens.
         joints: of each layer's mixer and feed-forward, where the residual loses something when they join it.
         logits_soft_cap: logits become cap * tanh(logits / cap); 0 means none.
         final_norm: whether there is a norm before the head. `final_eps`: its epsilon, where it is not the other norms'.
@@ -484,6 +485,7 @@ class DecoderSpec:
     taps: tuple[int, ...] = ()
     vision: VisionSpec | None = None
     features: Features | None = None
+    scales_given: bool = False
 
     def mixers_of(self, layer: int) -> tuple[Mixer, ...]:
         """The mixers of one layer: one, several side by side, or none."""

@@ -102,6 +102,8 @@ class AdapterSteps:
         num_slots = 1 + config.lora.num_slots(max_rows)
         max_logits = config.max_logits if config.model.pooling is None else max_rows
         self._slot_R: IntArray = np.zeros(max_rows, dtype=np.int32)
+        self._virtual_R: IntArray = np.zeros(max_rows, dtype=np.int32)
+        self._slots_T: IntArray = np.zeros(0, dtype=np.int32)
         self._tokens = _Part(0, max_tokens, num_slots)
         self._samples = _Part(self._tokens.groups.stop, max_logits, num_slots)
         size = self._samples.groups.stop
@@ -120,6 +122,7 @@ class AdapterSteps:
             lambda module: model.linear(module).bias,
             model.fixed,
             has_whole_head=model.has_whole_head,
+            max_positions=model.max_positions,
         )
         hub = HubSettings(cache=config.load.download_dir, token=config.load.hf_token)
         self.store = AdapterStore(config.lora, self._adapters, self._places, model, runtime, num_slots, max_tokens, hub)
@@ -130,11 +133,12 @@ class AdapterSteps:
     def apply_diff(self, plan: SchedulerOutput) -> None:
         """Rows come and go."""
         for row in plan.finished_rows:
-            self._slot_R[row] = 0
+            self._slot_R[row] = self._virtual_R[row] = 0
         for request in plan.new_requests:
             self._slot_R[request.row] = request.adapter_slot
             if request.adapter_slot:
                 self.store.settle(request.adapter_slot)
+                self._virtual_R[request.row] = self.store.num_virtual(request.adapter_slot)
 
     @property
     def version(self) -> int:
@@ -146,27 +150,43 @@ class AdapterSteps:
         """Whether a step with adapters can be recorded, or captured as a graph."""
         return self._adapters.can_replay
 
-    def begin(self, plan: SchedulerOutput) -> bool:
-        """Whether a step has adapters; its products then are those with adapters."""
-        self.is_wanted = self._adapters.is_active = bool(self._slot_R[plan.rows].any())
-        return self.is_wanted
+    def begin(self, plan: SchedulerOutput, computed_R: IntArray, *, is_prepared: bool) -> bool:
+        """Whether a step has adapters; its products then are those with adapters.
 
-    def prepare(self, plan: SchedulerOutput, rows_S: IntArray) -> None:
-        """Tell the products of a step, of whose rows these need logits, what adapters its rows have."""
+        Args:
+            computed_R: how many tokens of each row count as computed. `is_prepared`: those of the step among them.
+        """
+        slot_B, virtual_B = self._slot_R[plan.rows], self._virtual_R[plan.rows]
+        is_wanted = bool(slot_B.any())
+        if is_wanted:
+            counts_B = plan.num_scheduled_tokens
+            self._slots_T = np.repeat(slot_B, counts_B)
+            if virtual_B.any():  # such an adapter changes these tokens and nothing behind them
+                starts_B = computed_R[plan.rows] - (counts_B if is_prepared else 0)
+                first_B = np.cumsum(counts_B) - counts_B
+                positions_T = np.arange(len(self._slots_T)) + np.repeat(starts_B - first_B, counts_B)
+                virtual_T = np.repeat(virtual_B, counts_B)
+                self._slots_T[(virtual_T > 0) & (positions_T >= virtual_T)] = 0
+                is_wanted = bool(self._slots_T.any())
+        self.is_wanted = self._adapters.is_active = is_wanted
+        return is_wanted
+
+    def prepare(self, rows_S: IntArray) -> None:
+        """Tell the products of the step that has begun, of whose rows these need logits, what adapters its rows have."""
         if not self.is_wanted:
             return
         host = self._hosts[self._next]
         self._next = (self._next + 1) % len(self._hosts)
         array: IntArray = host.numpy()
-        slots_T = np.repeat(self._slot_R[plan.rows], plan.num_scheduled_tokens)
-        self._tokens.fill(array, slots_T, is_grouped=self._is_grouped)
-        self._samples.fill(array, self._slot_R[rows_S], is_grouped=self._is_grouped)
+        self._tokens.fill(array, self._slots_T, is_grouped=self._is_grouped)
+        slots_S = np.where(self._virtual_R[rows_S] > 0, 0, self._slot_R[rows_S])
+        self._samples.fill(array, slots_S, is_grouped=self._is_grouped)
         if self._is_grouped:
             self._buffer.copy_(host, non_blocking=True)
 
     def tell_samples(self, row: int, count: int) -> None:
         """The logits that are computed next, so many, are all of one row, whichever the prepared step has."""
-        slot = int(self._slot_R[row])
+        slot = 0 if self._virtual_R[row] else int(self._slot_R[row])
         self.is_wanted = self._adapters.is_active = slot > 0
         if slot:
             array: IntArray = np.zeros(len(self._buffer), dtype=np.int32)

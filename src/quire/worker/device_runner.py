@@ -497,9 +497,9 @@ class DeviceRunner(Runner):
     def _with_adapters(self, plan: SchedulerOutput, batch: PreparedBatch, shape: StepShape) -> StepShape:
         """The shape of a step, whose adapters are told to its products."""
         adapters = self._adapters
-        if adapters is None or not adapters.begin(plan):
+        if adapters is None or not adapters.begin(plan, self._state.num_computed_R, is_prepared=True):
             return shape
-        adapters.prepare(plan, batch.rows_S)
+        adapters.prepare(batch.rows_S)
         if adapters.version != self._adapters_version:
             self._adapters_version = adapters.version
             self._runtime.synchronize()

@@ -64,6 +64,7 @@ class MediaSteps:
     def __init__(self, model: Decoder, max_tokens: int, most_at_once: int) -> None:
         self._tower = model.tower if isinstance(model, SeeingDecoder) else None
         self._most, self.width = most_at_once, model.spec.hidden
+        self._scale = model.embedding_scale if model.spec.scales_given else 1.0
         self._rows: dict[int, Sequence[MediaItem]] = {}
         self._waiting: dict[str, MediaItem] = {}
         self._embeddings: dict[str, torch.Tensor] = {}
@@ -146,7 +147,7 @@ class MediaSteps:
     def _take(self, item: MediaItem) -> None:
         """Bring embeddings that a user gave to the device; nothing of them joins behind the first layers."""
         rows_TE = self.inputs.rows_TE
-        given_ED = torch.tensor(item.tensors[EMBEDS].to_array(), dtype=rows_TE.dtype)
+        given_ED = torch.tensor(item.tensors[EMBEDS].to_array(), dtype=rows_TE.dtype) * self._scale
         padded_ED = torch.nn.functional.pad(given_ED, (0, rows_TE.shape[1] - given_ED.shape[1]))
         self._embeddings[item.key] = padded_ED.to(rows_TE.device)
         del self._waiting[item.key]

@@ -125,10 +125,13 @@ class ModelRunner(Runner):
         adapters = self._adapters
         if adapters is None:
             return self._inputs.prepare(plan)
-        if adapters.begin(plan) and self._with_adapters.version != adapters.version:
+        if (
+            adapters.begin(plan, self._state.num_computed_R, is_prepared=False)
+            and self._with_adapters.version != adapters.version
+        ):
             self._with_adapters = self._record(adapters.version)
         batch = self._inputs.prepare(plan)
-        adapters.prepare(plan, batch.rows_S)
+        adapters.prepare(batch.rows_S)
         return batch
 
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:

@@ -150,6 +150,7 @@ class AttentionLayer(MixerLayer):
     def run(self, x: HalfInput, out: HalfOutput, step: StepInputs, views: TokenViews) -> None:
         qkv_TC = views.wide(self.wide)
         x.multiply(self.linears["qkv"], qkv_TC, views)
+        self.context.linear_method.adapt_keys(step.input_ids, self.linears["qkv"], qkv_TC)
         if out.sampled is None:
             attended_TC = views.narrow(self.narrow)
             self._attend(step, qkv_TC, attended_TC)
