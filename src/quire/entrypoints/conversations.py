@@ -8,7 +8,7 @@ from typing import Any, cast, get_args
 
 from quire.adapters import LoRARequest, check_adapter
 from quire.engine.input_processor import InputProcessor, TokenizedPrompt
-from quire.entrypoints.media_parts import MediaMessages, MediaPart
+from quire.entrypoints.media_parts import MediaMessages, MediaPart, PlacedPart
 from quire.errors import NotSupportedError, RequestError, instead_of
 from quire.inputs import PromptType
 from quire.json_text import TooDeepError, parse_json
@@ -144,7 +144,7 @@ def _text_of(part: Any, path: str) -> str:
         raise _wrong(path, "expected an object with a type.")
     kind = part.get("type", "text" if "text" in part else None)
     if kind not in TEXT_PARTS:
-        raise _unsupported_part(kind, path)
+        raise _unsupported_part(kind, part.path if isinstance(part, PlacedPart) else path)
     text = part.get("text", part.get(str(kind)))
     if not isinstance(text, str):
         raise _wrong(f"{path}.text", "expected a string.")

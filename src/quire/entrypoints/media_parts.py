@@ -26,6 +26,45 @@ class MediaPart(dict[str, str]):
     """A part of a message that stands for an image, as templates read it; its text is the marker, for templates of text alone."""
 
 
+class PlacedPart(dict[str, Any]):
+    """A part of a message as chat completions have it, which a client wrote in another protocol.
+
+    Attributes:
+        path: of the part, as the client wrote it.
+        field: of what is in it.
+    """
+
+    def __init__(self, fields: Mapping[str, Any], path: str, field: str) -> None:
+        super().__init__(fields)
+        self.path, self.field = path, field
+
+
+Content = str | list[dict[str, Any]]
+"""What a message says: a text, or parts."""
+
+
+def content_of(pieces: Sequence[str | PlacedPart]) -> Content:
+    """Texts, which are lines of one text, or parts where there is more than text."""
+    if any(isinstance(piece, PlacedPart) for piece in pieces):
+        return [_as_part(piece) for piece in pieces]
+    return "\n".join(cast("Sequence[str]", pieces))
+
+
+def join_content(first: Content, second: Content) -> Content:
+    """What one speaker says in two messages."""
+    if isinstance(first, str) and isinstance(second, str):
+        return f"{first}\n{second}" if first else second
+    return [*_parts_of(first), *_parts_of(second)]
+
+
+def _parts_of(content: Content) -> list[dict[str, Any]]:
+    return ([_as_part(content)] if content else []) if isinstance(content, str) else content
+
+
+def _as_part(piece: str | PlacedPart) -> dict[str, Any]:
+    return {"type": "text", "text": piece} if isinstance(piece, str) else piece
+
+
 @dataclasses.dataclass(frozen=True)
 class GivenImage:
     """An image as a message has it.
@@ -132,11 +171,31 @@ class MediaMessages:
         return [source.read(each.value, budget) if isinstance(each.value, str) else each.value for each in self.given]
 
 
+def hold_images(
+    messages: Sequence[Mapping[str, Any]], given: Sequence[GivenImage], images: Sequence[Any]
+) -> list[dict[str, Any]]:
+    """The messages with images in the place of their URLs."""
+    left = iter(zip(images, given, strict=True))
+
+    def hold(part: Any) -> Any:
+        if not is_mapping(part) or part.get("type") not in IMAGE_PARTS:
+            return part
+        image, one = next(left)
+        return PlacedPart({"type": "image", "image": image, "uuid": one.uuid}, one.field, one.field)
+
+    held: list[dict[str, Any]] = []
+    for message in messages:
+        content = message.get("content")
+        held.append({**message, "content": [hold(part) for part in content] if is_sequence(content) else content})
+    return held
+
+
 def _given(part: Mapping[str, Any], kind: str, path: str) -> GivenImage:
     value: Any = part.get(kind, part.get("image_url"))
     if is_mapping(value):
         value = value.get("url")
-    path, uuid = f"{path}.{kind}", part.get("uuid")
+    uuid = part.get("uuid")
+    path = part.field if isinstance(part, PlacedPart) else f"{path}.{kind if kind in part else 'image_url'}"
     if uuid is not None and (not isinstance(uuid, str) or not uuid):
         raise _wrong(f"{path}.uuid", "expected a text")
     may_be_pixels = kind in ("image", "image_pil") and value is not None

@@ -167,7 +167,11 @@ def test_the_clients_errors_have_their_classes(client, demo):
     with pytest.raises(anthropic.NotFoundError, match="not served here"):
         create(model="claude")
     with pytest.raises(anthropic.BadRequestError, match=r"messages\[0\].content\[0\].type"):
-        create(messages=[{"role": "user", "content": [{"type": "image", "source": {}}]}])
+        create(
+            messages=[
+                {"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "https://a.test/b"}}]}
+            ]
+        )
     with pytest.raises(anthropic.BadRequestError, match="maximum context length"):
         create(messages=[{"role": "user", "content": "a b c " * 2000}], stream=True)
     stranger = anthropic.Anthropic(base_url=demo.url, api_key="wrong", max_retries=0)

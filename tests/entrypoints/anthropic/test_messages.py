@@ -83,6 +83,24 @@ def test_settings_have_their_names_of_chat_completions():
     assert convert([USER], thinking={"type": "disabled"}).include_reasoning is False
 
 
+def test_images_are_parts_of_turns_and_of_results_of_tools():
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "QUJD"}}
+    link = {"type": "image", "source": {"type": "url", "url": "https://a/b.png"}}
+    asked = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "look", "input": {}}]}
+    given = {"type": "tool_result", "tool_use_id": "t", "content": [image]}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "see"}, image]},
+        {"role": "user", "content": "it"},
+        asked,
+        {"role": "user", "content": [given, {"type": "text", "text": "and"}, link]},
+    ]
+    first, _, result, last = convert(messages).messages
+    shown = {"type": "image_url", "image_url": {"url": "data:image/png;base64,QUJD"}}
+    assert first["content"] == [{"type": "text", "text": "see"}, shown, {"type": "text", "text": "it"}]
+    assert result["content"] == [shown] and result["content"][0].field == "messages[3].content[0].content[0].source"
+    assert last["content"][1]["image_url"] == {"url": "https://a/b.png"}
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -92,7 +110,15 @@ def test_settings_have_their_names_of_chat_completions():
         ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, "messages[0].content[0].type"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].source"),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "image", "source": {"type": "file", "file_id": "f"}}]}
+                ]
+            },
+            "messages[0].content[0].source.type",
+        ),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "messages[0].content[0].tool_use_id"),
         ({"messages": [USER, {"role": "assistant", "content": [{"type": "tool_use"}]}]}, "messages[1].content[0].id"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),

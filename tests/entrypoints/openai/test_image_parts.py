@@ -2,10 +2,12 @@
 
 import base64
 import io
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 from PIL import Image
@@ -62,23 +64,19 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def client(folder: Path, opened: Path) -> Iterator[openai.OpenAI]:
+def server_url(folder: Path, opened: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     flags = ["--model", str(folder), "--port", "0", "--max-model-len", "256", "--cpu-threads", "1"]
-    server = ServerProcess(
-        *SERVE,
-        *flags,
-        "--kv-cache-memory-bytes",
-        "16M",
-        "--limit-mm-per-prompt",
-        '{"image": 2}',
-        "--allowed-local-media-path",
-        str(opened),
-        "--allowed-media-domains",
-        "127.0.0.1",
-        "files.test",
-    )
-    yield openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    flags += ["--kv-cache-memory-bytes", "16M", "--limit-mm-per-prompt", '{"image": 2}', "--trust-request-mm-kwargs"]
+    flags += ["--enable-prompt-tokens-details"]
+    flags += ["--allowed-local-media-path", str(opened), "--allowed-media-domains", "127.0.0.1", "files.test"]
+    server = ServerProcess(*SERVE, *flags, "--batch-store", str(tmp_path_factory.mktemp("batches")))
+    yield server.url
     server.kill()
+
+
+@pytest.fixture(scope="module")
+def client(server_url: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server_url}/v1", api_key="none", max_retries=0)
 
 
 @pytest.fixture(scope="module")
@@ -190,3 +188,110 @@ def test_pillow_images_arrays_and_tensors_are_the_same_image(llm: LLM) -> None:
 def test_what_is_no_image_is_refused_in_words(llm: LLM, given: Any, why: str) -> None:
     with pytest.raises(RequestError, match=why):
         llm.generate({"prompt": "<image>", "multi_modal_data": given}, use_tqdm=False)
+
+
+def test_every_protocol_shows_the_same_image(client: openai.OpenAI, server_url: str, files: MediaServer) -> None:
+    """The same prompt in all of them: a text, an image in the message, an image behind a URL. What is not the first time finds
+    its pages, whose names depend on the images."""
+    model, data, link = client.models.list().data[0].id, data_url(PIXELS), f"{files.url}/one.png"
+    chat: Any = [{"role": "user", "content": [{"type": "text", "text": "See"}, image_part(data), image_part(link)]}]
+    first: Any = client.chat.completions.create(
+        model=model, messages=chat, max_tokens=6, extra_body={"return_token_ids": True}
+    )
+    prompt = list(first.prompt_token_ids)
+    assert prompt.count(IMAGE) == 32 and first.usage.prompt_tokens == len(prompt)
+    seen = []
+
+    parts: list[Any] = [{"type": "input_text", "text": "See"}]
+    parts += [{"type": "input_image", "image_url": each, "detail": "auto"} for each in (data, link)]
+    asked: Any = [{"role": "user", "content": parts}]
+    for options in ({}, {"truncation": "auto"}):
+        answer: Any = client.responses.create(model=model, input=asked, max_output_tokens=16, **options)
+        seen.append((answer.usage.input_tokens, answer.usage.input_tokens_details.cached_tokens))
+    followed: Any = client.responses.create(
+        model=model, previous_response_id=answer.id, input="Again?", max_output_tokens=16
+    )
+    assert followed.usage.input_tokens > len(prompt)
+    assert followed.usage.input_tokens_details.cached_tokens >= seen[0][1]
+
+    other = anthropic.Anthropic(base_url=server_url, api_key="none", max_retries=0)
+    encoded = {"type": "base64", "media_type": "image/png", "data": data.partition(",")[2]}
+    blocks: list[Any] = [{"type": "text", "text": "See"}, {"type": "image", "source": encoded}]
+    turn: Any = {"role": "user", "content": [*blocks, {"type": "image", "source": {"type": "url", "url": link}}]}
+    usage: Any = other.messages.create(model=model, messages=[turn], max_tokens=6).usage
+    seen.append((usage.input_tokens + usage.cache_read_input_tokens, usage.cache_read_input_tokens))
+    assert other.messages.count_tokens(model=model, messages=[turn]).input_tokens == len(prompt)
+
+    tokenized: Any = client.post(f"{server_url}/tokenize", body={"messages": chat}, cast_to=object)
+    assert tokenized["tokens"] == prompt and tokenized["count"] == len(prompt)
+    usage = batch_of(client, {"model": model, "messages": chat, "max_tokens": 6})["usage"]
+    seen.append((usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]))
+    assert seen == [(len(prompt), len(prompt) // 16 * 16)] * 4
+
+
+def batch_of(client: openai.OpenAI, body: dict[str, Any]) -> dict[str, Any]:
+    """What a batch of one chat answers."""
+    line = {"custom_id": "one", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    file = client.files.create(file=("in.jsonl", json.dumps(line).encode()), purpose="batch")
+    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+    while (found := client.batches.retrieve(batch.id)).status not in ("completed", "failed", "expired", "cancelled"):
+        pass
+    assert found.output_file_id is not None, found
+    return json.loads(client.files.content(found.output_file_id).text)["response"]["body"]
+
+
+def test_errors_name_the_part_as_each_protocol_writes_it(client: openai.OpenAI, server_url: str) -> None:
+    model, broken = client.models.list().data[0].id, "data:image/png;base64,aGVsbG8="
+    with pytest.raises(openai.BadRequestError, match="cannot be decoded") as caught:
+        part: Any = {"type": "input_image", "image_url": broken}
+        client.responses.create(model=model, input=[{"role": "user", "content": [part]}])
+    assert caught.value.param == "input[0].content[0].image_url"
+    other = anthropic.Anthropic(base_url=server_url, api_key="none", max_retries=0)
+    source: Any = {"type": "base64", "media_type": "image/png", "data": "aGVsbG8="}
+    content: Any = [{"type": "text", "text": "a"}, {"type": "image", "source": source}]
+    with pytest.raises(anthropic.BadRequestError, match=r"messages\[0\]\.content\[1\]\.source: the image cannot"):
+        other.messages.create(model=model, messages=[{"role": "user", "content": content}], max_tokens=1)
+    with pytest.raises(openai.BadRequestError, match="one side may be at most 200 times") as caught:
+        line = data_url(PIXELS[:1].repeat(250, axis=1))
+        client.chat.completions.create(
+            model=model, messages=message("a", image_part(data_url(PIXELS)), image_part(line))
+        )
+    assert caught.value.param == "messages[0].content[2].image_url"
+
+
+def test_an_image_that_has_a_name_need_not_be_sent_again(client: openai.OpenAI) -> None:
+    model, name = client.models.list().data[0].id, {"uuid": "a-name"}
+
+    def ask(part: dict[str, Any], **extra: Any) -> Any:
+        answer: Any = client.chat.completions.create(
+            model=model, messages=message("See", part), max_tokens=6, temperature=0, extra_body={**extra}
+        )
+        return answer.choices[0].message.content, answer.usage.prompt_tokens
+
+    sent = ask(image_part(data_url(PIXELS)) | name)
+    assert ask({"type": "image_url", "image_url": None} | name) == ask({"type": "image_url"} | name) == sent
+    with pytest.raises(openai.BadRequestError, match="its uuid 'another' is not known") as caught:
+        ask({"type": "image_url", "uuid": "another"})
+    assert caught.value.param == "messages[0].content[1].image_url"
+
+
+def test_options_of_the_processor_are_the_requests_where_the_operator_allows_it(client: openai.OpenAI) -> None:
+    model, logprobs = client.models.list().data[0].id, []
+    for options in (None, {}, {"image_mean": [0.0, 0.0, 0.0]}):
+        answer = client.chat.completions.create(
+            model=model,
+            messages=message("See", image_part(data_url(PIXELS))),
+            max_tokens=1,
+            temperature=0,
+            logprobs=True,
+            extra_body={"mm_processor_kwargs": options},
+        )
+        assert answer.choices[0].logprobs is not None and answer.choices[0].logprobs.content is not None
+        logprobs.append(answer.choices[0].logprobs.content[0].logprob)
+    assert logprobs[0] == logprobs[1] != logprobs[2]
+    with pytest.raises(openai.BadRequestError, match="cannot be processed"):
+        client.chat.completions.create(
+            model=model,
+            messages=message(image_part(data_url(PIXELS))),
+            extra_body={"mm_processor_kwargs": {"size": {"height": "tall"}}},
+        )

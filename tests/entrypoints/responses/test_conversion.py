@@ -123,6 +123,16 @@ def test_settings_have_their_names_of_chat_completions():
 IMAGE = {"type": "input_image", "image_url": "data:"}
 
 
+def test_images_are_parts_of_the_turn_in_which_they_are_said():
+    items = [USER, {"role": "user", "content": [text("a"), IMAGE, text("b")]}, {"role": "user", "content": "c"}]
+    (turn,) = convert(items).messages
+    assert [part.get("text", part["type"]) for part in turn["content"]] == ["hi", "a", "image_url", "b", "c"]
+    part = turn["content"][2]
+    assert (part.path, part.field) == ("input[1].content[1]", "input[1].content[1].image_url")
+    outputs = [USER, call(0), {"type": "function_call_output", "call_id": "c0", "output": [IMAGE]}]
+    assert convert(outputs).messages[-1]["content"] == [{"type": "image_url", "image_url": "data:"}]
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -134,7 +144,9 @@ IMAGE = {"type": "input_image", "image_url": "data:"}
         ({"input": [{"role": "user"}]}, "input[0].content"),
         ({"input": [{"role": "user", "content": ["x"]}]}, "input[0].content[0]"),
         ({"input": [{"role": "user", "content": [{"text": "x"}]}]}, "input[0].content[0].type"),
-        ({"input": [{"role": "user", "content": [IMAGE]}]}, "input[0].content[0].type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].image_url"),
+        ({"input": [{"role": "user", "content": [IMAGE | {"file_id": "f"}]}]}, "input[0].content[0].file_id"),
+        ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content[0].type"),
         ({"input": [{"role": "user", "content": [text(5)]}]}, "input[0].content[0].text"),
         ({"input": [USER | {"id": 5}]}, "input[0].id"),
         ({"input": [{"type": "item_reference"}]}, "input[0].id"),

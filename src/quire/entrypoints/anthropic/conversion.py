@@ -7,8 +7,10 @@ import json
 from collections.abc import Iterator
 from typing import Any, cast
 
+from quire.entrypoints import media_parts
 from quire.entrypoints.anthropic.protocol import THREAD_NOT_FOUND, CountTokensRequest, MessagesRequest
 from quire.entrypoints.http.errors import HTTPError, bad_field, bad_request, object_at, string_field
+from quire.entrypoints.media_parts import Content, PlacedPart
 from quire.entrypoints.openai.protocol import ChatCompletionRequest, ResponseFormat
 
 Fields = dict[str, Any]
@@ -100,7 +102,7 @@ def _joined(messages: list[Fields]) -> list[Fields]:
     for message in messages:
         last = joined[-1] if joined else {}
         if message.keys() == last.keys() == {"role", "content"} and message["role"] == last["role"]:
-            last["content"] += "\n" + message["content"]
+            last["content"] = media_parts.join_content(last["content"], message["content"])
         else:
             joined.append(message)
     return joined
@@ -145,19 +147,36 @@ def _assistant(blocks: list[tuple[str, Fields, str]], names: dict[str, str]) -> 
 
 def _turn(role: str, blocks: list[tuple[str, Fields, str]], names: dict[str, str]) -> Iterator[Fields]:
     """A user's turn as messages in the order of its blocks: results of tools have messages of their own."""
-    texts: list[str] = []
+    pieces: list[str | PlacedPart] = []
     for kind, block, path in blocks:
         if kind == "tool_result":
-            if texts:
-                yield {"role": role, "content": "\n".join(texts)}
-                texts = []
+            if pieces:
+                yield {"role": role, "content": media_parts.content_of(pieces)}
+                pieces = []
             call_id = string_field(block, "tool_use_id", path)
             result = {"role": "tool", "tool_call_id": call_id, "content": _result(block.get("content"), path)}
             yield result | ({"name": names[call_id]} if call_id in names else {})
         else:
-            texts.append(_text(kind, block, path))
-    if texts or not blocks:
-        yield {"role": role, "content": "\n".join(texts)}
+            pieces.append(_piece(kind, block, path))
+    if pieces or not blocks:
+        yield {"role": role, "content": media_parts.content_of(pieces)}
+
+
+def _piece(kind: str, block: Fields, path: str) -> str | PlacedPart:
+    """A text, or an image as chat completions have it."""
+    if kind != "image":
+        return _text(kind, block, path)
+    field = f"{path}.source"
+    source = object_at(block.get("source"), field)
+    match string_field(source, "type", field):
+        case "base64":
+            data = string_field(source, "data", field)
+            url = f"data:{string_field(source, 'media_type', field)};base64,{data}"
+        case "url":
+            url = string_field(source, "url", field)
+        case other:
+            raise _unsupported(f"{field}.type", other)
+    return PlacedPart({"type": "image_url", "image_url": {"url": url}}, path, field)
 
 
 def _text(kind: str, block: Fields, path: str) -> str:
@@ -171,13 +190,13 @@ def _text(kind: str, block: Fields, path: str) -> str:
     raise _unsupported(f"{path}.type", kind)
 
 
-def _result(content: Any, path: str) -> str:
+def _result(content: Any, path: str) -> Content:
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
         raise bad_field(f"{path}.content", "expected a string or a list of blocks.")
     blocks = _blocks(cast("list[Any]", content), f"{path}.content")
-    return "\n".join(_text(kind, block, where) for kind, block, where in blocks)
+    return media_parts.content_of([_piece(kind, block, where) for kind, block, where in blocks])
 
 
 def _system(system: str | list[Fields]) -> str:

@@ -50,6 +50,7 @@ class ServerSettings:
     response_role: str = "assistant"
     strict: bool = False
     trust_request_chat_template: bool = False
+    trust_request_mm_kwargs: bool = False
     enable_prompt_tokens_details: bool = False
     enable_per_request_metrics: bool = False
     metrics_names: str = "quire"
@@ -225,6 +226,15 @@ class ServerState:
         if chat_template is not None and not self.settings.trust_request_chat_template:
             message = "the operator has not allowed templates in requests (--trust-request-chat-template)."
             raise bad_field("chat_template", message)
+
+    def check_processor_options(self, options: dict[str, Any] | None) -> None:
+        """A 400 for a request that brings options of the media processor where the operator has not allowed it: they can have it
+        make images as large as memory."""
+        if options and not self.settings.trust_request_mm_kwargs:
+            message = (
+                "the operator has not allowed options of the media processor in requests (--trust-request-mm-kwargs)."
+            )
+            raise bad_field("mm_processor_kwargs", message, "not_supported")
 
     def engine_request_id(self, public_id: str) -> str:
         """An id that is unique in the engine even when two clients choose the same one."""

@@ -7,7 +7,7 @@ from quire.entrypoints.http.errors import bad_field
 from quire.entrypoints.http.state import ServerState
 from quire.entrypoints.openai.answers import AnswerReader, answer_reader
 from quire.entrypoints.openai.generation import Generation, new_count, page_size
-from quire.entrypoints.openai.prompts import chat_prompt, require_tokenizer
+from quire.entrypoints.openai.prompts import chat_prompt, input_processor, require_tokenizer
 from quire.entrypoints.openai.protocol import ChatCompletionRequest
 from quire.entrypoints.openai.sampling import (
     build_beam_search_params,
@@ -46,16 +46,16 @@ async def prepare_generation(
         at_most: the most tokens to generate, of which fewer may fit behind the prompt.
     """
     model, config = state.resolve_model(request.model), state.engine.config.model
-    check_supported(request)
+    check_supported(request, but=("mm_processor_kwargs",))
     state.check_request_template(request.chat_template)
     choice = read_tool_choice(request)  # before a template reads the tools
     if choice.must_call and request.use_beam_search:
         raise bad_field("tool_choice", "beam search follows no grammar, so no call can be forced.")
     _check_logprobs(request)
     asked, asked_name = _asked_tokens(request)
-    processor = getattr(state.engine, "input_processor", None)
+    state.check_processor_options(request.mm_processor_kwargs)
     prompt = await chat_prompt(
-        request, state.engine.get_tokenizer(), asked, config.max_model_len, state.settings, processor
+        request, state.engine.get_tokenizer(), asked, config.max_model_len, state.settings, input_processor(state)
     )
     tokenizer = require_tokenizer(state.engine.get_tokenizer(), "messages")
     default = at_most or config.default_sampling.get("max_tokens")

@@ -183,6 +183,7 @@ def _add_access_flags(access: argparse._ArgumentGroup) -> None:
 def _add_chat_flags(chat: argparse._ArgumentGroup) -> None:
     chat.add_argument("--response-role", default="assistant", help="role in answers (assistant)")
     switch(chat, "--trust-request-chat-template", "let requests bring a chat template of their own")
+    switch(chat, "--trust-request-mm-kwargs", "let requests bring options of the media processor (mm_processor_kwargs)")
     chat.add_argument(
         "--default-chat-template-kwargs",
         type=json_object,

@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 
 from quire.config import limits
 from quire.engine.input_processor import InputProcessor, TokenizedPrompt, check_in_vocabulary
-from quire.entrypoints import conversations
+from quire.entrypoints import conversations, media_parts
 from quire.entrypoints.http.admission import encode_text
 from quire.entrypoints.http.errors import bad_field, bad_request, from_exception
 from quire.entrypoints.http.state import ServerSettings, ServerState
@@ -186,7 +186,27 @@ async def chat_prompt(
 async def count_prompt_tokens(state: ServerState, request: ChatCompletionRequest) -> int:
     """How many tokens the prompt of a request has."""
     limit = state.engine.config.model.max_model_len
-    return len((await chat_prompt(request, state.engine.get_tokenizer(), None, limit, state.settings)).token_ids)
+    tokenizer, processor = state.engine.get_tokenizer(), input_processor(state)
+    return len((await chat_prompt(request, tokenizer, None, limit, state.settings, processor)).token_ids)
+
+
+def input_processor(state: ServerState) -> InputProcessor | None:
+    """What reads a prompt's images; None for an engine of tests that has none."""
+    return getattr(state.engine, "input_processor", None)
+
+
+async def hold_images(state: ServerState, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with images in the place of their URLs, so that a prompt which is made several times fetches them once."""
+    processor = input_processor(state)
+    if processor is None or processor.media is None or (marker := processor.image_marker) is None:
+        return messages
+    taken = await asyncio.to_thread(_take_media, messages, marker)
+    try:
+        processor.media.check_count(len(taken.given))
+        images = await taken.read_async(processor.media.source)
+    except RequestError as error:
+        raise from_exception(error, "messages") from None
+    return media_parts.hold_images(messages, taken.given, images) if images else messages
 
 
 def template_variables(request: ChatCompletionRequest, settings: ServerSettings) -> dict[str, Any]:
@@ -200,9 +220,12 @@ def template_variables(request: ChatCompletionRequest, settings: ServerSettings)
 
 
 async def tokenize_prompt(
-    request: TokenizeRequest, tokenizer: Tokenizer | None, template_kwargs: dict[str, Any]
+    request: TokenizeRequest,
+    tokenizer: Tokenizer | None,
+    template_kwargs: dict[str, Any],
+    processor: InputProcessor | None = None,
 ) -> list[int]:
-    """The token ids of a `/tokenize` request; `template_kwargs` are the operator's."""
+    """The token ids of a `/tokenize` request; `template_kwargs` are the operator's, and the processor reads images."""
     if (request.prompt is None) == (request.messages is None):
         raise bad_field("prompt", "give either prompt or messages.")
     if request.messages is None:
@@ -217,6 +240,7 @@ async def tokenize_prompt(
         request.add_generation_prompt,
         tools=request.tools,
         documents=request.documents,
+        processor=processor,
     )
     return prompt.token_ids
 
@@ -272,7 +296,8 @@ async def render_chat(
     if writes_tokens:
         return TokenizedPrompt(rendered)
     if taken is not None and processor is not None:
-        return await _with_media(taken, rendered, processor, bool(request.add_special_tokens))
+        kwargs: dict[str, Any] | None = getattr(request, "mm_processor_kwargs", None)
+        return await _with_media(taken, rendered, processor, bool(request.add_special_tokens), kwargs)
     return TokenizedPrompt(await encode_text(tokenizer, rendered, bool(request.add_special_tokens)), rendered)
 
 
@@ -283,14 +308,16 @@ def _take_media(messages: list[dict[str, Any]], marker: str) -> MediaMessages:
         raise from_exception(error, "") from None
 
 
-async def _with_media(taken: MediaMessages, rendered: str, processor: InputProcessor, special: bool) -> TokenizedPrompt:
+async def _with_media(
+    taken: MediaMessages, rendered: str, processor: InputProcessor, special: bool, options: dict[str, Any] | None
+) -> TokenizedPrompt:
     """The prompt with its images, which are read and processed by threads of their own."""
     media = processor.media
     assert media is not None
     try:
         media.check_count(len(taken.given))
         images = await taken.read_async(media.source)
-        work = media.source.run(conversations.with_media, taken, images, rendered, processor, special)
+        work = media.source.run(conversations.with_media, taken, images, rendered, processor, special, options)
         return await asyncio.wrap_future(work)
     except RequestError as error:
         raise from_exception(error, "messages") from None

@@ -65,9 +65,9 @@ class RequestFields(msgspec.Struct, kw_only=True):
     return_timing: bool | None = None
     user: str | None = None
     vllm_xargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
     # Read so that they can be refused by name: see sampling.py.
     kv_transfer_params: Any = None
-    mm_processor_kwargs: Any = None
 
 
 class GenerationFields(RequestFields, kw_only=True):

@@ -5,7 +5,7 @@ Ranges are checked by `SamplingParams` itself; its `RequestError` becomes a 400.
 server cannot serve yet is refused by name: one that is silently dropped gives a wrong answer that looks right.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 from quire.config import limits
@@ -166,9 +166,12 @@ _NOT_SUPPORTED = (
 )
 
 
-def check_supported(request: GenerationFields) -> None:
-    """Raise a 400 that names the first field which cannot be served. `{}` asks for something: as a schema it means any JSON."""
+def check_supported(request: GenerationFields, but: Container[str] = ()) -> None:
+    """Raise a 400 that names the first field which cannot be served, `but` for these. `{}` asks for something: as a schema it
+    means any JSON."""
     for field in _NOT_SUPPORTED:
+        if field in but:
+            continue
         value = getattr(request, field, None)
         if value is not None and value is not False and value != "" and value != []:
             raise bad_request(f"{field} is not supported yet.", field, "not_supported")

@@ -8,8 +8,9 @@ from typing import Any
 
 from quire.entrypoints.http.errors import HTTPError, bad_field, object_at, string_field
 from quire.entrypoints.http.state import ServerState
+from quire.entrypoints.media_parts import Content, PlacedPart, content_of, join_content
 from quire.entrypoints.openai.chat_generation import ChatGeneration, prepare_generation
-from quire.entrypoints.openai.prompts import count_prompt_tokens
+from quire.entrypoints.openai.prompts import count_prompt_tokens, hold_images
 from quire.entrypoints.openai.protocol import ChatCompletionRequest, RequestFields, ResponseFormat
 from quire.entrypoints.responses import protocol
 from quire.entrypoints.responses.protocol import InputTokensRequest, ReasoningConfig, ResponsesRequest, new_id
@@ -76,10 +77,26 @@ def _text(content: Any, path: str) -> str:
     return "\n".join(_part(object_at(part, f"{path}[{i}]"), f"{path}[{i}]") for i, part in enumerate(content))
 
 
+def _content(content: Any, path: str) -> Content:
+    """A text; or parts, where there are images among them."""
+    if not isinstance(content, list):
+        return _text(content, path)
+    placed = [(object_at(part, f"{path}[{i}]"), f"{path}[{i}]") for i, part in enumerate(content)]
+    return content_of([_image(*each) if each[0].get("type") == "input_image" else _part(*each) for each in placed])
+
+
+def _image(part: Fields, path: str) -> PlacedPart:
+    """An image as chat completions have it."""
+    if part.get("file_id"):
+        raise bad_field(f"{path}.file_id", "files are not kept here; give image_url.", "not_supported")
+    field = f"{path}.image_url"
+    return PlacedPart({"type": "image_url", "image_url": string_field(part, "image_url", path)}, path, field)
+
+
 def _part(part: Fields, path: str) -> str:
     kind = string_field(part, "type", path)
     if kind not in _TEXT_PARTS:
-        raise _unsupported(f"{path}.type", kind, ("input_text", "output_text", "refusal"))
+        raise _unsupported(f"{path}.type", kind, ("input_text", "output_text", "input_image", "refusal"))
     return string_field(part, "refusal" if kind == "refusal" else "text", path)
 
 
@@ -101,9 +118,9 @@ class _Conversation:
             case _:
                 self._give_result(item, path)
 
-    def say(self, role: str, text: str) -> None:
+    def say(self, role: str, content: Content) -> None:
         last = self._turn(role)
-        last["content"] = f"{last['content']}\n{text}" if last["content"] else text
+        last["content"] = join_content(last["content"], content)
 
     def _turn(self, role: str) -> Fields:
         """The turn of a speaker, which may have begun before."""
@@ -116,7 +133,7 @@ class _Conversation:
         if not isinstance(role, str) or role not in _ROLES:
             allowed = ", ".join(_ROLES)
             raise bad_field(f"{path}.role", f"{str(role)[:60]!r} is unknown; allowed: {allowed}.")
-        self.say(_ROLES[role], _text(item.get("content"), f"{path}.content"))
+        self.say(_ROLES[role], _content(item.get("content"), f"{path}.content"))
 
     def _think(self, item: Fields, path: str) -> None:
         name = "content" if item.get("content") else "summary"
@@ -146,7 +163,7 @@ class _Conversation:
         call_id = string_field(item, "call_id", path)
         if call_id not in self._names:
             raise bad_field(f"{path}.call_id", f"there is no function_call {call_id[:100]!r} before its output.")
-        result = _text(item.get("output"), f"{path}.output")
+        result = _content(item.get("output"), f"{path}.output")
         name = self._names[call_id]
         self.messages.append({"role": "tool", "tool_call_id": call_id, "name": name, "content": result})
 
@@ -323,7 +340,7 @@ async def _truncate(state: ServerState, chat: ChatCompletionRequest, asked: int 
     """
     limit = state.engine.config.model.max_model_len
     room = limit - min(asked or 1, limit // 2)
-    messages = chat.messages
+    messages = await hold_images(state, chat.messages)
     num_fixed = 1 if messages[0]["role"] == "system" else 0
     starts = [index for index, message in enumerate(messages) if message["role"] == "user" and index > num_fixed]
 

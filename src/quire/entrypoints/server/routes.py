@@ -33,7 +33,13 @@ from quire.entrypoints.http.state import ServerState
 from quire.entrypoints.http.streaming import run_while_connected
 from quire.entrypoints.openai.chat import ChatStream, answer_chat, answer_chat_batch, prepare_chat
 from quire.entrypoints.openai.completions import CompletionStream, answer_completion, prepare_completion
-from quire.entrypoints.openai.prompts import check_token_ids, require_tokenizer, run_sized, tokenize_prompt
+from quire.entrypoints.openai.prompts import (
+    check_token_ids,
+    input_processor,
+    require_tokenizer,
+    run_sized,
+    tokenize_prompt,
+)
 from quire.entrypoints.openai.protocol import (
     BatchChatRequest,
     ChatCompletionRequest,
@@ -120,7 +126,8 @@ async def tokenize(request: Request) -> Response:
     state.resolve_model(body.model)
     state.check_request_template(body.chat_template)
     tokenizer = state.engine.get_tokenizer()
-    token_ids = await tokenize_prompt(body, tokenizer, state.settings.default_chat_template_kwargs)
+    variables = state.settings.default_chat_template_kwargs
+    token_ids = await tokenize_prompt(body, tokenizer, variables, input_processor(state))
     strings = None
     if body.return_token_strs:
         named = require_tokenizer(tokenizer, "prompt")
