@@ -44,7 +44,7 @@ def _one_line(text: str) -> str:
     """A command from its beginning: to the end of the line, or of a quoted value that goes over lines."""
     lines = text.split("\n")
     for count in range(1, min(len(lines), _MOST_LINES) + 1):
-        line = "\n".join(lines[:count]).rstrip().rstrip("`\"'" if count == 1 else "")
+        line = "\n".join(lines[:count]).partition("```")[0].rstrip().rstrip("`\"'" if count == 1 else "")
         try:
             words = shlex.split(line)
         except ValueError:

@@ -103,7 +103,7 @@ def switch(parser: Any, names: str, text: str) -> None:
 
 class ArgumentParser(argparse.ArgumentParser):
     """As argparse's, and: `--max_model_len` is `--max-model-len`; `--hf-overrides.rope.factor 2` sets a key of a JSON
-    option; a wrong flag gets a hint; nothing is guessed from a flag's first letters; `--help=WORD` searches."""
+    option; `--disable-x` is `--no-enable-x`; a wrong flag gets a hint; nothing is guessed from a flag's first letters; `--help=WORD` searches."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("allow_abbrev", False)
@@ -181,7 +181,7 @@ class ArgumentParser(argparse.ArgumentParser):
             if not name.startswith("--") and (not path or base not in flags):
                 plain.append(arg)
                 continue
-            flag = base if base in flags else base.replace("_", "-")
+            flag = _paired(base if base in flags else base.replace("_", "-"), flags)
             if path and flag in flags:
                 if not has_value:
                     if index >= len(args):
@@ -236,6 +236,18 @@ class _OptimizationLevel(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: Any = None) -> None:
         if values == 0:
             namespace.enforce_eager = True
+
+
+_PAIRS = {"--enable-": "--no-disable-", "--disable-": "--no-enable-"}
+"""Beginnings of a switch's other name, and of what it means."""
+
+
+def _paired(flag: str, flags: set[str]) -> str:
+    """`--disable-x` where only `--enable-x` is known is its opposite, and so the other way round."""
+    for start, meaning in _PAIRS.items():
+        if flag.startswith(start) and flag not in flags and (same := meaning + flag.removeprefix(start)) in flags:
+            return same
+    return flag
 
 
 def _read_value(text: str) -> Any:

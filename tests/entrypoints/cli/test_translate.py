@@ -127,3 +127,30 @@ def test_the_tool_finds_command_lines_in_documents(tmp_path) -> None:
     lines = command_lines(tmp_path)
     assert [line.split()[2] for line in lines] == ["org/a", "org/b", "$M"]
     assert [bool(judge(line)["absent"]) for line in lines] == [False, True, False]
+
+
+def test_a_switch_has_the_two_names_that_vllm_gives_it() -> None:
+    line = "vllm serve m --disable-prefix-caching --disable_flashinfer_autotune --enable-uvicorn-access-log"
+    assert fates(line) == {
+        "--no-enable-prefix-caching": TAKEN,
+        "--no-enable-flashinfer-autotune": NO_MEANING,
+        "--enable-uvicorn-access-log": ABSENT,  # this one has no opposite
+    }
+    parsed = build_parser("serve").parse_args(["m", "--disable-prefix-caching"])
+    assert parsed.enable_prefix_caching is False
+
+
+def test_a_parser_that_a_plugin_brings_is_taken_by_its_name() -> None:
+    line = "vllm serve m --tool-call-parser mine --reasoning-parser mine"
+    assert set(fates(line).values()) == {ABSENT}
+    plugged = fates(f"{line} --tool-parser-plugin a.py --reasoning-parser-plugin b.py")
+    assert set(plugged.values()) == {TAKEN}
+
+
+def test_what_only_places_or_stores_is_taken() -> None:
+    line = (
+        "vllm serve m -pp 2 --numa-bind --numa-bind-nodes 0 0 1 1 --all2all-backend deepep_low_latency "
+        "--mamba-ssm-cache-dtype float32 --mamba-cache-mode align --enable-mixed-moe-lora-format "
+        """--lora-modules '{"name": "a", "path": "b", "is_3d_lora_weight": true}'"""
+    )
+    assert ABSENT not in fates(line).values()

@@ -10,7 +10,7 @@ import json
 import logging
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple
 
 from quire import envs
@@ -26,6 +26,7 @@ from quire.errors import ConfigError, check_all
 
 TAKEN, AS, NO_MEANING, NOT_NEEDED, ABSENT = "taken", "as", "no meaning", "not needed", "absent"
 PROGRAMS = {"vllm.entrypoints.openai.api_server": ["serve"], "vllm.entrypoints.openai.run_batch": ["run-batch"]}
+_PLUGINS = {"reasoning_parser_plugin": "reasoning_parser", "tool_parser_plugin": "tool_call_parser"}
 _PLACEHOLDER = re.compile(r"\$|^<|<[^>]*>|\{\{|^\.\.\.$")
 """In values that a reader is to fill in; they are not checked."""
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
@@ -109,7 +110,9 @@ def translate(line: str) -> Translation:
         raise ConfigError.of("command", f"{line!r} cannot be read: {error}") from None
     alone = [word for option in options if not option.is_flag for word in option.words]
     own, told = _variables(variables)
-    told += [fate_of(parser, option) for option in options if option.is_flag]
+    flags = [option for option in options if option.is_flag]
+    plugged = {_PLUGINS[option.action.dest] for option in flags if option.action and option.action.dest in _PLUGINS}
+    told += [fate_of(parser, option, plugged) for option in flags]
     return Translation(own, ["quire", *name.split(), *alone], told)
 
 
@@ -169,8 +172,8 @@ def _variables(given: Sequence[str]) -> tuple[list[str], list[Fate]]:
     return own, told
 
 
-def fate_of(parser: ArgumentParser, option: Option) -> Fate:
-    """What becomes of one flag."""
+def fate_of(parser: ArgumentParser, option: Option, plugged: Container[str] = ()) -> Fate:
+    """What becomes of one flag. `plugged`: settings whose values a file of the same command brings."""
     shown = " ".join(option.words)
     has_placeholder = any(_PLACEHOLDER.search(word) for word in option.words)
     action = option.action
@@ -187,6 +190,8 @@ def fate_of(parser: ArgumentParser, option: Option) -> Fate:
                 return Fate(shown, AS, "--enforce-eager", ["--enforce-eager"])
             reason = NO_EFFECT.get(action.name)
             return Fate(shown, NO_MEANING, reason) if reason else Fate(shown, NOT_NEEDED, "it is so in any case")
+        if action.dest in plugged:
+            return Fate(shown, TAKEN, "its plugin is not read here", option.words)
         return _taken(option, shown, getattr(parsed, action.dest, None))
     except ConfigError as error:
         return Fate(shown, ABSENT, re.sub(r" \(see `.*`\)$", "", str(error)))
@@ -264,7 +269,6 @@ _READERS: dict[str, Callable[[Any], object]] = {
     "attention_config": lambda value: attention_backend(None, value),
     "load_format": _refuse_format,
     "logging_config": _read_logging,
-    "pipeline_parallel_size": _only_one("pipeline_parallel_size"),
     "profiler_config": _read_profiler,
     "reasoning_parser": _read_formats,
     "structured_outputs_config": _read_structured,

@@ -80,6 +80,7 @@ def _adapter(text: str) -> dict[str, str]:
     """`name=folder`, or a JSON object with `name`, `path` and perhaps `base_model_name`."""
     name, _, path = text.partition("=")
     fields: dict[str, Any] = json_object(text) if text.startswith("{") else {"name": name, "path": path}
+    fields.pop("is_3d_lora_weight", None)  # vLLM's; the files tell
     is_valid = {"name", "path"} <= fields.keys() <= {"name", "path", "base_model_name"}
     if not is_valid or not all(isinstance(value, str) and value for value in fields.values()):
         message = (
