@@ -30,12 +30,16 @@ ENGINES = {"LLM", "LLMEngine", "AsyncLLM", "AsyncLLMEngine"}
 NEEDS: dict[str, str] = {
     "disaggregated/lmcache": "the package lmcache",
     "disaggregated/flexkv": "the package flexkv",
+    "kv_load_failure_recovery": "a connector of vLLM's own that fails on purpose",
     "ray_serving": "the package ray",
-    "generate/multimodal": "models that see or hear",
-    "pooling/embed/vision": "models that see or hear",
-    "pooling/score/vision": "models that see or hear",
-    "pooling/plugin": "models that see or hear",
-    "jina_embeddings_v4": "models that see or hear",
+    "multimodal/audio_language": "a model that hears",
+    "multimodal/encoder_decoder": "a model that hears",
+    "omni/only_thinker": "a model that hears and reads video",
+    "vision_language_multi_image": "pictures from the network",
+    "pooling/embed/vision": "a pooling model that sees",
+    "pooling/score/vision": "a pooling model that sees",
+    "pooling/plugin": "a model of satellite pictures (Prithvi)",
+    "jina_embeddings_v4": "a pooling model that sees",
     "qwen_1m": "a file from the network",
     "features/torchrun": "torchrun with several ranks",
     "data_parallel": "several GPUs",
@@ -43,17 +47,17 @@ NEEDS: dict[str, str] = {
     "rl/routed_experts": "several GPUs",
     "tensorize_vllm_model": "the package tensorizer",
     "api_server/server": "the package fastapi",
-    "forced_alignment": "models that see or hear",
+    "forced_alignment": "a model that hears",
     "qwen3_reranker": "a tokenizer with the words yes and no, and weights of Qwen3",
     "chat_with_tools": "a tokenizer of Mistral's",
-    "decode_example": "what the script before it wrote",
-    "load_sharded_state": "what the script before it wrote",
 }
 """Parts of paths, and what those scripts need."""
 ARGUMENTS: dict[str, list[str]] = {
-    "save_sharded_state": ["--model", "facebook/opt-125m", "--output", "{folder}/sharded"],
+    "save_sharded_state": ["--model", str(DEMO), "--output", "{folder}/sharded"],
     "load_sharded_state": ["--model", "{folder}/sharded"],
     "spec_decode_offline": ["--method", "ngram", "--num-prompts", "4", "--dataset-name", "random"],
+    "multimodal/vision_language_offline": ["--model-type", "llava"],
+    "multimodal/mistral-small": ["simple", "--format", "hf"],
 }
 """What scripts want on their command line."""
 POOLERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -65,6 +69,17 @@ POOLERS: dict[str, tuple[str, dict[str, Any]]] = {
     "jinaai/jina-reranker-v3": ("Qwen3Model", {}),
 }
 """Stand-ins of models that only examples name, as in `servers.POOLING`."""
+SEERS: dict[str, str] = {
+    "llava-hf/llava-1.5-7b-hf": "LlavaForConditionalGeneration",
+    "mistralai/Mistral-Small-3.1-24B-Instruct-2503": "Mistral3ForConditionalGeneration",
+}
+"""Stand-ins of models that see."""
+ADAPTERS: dict[str, str] = {"AmirMohseni/skywork-qwen3-0.6b-reward-lora": "Skywork/Skywork-Reward-V2-Qwen3-0.6B"}
+"""Stand-ins of adapters, and the model that each is for."""
+LONGER = {"max_position_embeddings": 4096}
+SAMPLES = ("cherry_blossom",)
+LATER = ("decode_example", "load_sharded_state")
+"""Parts of paths of scripts that read what another one writes."""
 _HUB_ID = re.compile(r"[A-Za-z][\w.-]*/[\w.-]*[A-Za-z][\w.-]*")
 
 
@@ -76,7 +91,7 @@ def engine_scripts(root: Path, only: str = "") -> list[Path]:
         names = {each.name for node in nodes if (node.module or "").split(".")[0] == "vllm" for each in node.names}
         if names & ENGINES and only in str(path):
             found.append(path)
-    return found
+    return sorted(found, key=lambda path: any(part in path.name for part in LATER))
 
 
 def hub_ids(text: str) -> list[str]:
@@ -93,8 +108,39 @@ def fill_cache(cache: Path, repository: str) -> None:
     commit = "0" * 40
     (folder / "refs").mkdir(parents=True)
     (folder / "refs" / "main").write_text(commit, encoding="utf-8")
-    source = checkpoint(repository) or str(DEMO)
-    shutil.copytree(source, folder / "snapshots" / commit)
+    here = folder / "snapshots" / commit
+    if repository in SEERS:
+        words = (
+            f"from tests.oracles.tiny_vision import CONFIGS, make_tiny_vision as make; name = {SEERS[repository]!r}; "
+        )
+        run_python(
+            words + f"text = CONFIGS[name]['text_config'] | {LONGER!r}; make(name, {str(here)!r}, text_config=text)"
+        )
+    elif repository in ADAPTERS:
+        base = checkpoint(ADAPTERS[repository])
+        words = f"from pathlib import Path as P; from tests.oracles.peft_adapters import make_adapter as make; base = {base!r}; "
+        run_python(
+            words + f"make(P(base), P({str(here)!r}), r=4, task_type='SEQ_CLS', target_modules=['q_proj', 'v_proj'])"
+        )
+    else:
+        shutil.copytree(checkpoint(repository) or str(DEMO), here)
+    if (tokenizer := here / "tokenizer_config.json").exists() and repository not in ADAPTERS:
+        longer = json.loads(tokenizer.read_text("utf-8")) | {"model_max_length": LONGER["max_position_embeddings"]}
+        tokenizer.write_text(json.dumps(longer), encoding="utf-8")
+
+
+def run_python(text: str) -> None:
+    """Run a line that makes a stand-in. Raises CalledProcessError."""
+    subprocess.run([sys.executable, "-c", text], cwd=ROOT, check=True, capture_output=True)
+
+
+def draw_samples(folder: Path) -> None:
+    """Pictures in place of those that vLLM's examples fetch."""
+    from PIL import Image
+
+    folder.mkdir(parents=True)
+    for number, name in enumerate(SAMPLES):
+        Image.linear_gradient("L").rotate(90 * number).convert("RGB").save(folder / f"{name}.jpg")
 
 
 def run_script(path: Path, root: Path, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -166,6 +212,7 @@ def main() -> None:
     for name, (architecture, config) in (POOLING | POOLERS).items():
         POOLING[name] = (architecture, {"max_position_embeddings": 4096, **config})
     with tempfile.TemporaryDirectory() as folder:
+        draw_samples(Path(folder) / "quire/assets/vision_model_images")
         scripts = engine_scripts(root, arguments.only)
         if not scripts:
             sys.exit(f"{root}: no such examples; give the path of an unpacked source distribution of vLLM")

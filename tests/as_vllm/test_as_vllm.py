@@ -5,14 +5,18 @@ import json
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from quire.as_vllm.faces import LLM
 from quire.as_vllm.names import ABSENT, MODULES, PROGRAMS, why_absent
+from quire.as_vllm.pictures import ImageAsset, VideoAsset, convert_image_mode, encode_image_url, fetch_image
 from quire.entrypoints.cli.main import COMMANDS
 from quire.entrypoints.pooling import PoolingMethods
+from quire.errors import ConfigError
 from quire.outputs import PoolingOutput, PoolingRequestOutput
 
 NAMES = {
@@ -48,6 +52,11 @@ NAMES = {
     "vllm.envs": "VLLM_HTTP_TIMEOUT_KEEP_ALIVE",
     "vllm.logprobs": "Logprob",
     "vllm.entrypoints.llm": "LLM",
+    "vllm.assets.image": "ImageAsset",
+    "vllm.assets.video": "VideoAsset",
+    "vllm.multimodal.image": "convert_image_mode",
+    "vllm.multimodal.utils": "encode_image_url fetch_image",
+    "vllm.model_executor.model_loader": "ShardedStateLoader",
 }
 """Names that vLLM's examples import and Quire has, and those that other scripts import most, by module."""
 
@@ -154,8 +163,6 @@ def test_a_script_with_flags_and_logits_processors_of_vllms_runs_unchanged(tmp_p
 
 
 def test_what_a_pooler_gives_is_a_tensor_and_scores_are_computed_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    from quire.as_vllm.faces import LLM
-
     vectors = {"a": [3.0, 4.0], "b": [4.0, 3.0]}
 
     def encode(self, prompts, *_, **__) -> list[PoolingRequestOutput[PoolingOutput]]:
@@ -163,6 +170,8 @@ def test_what_a_pooler_gives_is_a_tensor_and_scores_are_computed_as_before(monke
 
     monkeypatch.setattr(PoolingMethods, "encode", encode)
     llm = LLM.__new__(LLM)
+    config = types.SimpleNamespace(embeds=True, tasks=("embed", "token_embed"))
+    vars(llm)["llm_engine"] = types.SimpleNamespace(pooling_processor=types.SimpleNamespace(config=config))
     (output,) = llm.encode(["a"])
     assert type(output.outputs.data).__name__ == "Tensor" and output.outputs.data.tolist() == [3.0, 4.0]
     (score,) = llm._score_embeddings(["a"], ["b"], None, None, False, None)
@@ -197,7 +206,7 @@ def test_children_of_a_program_see_the_same_package(tmp_path: Path) -> None:
 def test_what_quire_does_not_have_is_an_import_error_and_the_log_says_why() -> None:
     text = (
         "import vllm.utils\n"
-        "for line in ('from vllm.assets.image import ImageAsset', 'from vllm.sampling_params import Unheard',\n"
+        "for line in ('from vllm.attention import Attention', 'from vllm.sampling_params import Unheard',\n"
         "             'import vllm.distributed.kv_transfer'):\n"
         "    try:\n"
         "        exec(line)\n"
@@ -208,7 +217,10 @@ def test_what_quire_does_not_have_is_an_import_error_and_the_log_says_why() -> N
     done = run("-c", text)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("No module named") == 2 and "cannot import name 'Unheard'" in done.stdout
-    assert "how models see is a table" in done.stdout and "connectors are classes of plugins" in done.stdout
+    assert (
+        "attention backends have Quire's interface" in done.stdout
+        and "connectors are classes of plugins" in done.stdout
+    )
     assert done.stdout.splitlines()[-1] == "False"
 
 
@@ -255,3 +267,41 @@ def test_a_process_without_the_command_does_not_see_the_package() -> None:
         text=True,
     )
     assert done.stdout.strip() == "None"
+
+
+def test_a_picture_goes_through_an_address_and_keeps_what_is_seen_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Image = pytest.importorskip("PIL.Image")
+    half = Image.new("RGBA", (2, 1), (255, 0, 0, 255))
+    half.putpixel((1, 0), (0, 0, 0, 0))
+    again = fetch_image(encode_image_url(half))
+    assert [again.getpixel((x, 0)) for x in (0, 1)] == [(255, 0, 0), (255, 255, 255)]
+    assert convert_image_mode(half, "L").mode == "L" and convert_image_mode(again, "RGB") is again
+    monkeypatch.setenv("QUIRE_CACHE_ROOT", str(tmp_path))
+    with pytest.raises(ConfigError, match="put a picture there"):
+        ImageAsset("cherry_blossom").pil_image  # noqa: B018  (a property that raises)
+    folder = tmp_path / "assets/vision_model_images"
+    folder.mkdir(parents=True)
+    again.save(folder / "cherry_blossom.jpg")
+    assert ImageAsset("cherry_blossom").pil_image.size == (2, 1)
+    with pytest.raises(ConfigError, match="reads video"):
+        VideoAsset("baby_reading", num_frames=4)
+
+
+def test_weights_that_were_left_out_are_read_by_the_two_calls_of_vllm_and_written_by_a_third(tmp_path: Path) -> None:
+    asked = {"temperature": 0.0, "max_tokens": 8}
+    from quire import SamplingParams
+
+    with LLM(load_format="dummy", max_model_len=256) as llm:
+        (random,) = llm.generate("Count from 1 to 5", SamplingParams(**asked), use_tqdm=False)
+        with pytest.raises(ConfigError, match="load_format can"):
+            llm.collective_rpc("update_config", args=({"cache_config": {}},))
+        assert llm.collective_rpc("update_config", args=({"load_config": {"load_format": "auto"}},)) == [None]
+        assert llm.collective_rpc("reload_weights") == [None]
+        (read,) = llm.generate("Count from 1 to 5", SamplingParams(**asked), use_tqdm=False)
+    with LLM(max_model_len=256) as llm:
+        (expected,) = llm.generate("Count from 1 to 5", SamplingParams(**asked), use_tqdm=False)
+        llm.llm_engine.engine_core.save_sharded_state(path=str(tmp_path), pattern=None, max_size=None)
+    assert read.outputs[0].token_ids == expected.outputs[0].token_ids != random.outputs[0].token_ids
+    assert (tmp_path / "model-rank-0-part-0.safetensors").exists()

@@ -10,6 +10,7 @@ import pytest
 from tests.oracles.tiny_models import make_tiny_model
 
 from quire import LLM, SamplingParams
+from quire.config.kv_transfer import read_kv_transfer_config
 from quire.errors import ConfigError
 
 SETTINGS: dict[str, Any] = {
@@ -205,3 +206,12 @@ def test_layers_with_windows_are_refused(tmp_path: Path) -> None:
         engine(model, transfer={"kv_connector": "memory"}, max_model_len=200),
     ):
         pass
+
+
+def test_connectors_of_vllm_that_do_the_same_are_known_by_their_names() -> None:
+    example = {"kv_connector": "ExampleConnector", "kv_connector_extra_config": {"shared_storage_path": "here"}}
+    read = read_kv_transfer_config(example)
+    assert read is not None and (read.kv_connector, read.kv_connector_extra_config) == ("disk", {"path": "here"})
+    offload = {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": {"cpu_bytes_to_use": 1 << 20}}
+    read = read_kv_transfer_config(offload)
+    assert read is not None and (read.kv_connector, read.extra("max_bytes")) == ("memory", {"max_bytes": 1 << 20})

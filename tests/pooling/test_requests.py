@@ -208,3 +208,20 @@ def test_a_pooling_configuration_goes_to_another_process_and_back(tmp_path):
     config = EngineArgs(model=str(path), skip_tokenizer_init=True).create_engine_config()
     assert config.model.pooling is not None and config.model.pooling.dense[0].outputs == 8
     assert config_from_plain(config_to_plain(config)) == config
+
+
+def test_labels_are_found_by_their_numbers():
+    config = HFConfig({"id2label": {"0": "no", "1": "yes"}, "nested": {"a": {"b": 1}}})
+    assert config.id2label[1] == config["id2label"]["1"] == "yes" and config["nested"]["a"].b == 1
+    with pytest.raises(KeyError):
+        config.id2label[2]
+
+
+def test_a_model_that_embeds_tokens_scores_by_the_best_partner_of_each_token(tmp_path_factory):
+    path = make_tiny_model("Qwen3Model", tmp_path_factory.mktemp("tokens"))
+    texts = ["a quire", "has pages", "and more pages than one"]
+    with LLM(str(path), pooler_config={"task": "token_embed"}, **SETTINGS | {"skip_tokenizer_init": False}) as llm:
+        scores = [output.outputs.score for output in llm.score(texts[0], texts[1:], use_tqdm=False)]
+        query, *documents = (output.outputs.data for output in llm.encode(texts, use_tqdm=False))
+    expected = [sum(max(float(a @ b) for b in document) for a in query) for document in documents]
+    np.testing.assert_allclose(scores, expected, rtol=1e-5)

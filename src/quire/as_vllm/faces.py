@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from quire import envs
 from quire.as_vllm.version import __version__, __version_tuple__
 from quire.engine.arg_parser import ArgumentParser
+from quire.engine.llm_engine import LLMEngine
 from quire.entrypoints.llm import LLM as _LLM
 from quire.errors import ConfigError
 from quire.metrics.snapshot import Metric
@@ -27,6 +28,7 @@ __all__ = [
     "AnyTokenizer",
     "FlexibleArgumentParser",
     "GuidedDecodingParams",
+    "ShardedStateLoader",
     "TokenizerLike",
     "Vector",
     "__version__",
@@ -53,6 +55,25 @@ class LLM(_LLM):
         if envs.foreign("VLLM_BATCH_INVARIANT") == "1":
             kwargs.setdefault("deterministic", True)
         super().__init__(model, **kwargs)
+
+    def _start(self, engine: LLMEngine) -> None:
+        super()._start(engine)
+        vars(self.llm_engine).setdefault("engine_core", self)  # where scripts of vLLM call `save_sharded_state`
+
+    def collective_rpc(self, method: Any, *args: Any, **options: Any) -> list[Any]:
+        """As Quire's; weights that were left out at the start are read with vLLM's two calls, too."""
+        config = self.llm_engine.vllm_config
+        if method == "update_config":
+            (changes,) = options.get("args", ())
+            if set(changes) != {"load_config"} or set(changes["load_config"]) - {"load_format"}:
+                raise ConfigError.of(
+                    "update_config", f"{changes!r} cannot be changed: only load_config.load_format can"
+                )
+            return [None] * config.parallel.world_size
+        if method == "reload_weights":
+            self.reload_weights(config.model.path)
+            return [None] * config.parallel.world_size
+        return super().collective_rpc(method, *args, **options)
 
     def encode(self, prompts: Any, *args: Any, **options: Any) -> list[Any]:
         """As Quire's; arrays are tensors."""
@@ -98,6 +119,12 @@ class FlexibleArgumentParser(ArgumentParser):
         if value.isdecimal() and 1024 <= int(value) <= 65535:
             return int(value)
         raise argparse.ArgumentTypeError(f"{value!r} is not a port between 1024 and 65535")
+
+
+class ShardedStateLoader:
+    """The names of the files that `save_sharded_state` writes."""
+
+    DEFAULT_PATTERN = TP_ONLY_PATTERN = PP_AND_TP_PATTERN = "model-rank-{rank}-part-{part}.safetensors"
 
 
 class Vector(Metric):

@@ -4,6 +4,7 @@ Plain text: importing it imports nothing of Quire's.
 """
 
 _FACES = "quire.as_vllm.faces"
+_PICTURES = "quire.as_vllm.pictures"
 _LOGITS = "quire.as_vllm.logits"
 _CONFIG = ("quire.as_vllm.configs", "quire.config", "quire.config.speculative")
 _CONFIG_PARTS = (
@@ -43,6 +44,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "vllm.lora.resolver": ("quire.lora.resolver",),
     "vllm.model_executor.models": ("quire.models.registry",),
     "vllm.model_executor.models.registry": ("quire.models.registry",),
+    "vllm.model_executor.model_loader": (_FACES,),
     "vllm.plugins": ("quire.plugins",),
     "vllm.usage.usage_lib": ("quire.engine.arg_utils",),
     "vllm.tokenizers": (_FACES, "quire.tokenizers.loader"),
@@ -51,6 +53,8 @@ MODULES: dict[str, tuple[str, ...]] = {
     "vllm.platforms": (_FACES,),
     "vllm.distributed": (_FACES,),
     "vllm.distributed.parallel_state": (_FACES,),
+    **{f"vllm.assets.{kind}": (_PICTURES,) for kind in ("audio", "image", "video")},
+    **{f"vllm.multimodal.{part}": (_PICTURES,) for part in ("image", "utils")},
     "vllm.utils": (_FACES,),
     **{f"vllm.utils.{part}": (_FACES,) for part in ("argparse_utils", "network_utils", "print_utils", "system_utils")},
 }
@@ -65,11 +69,10 @@ PROGRAMS: dict[str, tuple[str, ...]] = {
 """Modules that are run with `python -m`, and the words of Quire's command line that they mean."""
 
 ABSENT: dict[str, str] = {
-    "vllm.assets": "how models see is a table (docs/multimodal.md)",
+    "vllm.assets": "Quire fetches no samples",
     "vllm.multimodal": "how models see is a table (docs/multimodal.md)",
     "vllm.distributed.kv_transfer": "KV connectors are classes of plugins (docs/kv_tiers.md)",
     "vllm.distributed.weight_transfer": "a trainer calls the engine's own methods or routes (docs/weights.md)",
-    "vllm.model_executor.model_loader": "weights are read by Quire's own loader (docs/startup.md)",
     "vllm.model_executor": "a model is a description, and has no class (docs/models.md)",
     "vllm.attention": "attention backends have Quire's interface (docs/attention.md)",
     "vllm.v1.attention": "attention backends have Quire's interface (docs/attention.md)",

@@ -31,6 +31,11 @@ class HFConfig:
             return default
         return HFConfig(value) if is_dict(value) else value
 
+    def __getitem__(self, key: str | int) -> Any:
+        """The value of a key that is no name, such as a label's number. Raises KeyError."""
+        value = self._values[str(key)]
+        return HFConfig(value) if is_dict(value) else value
+
     def __contains__(self, name: str) -> bool:
         return name in self._values
 

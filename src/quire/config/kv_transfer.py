@@ -11,6 +11,7 @@ from typing import Any
 
 from quire.config.checks import TEXT, mapping, one_of, read_object, setting
 from quire.errors import ConfigError
+from quire.guards import is_dict
 from quire.plugins.registry import Registry
 
 SETTING = "kv_transfer_config"
@@ -38,6 +39,12 @@ KV_CONNECTORS: Registry[KVConnector] = Registry(
     },
 )
 """By the name that `kv_connector` gives. A plugin registers its own in every process."""
+
+_OF_VLLM: dict[str, tuple[str, dict[str, str]]] = {
+    "ExampleConnector": ("disk", {"shared_storage_path": "path"}),
+    "OffloadingConnector": ("memory", {"cpu_bytes_to_use": "max_bytes"}),
+}
+"""vLLM's connectors that do what one of these does: its name, and its keys under vLLM's names."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,10 +84,21 @@ class KVTransferConfig:
         return given
 
 
+def _own_words(given: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration of vLLM's in the words of the connector that does the same here."""
+    name, extra = str(given.get("kv_connector")), given.get("kv_connector_extra_config")
+    if name not in _OF_VLLM or not is_dict(extra):
+        return dict(given)
+    name, keys = _OF_VLLM[name]
+    words = {keys.get(str(key), str(key)): value for key, value in extra.items()}
+    return {**given, "kv_connector": name, "kv_connector_extra_config": words}
+
+
 def read_kv_transfer_config(given: Mapping[str, Any] | None) -> KVTransferConfig | None:
     """What the setting says. Raises ConfigError: a key, a value or the connector is not known."""
     if not given:
         return None
+    given = _own_words(given)
     config = read_object(KVTransferConfig, SETTING, given)
     if not config.kv_connector:
         known = ", ".join(sorted(KV_CONNECTORS))

@@ -103,7 +103,8 @@ def switch(parser: Any, names: str, text: str) -> None:
 
 class ArgumentParser(argparse.ArgumentParser):
     """As argparse's, and: `--max_model_len` is `--max-model-len`; `--hf-overrides.rope.factor 2` sets a key of a JSON
-    option; `--disable-x` is `--no-enable-x`; a wrong flag gets a hint; nothing is guessed from a flag's first letters; `--help=WORD` searches."""
+    option; `--disable-x` is `--no-enable-x`; a wrong flag gets a hint; nothing is guessed from a flag's first letters;
+    `--help=WORD` searches."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("allow_abbrev", False)

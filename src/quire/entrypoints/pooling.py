@@ -14,7 +14,7 @@ from quire.engine.llm_engine import LLMEngine
 from quire.engine.pooling_processor import join_pieces
 from quire.engine.tokenization import Tokenization
 from quire.entrypoints.conversations import Adapters, adapters_per_prompt, as_prompts, check_count
-from quire.entrypoints.scoring import check_scores, cosine, pair_prompts, pair_texts
+from quire.entrypoints.scoring import check_scores, pair_prompts, pair_texts, scored_task, similarity
 from quire.errors import EngineError, RequestError
 from quire.guards import is_dict
 from quire.inputs import DataPrompt, PromptType
@@ -134,7 +134,7 @@ class PoolingMethods:
         """How well each text of `data_1` and its partner in `data_2` match; a single text is paired with every other one.
 
         A classifier with one label reads both texts as one prompt (a cross-encoder); of an embedding model it is the cosine
-        of the two embeddings.
+        of the two embeddings, and where `pooler_config` has the task `token_embed`, ColBERT's sum over tokens.
 
         Args:
             chat_template: how a cross-encoder's pair becomes a prompt (roles `query` and `document`); None joins them as
@@ -170,7 +170,7 @@ class PoolingMethods:
             self,
             cast("list[PromptType]", texts),
             pooling_params,
-            pooling_task="embed",
+            pooling_task=scored_task(self.llm_engine.pooling_processor.config),
             truncate_prompt_tokens=truncate_prompt_tokens,
             use_tqdm=use_tqdm,
             lora_request=lora_request,
@@ -180,7 +180,7 @@ class PoolingMethods:
         return [
             ScoringRequestOutput(
                 request_id=f"{first.request_id}_{second.request_id}",
-                outputs=ScoringOutput(cosine(first, second)),
+                outputs=ScoringOutput(similarity(first, second)),
                 prompt_token_ids=first.prompt_token_ids + second.prompt_token_ids,
                 finished=True,
                 num_cached_tokens=first.num_cached_tokens + second.num_cached_tokens,

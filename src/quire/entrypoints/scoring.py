@@ -1,4 +1,5 @@
-"""Pairs of texts that are scored: which belong together, as one prompt for a cross-encoder, and the cosine of embeddings.
+"""Pairs of texts that are scored: which belong together, as one prompt for a cross-encoder, and how near two
+embeddings are.
 
 Shared by `LLM` and the server; queues nothing.
 """
@@ -74,8 +75,18 @@ def pair_prompts(
     return processor.tokenize_batch(cast("list[PromptType]", texts))
 
 
-def cosine(first: PoolingRequestOutput[PoolingOutput], second: PoolingRequestOutput[PoolingOutput]) -> float:
-    """Of two embeddings; 0 where one has no length."""
+def scored_task(config: PoolingConfig) -> str:
+    """What each text, or each pair, is asked for."""
+    if not config.embeds:
+        return "classify"
+    return "embed" if "embed" in config.tasks else "token_embed"
+
+
+def similarity(first: PoolingRequestOutput[PoolingOutput], second: PoolingRequestOutput[PoolingOutput]) -> float:
+    """Of two embeddings their cosine, 0 where one has no length. Of embeddings of each token, as ColBERT compares them: for each
+    of the first text the greatest product with one of the second, added up (https://arxiv.org/abs/2004.12832)."""
     a, b = first.outputs.data, second.outputs.data
+    if a.ndim == 2:
+        return float((a @ b.T).max(axis=1).sum())
     length = math.sqrt(float(a @ a)) * math.sqrt(float(b @ b))
     return float(a @ b) / length if length else 0.0

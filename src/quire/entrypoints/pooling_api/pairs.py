@@ -1,6 +1,7 @@
 """The routes that compare texts: `/score` and `/rerank`.
 
-A cross-encoder reads both texts of a pair as one prompt; of an embedding model a score is the cosine of two embeddings.
+A cross-encoder reads both texts of a pair as one prompt; of an embedding model a score tells how near two
+embeddings are.
 """
 
 import time
@@ -12,7 +13,7 @@ from quire.entrypoints.http.state import ServerState
 from quire.entrypoints.openai.prompts import require_tokenizer, run_sized
 from quire.entrypoints.pooling_api import pooling_protocol as protocol
 from quire.entrypoints.pooling_api.run import activation, require_pooling, run_pooling, usage_of
-from quire.entrypoints.scoring import check_scores, cosine, pair_prompts, pair_texts
+from quire.entrypoints.scoring import check_scores, pair_prompts, pair_texts, scored_task, similarity
 from quire.pooling_params import PoolingParams
 from quire.tokenizers.interface import Tokenizer
 
@@ -88,7 +89,7 @@ async def _score(
     firsts = await _shortened(firsts, request.max_tokens_per_query, "max_tokens_per_query", tokenizer)
     seconds = await _shortened(seconds, request.max_tokens_per_doc, "max_tokens_per_doc", tokenizer)
     params = PoolingParams(
-        task="embed" if config.embeds else "classify",
+        task=scored_task(config),
         use_activation=activation(request),
         truncate_prompt_tokens=request.truncate_prompt_tokens,
     )
@@ -97,7 +98,7 @@ async def _score(
         outputs = await run_pooling(state, request, texts, params, public_id, field=names[1])
         by_text = dict(zip(texts, outputs, strict=True))
         pairs = zip(firsts, seconds, strict=True)
-        return [cosine(by_text[first], by_text[second]) for first, second in pairs], usage_of(outputs)
+        return [similarity(by_text[first], by_text[second]) for first, second in pairs], usage_of(outputs)
     processor, pairs = state.engine.pooling_processor, list(zip(firsts, seconds, strict=True))
     size = sum(map(len, firsts)) + sum(map(len, seconds))
     has_template = state.engine.config.model.chat_template is not None
