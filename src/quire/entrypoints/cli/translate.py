@@ -225,14 +225,6 @@ def _refuse_format(value: str) -> None:
         raise ConfigError.of("load_format", f"{value!r} is not read by Quire; it needs {OTHER_FORMATS[value]}")
 
 
-def _only_one(name: str) -> Callable[[int], None]:
-    def check(value: int) -> None:
-        if value != 1:
-            raise ConfigError.of(name, f"{value} is not available yet: use 1")
-
-    return check
-
-
 def _read_formats(value: str) -> None:
     from quire.parsers.choice import AUTO, choose_formats
 
