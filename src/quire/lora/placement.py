@@ -35,6 +35,7 @@ from quire.lora.several import (
     stack_names,
     vector_part,
 )
+from quire.lora.spellings import other_spellings
 from quire.lora.virtual import embedding_part, key_parts, key_tables
 from quire.models.spec import DecoderSpec
 
@@ -159,7 +160,10 @@ class Places:
 
     def find(self, name: str) -> Segment | None:
         """The segment that a matrix of the checkpoint, as an adapter names it, fills."""
-        found = next((each for each in self._spellings(name) if each in self._segments), None)
+        known = self._segments
+        found = next((each for each in self._spellings(name) if each in known), None)
+        others = (other for each in self._spellings(name) for other in other_spellings(each))
+        found = found or next((other for other in others if other in known), None)
         found = found or nearest(name, self._by_end)
         return None if found is None else self._segments[found]
 
@@ -171,7 +175,8 @@ class Places:
         container = container or nearest(name, self._by_layer)
         if container is None:
             raise ValueError("has no parameters of all experts")
-        which, update = find_stack(update, {each: self._segments[each] for each in self._stacks[container]})
+        is_apart = f"{container}.up_proj" in self._segments
+        which, update = find_stack(update, {each: self._segments[each] for each in self._stacks[container]}, is_apart)
         return self._segments[which], update
 
     def _spellings(self, name: str) -> Iterator[str]:

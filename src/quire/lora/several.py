@@ -130,11 +130,15 @@ def _layer_and_end(name: str) -> tuple[str, str]:
     return ("" if number is None else number[1]), name.rpartition(".")[2]
 
 
-def find_stack(update: Update, stacks: Mapping[str, Segment]) -> tuple[str, Update]:
+def find_stack(update: Update, stacks: Mapping[str, Segment], is_apart: bool) -> tuple[str, Update]:
     """Which of the matrices of all experts an update of a bare parameter is for, by its shape, and the update with `down` as
     [E, R, K] and `up` as [E * N, R].
 
     PEFT has [E * R, K] and [N, R * E]; before 0.18 inputs and outputs were exchanged.
+
+    Args:
+        is_apart: Transformers has gate and up in parameters of their own, which have one shape: an adapter's file does not say
+            which of them it is for.
 
     Raises:
         ValueError: none has its shape, or two have.
@@ -143,7 +147,7 @@ def find_stack(update: Update, stacks: Mapping[str, Segment]) -> tuple[str, Upda
     theirs, experts = (update.up.shape[0], update.down.shape[1]), next(iter(stacks.values())).module.experts
     shapes = {name: (segment.rows // experts, segment.module.columns) for name, segment in stacks.items()}
     exact = [name for name, shape in shapes.items() if shape == theirs]
-    exchanged = [name for name, shape in shapes.items() if shape[::-1] == theirs]
+    exchanged = [name for name, shape in shapes.items() if shape[::-1] == theirs and not is_apart]
     if update.down.shape[0] % experts or len(exact or exchanged) != 1:
         raise ValueError(
             f"has updates [{theirs[0]}, {theirs[1]}] for each expert, and the model has {[*shapes.values()]}"
