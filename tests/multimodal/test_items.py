@@ -123,3 +123,27 @@ def test_what_is_kept_of_images_can_be_forgotten_and_they_are_seen_again(folder)
     assert processor.cache.num_bytes == 0
     assert first == again == ask()
     assert processor.cache.num_hits == 1
+
+
+def test_requests_go_on_with_their_images_in_a_core_that_takes_the_place_of_one_that_was_killed(
+    folder, monkeypatch, tmp_path
+):
+    params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+    images = [draw_image(seed, 30, 30 + seed) for seed in range(3)]
+    prompts: list = [{"prompt": "<image>x", "multi_modal_data": {"image": image}} for image in images]
+    prompts += [{"prompt": "<image> <image>", "multi_modal_data": {"image": images[1:]}}, "some text"]
+
+    def ask(llm):
+        return [list(output.outputs[0].token_ids) for output in llm.generate(prompts, params, use_tqdm=False)]
+
+    expected = ask(LLM(model=str(folder), **SETTINGS))
+    now = tmp_path / "now"
+    monkeypatch.setenv("QUIRE_FAULTS", f"before-execute@core:kill:5:{now}")
+    llm = LLM(model=str(folder), recovery=True, **SETTINGS)
+    now.touch()  # some requests have computed their images by then, others wait
+    try:
+        assert ask(llm) == expected
+        assert not now.exists()
+        assert ask(llm) == expected
+    finally:
+        llm.shutdown()
