@@ -4,9 +4,10 @@ Prompts have no image, one or three, of several sizes, some of them shared; text
 """
 
 import pytest
-from tests.oracles.tiny_vision import CONFIGS, IMAGE, SIGLIP, VisionOracle, draw_image, make_tiny_vision
+from tests.oracles.tiny_vision import CONFIGS, IMAGE, PROCESSORS, SIGLIP, VisionOracle, draw_image, make_tiny_vision
 
 from quire import LLM, SamplingParams
+from quire.layers.vision.tower import VisionTower
 
 SETTINGS = {
     "roomy": {"max_num_seqs": 8},
@@ -21,7 +22,9 @@ COMMON = {
 }
 IMAGES = {
     name: draw_image(seed, *size)
-    for seed, (name, size) in enumerate({"wide": (30, 71), "tall": (64, 28), "small": (29, 28)}.items())
+    for seed, (name, size) in enumerate(
+        {"wide": (30, 71), "tall": (64, 28), "small": (29, 28), "thin": (5, 500)}.items()
+    )
 }
 PROMPTS = [
     ([5, 6, 7, 8], []),
@@ -87,12 +90,33 @@ def test_the_engine_sees_what_transformers_sees(architecture, setting, folders):
         assert_sees(llm, oracle, PROMPTS[::order], max_tokens=6)
 
 
+def test_squares_of_an_image_with_more_patches_than_embeddings_are_computed_in_several_batches(tmp_path, monkeypatch):
+    """A thin image leaves most of its squares empty, and has few embeddings."""
+    values = {"vision_config": SIGLIP, "vision_feature_select_strategy": "full", "vision_feature_layer": -1}
+    path = make_tiny_vision("LlavaNextForConditionalGeneration", tmp_path, **values)
+    llm = LLM(model=str(path), **(COMMON | {"max_model_len": 44, "max_num_batched_tokens": 44}))
+    run, batches = VisionTower._run, []
+    monkeypatch.setattr(VisionTower, "_run", lambda tower, items: batches.append(len(items)) or run(tower, items))
+    oracle = VisionOracle(path)
+    assert_sees(llm, oracle, [([5, IMAGE, 9], ["thin"])], max_tokens=4)
+    assert batches == [2, 1]
+    assert_sees(llm, oracle, [([5, IMAGE, 9], ["thin"]), ([7, IMAGE, 8], ["small"])], max_tokens=4)
+
+
 VARIANTS = {
     "SigLIP": (
         {"vision_config": SIGLIP, "vision_feature_select_strategy": "full", "vision_feature_layer": -1},
         {"image_processor_type": "SiglipImageProcessor", "size": {"height": 28, "width": 28}},
     ),
     "several layers": ({"vision_feature_layer": [-2, -3]}, {}),
+    "Pixtral": (
+        {
+            "vision_config": CONFIGS["Mistral3ForConditionalGeneration"]["vision_config"],
+            "vision_feature_select_strategy": "full",
+            "vision_feature_layer": -1,
+        },
+        PROCESSORS["Mistral3ForConditionalGeneration"],
+    ),
 }
 
 

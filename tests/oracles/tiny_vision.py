@@ -40,6 +40,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vision_config": _CLIP | {"model_type": "clip_vision_model", "projection_dim": 16},
         "image_token_index": IMAGE,
     },
+    "LlavaNextForConditionalGeneration": {
+        "text_config": _TEXT | {"model_type": "mistral", "sliding_window": None},
+        "vision_config": _CLIP | {"model_type": "clip_vision_model", "projection_dim": 16},
+        "image_token_index": IMAGE,
+        "image_grid_pinpoints": [[28, 56], [56, 28], [56, 56], [28, 84]],
+    },
     "Mistral3ForConditionalGeneration": {
         "text_config": _TEXT | {"model_type": "mistral", "head_dim": 16, "sliding_window": None},
         "vision_config": {
@@ -134,6 +140,10 @@ PROCESSORS: dict[str, dict[str, Any]] = {
     "LlavaForConditionalGeneration": {
         "image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28},
     },
+    "LlavaNextForConditionalGeneration": {
+        "image_processor_type": "LlavaNextImageProcessor", "size": {"shortest_edge": 28},
+        "crop_size": {"height": 28, "width": 28}, "image_grid_pinpoints": [[28, 56], [56, 28], [56, 56], [28, 84]],
+    },
     "Mistral3ForConditionalGeneration": {
         "image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": 40}, "patch_size": 4,
     },
@@ -208,7 +218,7 @@ class VisionOracle:
             name = type(self.model).__name__
             options = {"patch_size": 8} if name.startswith("Mistral3") else {}
             each = [self.processor([image], return_tensors="pt", **options) for image in images]
-            if name.startswith("Mistral3"):  # of several sizes: the smaller ones are padded
+            if self.model.config.vision_config.model_type == "pixtral":  # of several sizes: the smaller ones are padded
                 height, width = (max(one["pixel_values"].shape[axis] for one in each) for axis in (2, 3))
                 for one in each:
                     down, right = height - one["pixel_values"].shape[2], width - one["pixel_values"].shape[3]
@@ -216,6 +226,9 @@ class VisionOracle:
             if name.startswith("SmolVLM"):
                 inputs["pixel_values"] = torch.cat([one["pixel_values"] for one in each], dim=1)
                 return self.model(**inputs).logits[0].log_softmax(-1)
+            if name.startswith("LlavaNext"):
+                for one in each:  # of several numbers of squares
+                    one["pixel_values"] = one["pixel_values"][0]
             for key in ("pixel_values", "image_grid_thw", "image_sizes"):
                 if key in each[0]:
                     inputs[key] = torch.cat([torch.as_tensor(one[key]) for one in each])

@@ -15,6 +15,7 @@ OTHER_PARTS = (
     "*vision_model.*",
     "*connector.modality_projection.*",
     "*multi_modal_projector.*",
+    "*image_newline",
     "*visual.*",
     "*embed_vision.*",
     "*audio_tower.*",

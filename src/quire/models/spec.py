@@ -393,11 +393,14 @@ class VisionSpec:
         projector: from the trunk's rows to embeddings, in order.
         taps: of each of the trunk's `taps` in order, a projector whose output is added behind the decoder's layer of the same
             number; empty: the taps side by side are what the projector reads, if there are any.
+        row_end: columns of a learned embedding that ends each row of an image which is cut into squares (the module
+            `row_end`); 0: there is none.
     """
 
     trunk: DecoderSpec
     projector: tuple[Stage, ...]
     taps: tuple[tuple[Stage, ...], ...] = ()
+    row_end: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,9 +6,10 @@ Knows token ids and shapes. Knows no tensors and no processor.
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from quire.config.hf_config import HFConfig
@@ -86,6 +87,48 @@ def _llava(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
     return Expansion([LLAVA.embedded_token(hf)] * count, {"pixels": pixels})
 
 
+PINPOINTS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
+"""Heights and widths that an image may be brought to, where config.json names none."""
+
+
+def _best_fit(height: int, width: int, sizes: Iterable[Sequence[int]]) -> tuple[int, int]:
+    """The size in which most of an image's pixels are kept and, of several, the smallest part is empty."""
+
+    def fit(size: Sequence[int]) -> tuple[int, int]:
+        scale = min(size[1] / width, size[0] / height)
+        kept = min(int(width * scale) * int(height * scale), width * height)
+        return kept, kept - size[0] * size[1]
+
+    best = max(sizes, key=fit)
+    return int(best[0]), int(best[1])
+
+
+def _without_padding(full: tuple[int, int], height: int, width: int) -> tuple[slice, slice]:
+    """The rows and the columns of a grid that show an image of these proportions, which is in its middle."""
+    rows, columns = full
+    if width / height > columns / rows:
+        empty = (rows - int(round(height * (columns / width), 7))) // 2
+        return slice(empty, rows - empty), slice(None)
+    empty = (columns - int(round(width * (rows / height), 7))) // 2
+    return slice(None), slice(empty, columns - empty)
+
+
+def _llava_next(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
+    """LLaVA-NeXT: the whole image in one square, and the rows of a larger one that is cut into squares, without what is empty."""
+    pixels, size = arrays["pixel_values"], hf.vision_config.get("patch_size", 14)
+    square, side = pixels.shape[-1], pixels.shape[-1] // size
+    height, width = (int(length) for length in arrays["image_sizes"].reshape(2))
+    full = _best_fit(height, width, hf.to_dict().get("image_grid_pinpoints") or PINPOINTS)
+    down, across = full[0] // square, full[1] // square
+    places = np.arange(side**2, (1 + down * across) * side**2).reshape(down, across, side, side)
+    places = places.transpose(0, 2, 1, 3).reshape(down * side, across * side)
+    places = places[_without_padding((down * side, across * side), height, width)]
+    rows = np.pad(places, ((0, 0), (0, 1)), constant_values=-1)
+    order = np.concatenate([np.arange(side**2), rows.reshape(-1)])
+    pixels = pixels[: 1 + down * across]
+    return Expansion([LLAVA.embedded_token(hf)] * len(order), {"pixels": pixels, "places": order})
+
+
 def _mistral_cell(hf: HFConfig) -> int:
     """Pixels of a side of what becomes one embedding."""
     return int(hf.vision_config.get("patch_size", 14 if "spatial_merge_size" in hf else 16)) * int(
@@ -127,6 +170,7 @@ LLAVA = Family(
     _llava,
     options=lambda hf: _mistral_options(hf) if hf.vision_config.get("model_type") == "pixtral" else {},
 )
+LLAVA_NEXT = Family(LLAVA.token, LLAVA.usual, _llava_next)
 MISTRAL = Family(("image_token_id", "image_token_index"), 10, _mistral, options=_mistral_options)
 IDEFICS = Family(("image_token_id",), 128257, _idefics, options=lambda hf: {"return_row_col_info": True})
 
@@ -144,6 +188,7 @@ QWEN_VL = Family(("image_token_id",), 151655, _qwen_vl)
 
 FAMILIES: dict[str, Family] = {
     "LlavaForConditionalGeneration": LLAVA,
+    "LlavaNextForConditionalGeneration": LLAVA_NEXT,
     "Mistral3ForConditionalGeneration": MISTRAL,
     "Idefics3ForConditionalGeneration": IDEFICS,
     "SmolVLMForConditionalGeneration": IDEFICS,

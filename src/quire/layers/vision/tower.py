@@ -6,7 +6,8 @@ Legend: T rows of the step, P numbers of a patch, E embeddings, D columns of an 
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from quire.layers import weights as weight_table
 from quire.layers.assembly import Weight
 from quire.layers.decoder import Decoder
 from quire.layers.interface import ModelContext, PatchInputs, StepInputs
-from quire.layers.modules import Module, ModuleBuilder
+from quire.layers.modules import Module, ModuleBuilder, RowBlock
 from quire.layers.parallel import ParallelPlan
 from quire.layers.vision.patch_layout import Grid, Layout, blend, lay_out
 from quire.layers.vision.projector import Projector
@@ -28,6 +29,10 @@ from quire.models.spec import Patches, VisionSpec
 
 PREFIX = "vision."
 """Of its modules' names within the whole model."""
+ROW_END = "row_end"
+PLACES = "places"
+"""What an item has besides its pixels where its embeddings stand in another order in the prompt: for each place the embedding,
+counted over the item's squares; -1: a row's end."""
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
@@ -48,6 +53,7 @@ class VisionTower:
         self._projector = Projector(spec.projector, width)
         self._taps = [Projector(stages, spec.trunk.hidden) for stages in spec.taps]
         self._owners: dict[str, Projector] = {}
+        self._row_end: torch.Tensor | None = None
         self.modules = self._list_modules()
         self._num_pages = 0
 
@@ -58,6 +64,8 @@ class VisionTower:
             for module in projector.modules(builder):
                 self._owners[module.name] = projector
                 modules.append(module)
+        if self.spec.row_end:
+            modules.append(builder.vector(ROW_END, RowBlock(self.spec.row_end, 1)))
         return [dataclasses.replace(module, name=PREFIX + module.name, shard="none", plain=True) for module in modules]
 
     def sources(self) -> dict[str, CheckpointTensor]:
@@ -70,6 +78,9 @@ class VisionTower:
             if isinstance(weight, LinearWeight):
                 weight.name = PREFIX + module
             self._owners[module].set_weight(module, weight)
+        elif module == ROW_END:
+            assert isinstance(weight, torch.Tensor)
+            self._row_end = weight
         else:
             self.decoder.take_weights([(module, weight)])
 
@@ -83,8 +94,44 @@ class VisionTower:
         behind their columns. No gradient is kept.
 
         Args:
-            items: what the frontend's processor gave: `pixels`, and `grid` (frames, rows, columns) of patches that it cut.
+            items: what the frontend's processor gave: `pixels`, `grid` (frames, rows, columns) of patches that it cut, and
+                `places`.
         """
+        pieces = [self._pieces(item) for item in items]
+        found = [
+            one for batch in self._batches([piece for each in pieces for piece in each]) for one in self._run(batch)
+        ]
+        left = iter(found)
+        return [self._arrange(item, [next(left) for _ in each]) for item, each in zip(items, pieces, strict=True)]
+
+    def _pieces(self, item: Arrays) -> list[Arrays]:
+        """An item's squares, which can be computed apart."""
+        pixels = item["pixels"]
+        return [item] if self.patches.is_cut or pixels.ndim < 4 else [{"pixels": square} for square in pixels]
+
+    def _batches(self, pieces: Sequence[Arrays]) -> Iterator[list[Arrays]]:
+        """As many at once as there is room for."""
+        batch, num_rows = list[Arrays](), 0
+        for piece in pieces:
+            own = sum(math.prod(grid) + self.patches.class_token for grid in self._grids(piece))
+            if batch and num_rows + own > self._context.max_tokens:
+                yield batch
+                batch, num_rows = [], 0
+            batch.append(piece)
+            num_rows += own
+        yield batch
+
+    def _arrange(self, item: Arrays, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """An item's embeddings as they stand in the prompt."""
+        if PLACES not in item:
+            return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+        assert self._row_end is not None
+        rows_ED = torch.cat([*parts, self._row_end[None].to(parts[0].dtype)])
+        places_E = torch.from_numpy(item[PLACES].copy()).to(rows_ED.device)
+        return rows_ED.index_select(0, torch.where(places_E < 0, len(rows_ED) - 1, places_E))
+
+    def _run(self, items: Sequence[Arrays]) -> list[torch.Tensor]:
+        """The embeddings of items that are computed together."""
         with torch.no_grad():
             grids = [self._grids(item) for item in items]
             flat = [grid for each in grids for grid in each]

@@ -39,6 +39,7 @@ CLIP_NAMES = WeightNames(
         "final_norm": TOWER + "post_layernorm",
         "up_projection": "multi_modal_projector.linear_1",
         "down_projection": "multi_modal_projector.linear_2",
+        "row_end": "image_newline",
     },
     ignored=("*.position_ids", "*vision_tower.*post_layernorm.*", "*vision_tower.*head.*"),
     aliases={"vision_tower.vision_model.": TOWER},
@@ -163,3 +164,9 @@ def llava_vision(hf: HFConfig) -> VisionSpec:
             Product("down_projection", hidden, bias),
         ),
     )
+
+
+def llava_next_vision(hf: HFConfig) -> VisionSpec:
+    """LLaVA-NeXT (1.6): LLaVA over the squares of an image, and of the whole image made small; a learned embedding ends each
+    row."""
+    return dataclasses.replace(llava_vision(hf), row_end=hf.text_config.get("hidden_size", 4096))
