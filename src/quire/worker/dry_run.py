@@ -42,6 +42,15 @@ def explain_without_weights(config: EngineConfig, platform: Platform) -> dict[st
     }
 
 
+def describe_without_weights(config: EngineConfig, platform: Platform) -> tuple[dict[str, Any], list[KVCacheSpec]]:
+    """The model in numbers (`parameters`, `weight_bytes`, `workspace_bytes` …), and what each layer keeps in pages.
+    Raises ConfigError: no spec for the architecture, or no backend or format for its layers."""
+    platform.select_kernels(deterministic=config.model.deterministic)
+    tokens, rows = config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs
+    model, _ = build_model(config, platform, torch.device("meta"), tokens, rows)
+    return model.describe(), model.kv_cache_specs()
+
+
 def check_without_weights(config: EngineConfig, platform: Platform) -> None:
     """Refuse what could not run, before its weights are fetched.
 

@@ -42,6 +42,7 @@ GROUPS = {
     "to measure and to look": {
         "doctor": "check this machine and the servers that run on it, and tell what to set",
         "bench": "measure: a server under load, throughput, latency, startup; sweeps and plots",
+        "simulate": "tell how many devices a load needs, with the engine's scheduler on a virtual clock",
         "explain": "tell what would be chosen for a model, and why",
         "patches": "list what installed packages change in Quire, check it, explain it",
         "models": "list the architectures and what each can do",
