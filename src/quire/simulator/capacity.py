@@ -174,10 +174,7 @@ def calibration_loads(max_model_len: int, max_num_seqs: int) -> list[list[Arriva
     """Loads whose steps differ in tokens, sequences and contexts."""
     short, long = max(8, min(128, max_model_len // 16)), max(16, min(2048, max_model_len // 3))
     answer = max(8, min(32, max_model_len // 8))
-    loads: list[list[Arrival]] = []
-    for count in (1, 4, 16, 48):
-        if count <= 2 * max_num_seqs:
-            loads.append([Arrival(0.0, short, answer)] * count)
+    loads = [[Arrival(0.0, short, answer)] * count for count in (1, 4, 16, 48) if count <= 2 * max_num_seqs]
     loads += [[Arrival(0.0, long, answer // 2)], [Arrival(0.0, long, answer // 2)] * 4]
     loads.append(list(poisson(200.0, 40, short, answer, seed=1)))
     return loads
