@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.lora.conftest import PROMPTS, assert_parity, request
 from tests.oracles.gguf_models import write_gguf
-from tests.oracles.peft_adapters import make_adapter, randomize
+from tests.oracles.peft_adapters import make_adapter, make_virtual, randomize
 from tests.oracles.quantized_models import FLOAT8, WEIGHT_ONLY, store
 from tests.oracles.tiny_models import make_tiny_model
 from tests.oracles.tiny_poolers import hidden_states, load_pooling_oracle
@@ -63,10 +63,25 @@ def test_two_ranks_share_an_adapter_as_they_share_the_model(llama: Path, tmp_pat
     every = make_adapter(llama, tmp_path / "every", 1, r=8, target_modules="all-linear", use_rslora=True)
     ends = make_adapter(llama, tmp_path / "ends", 2, r=4, target_modules=["embed_tokens", "lm_head", "k_proj"])
     dora = make_adapter(llama, tmp_path / "dora", 3, r=4, target_modules=["o_proj", "v_proj"], use_dora=True)
+    keys = make_virtual(llama, tmp_path / "keys", "PREFIX_TUNING", 4)
     llm = LLM(str(llama), enable_lora=True, tensor_parallel_size=2, **SETTINGS)
     try:
-        assert_parity(llm, llama, [None, every, ends, dora], PROMPTS[:2], max_tokens=4)
-        assert llm.list_loras() == {2, 3, 4} and llm.remove_lora(2) and llm.list_loras() == {3, 4}
+        assert_parity(llm, llama, [None, every, ends, dora, keys], PROMPTS[:2], max_tokens=4)
+        assert llm.list_loras() == {2, 3, 4, 5} and llm.remove_lora(2) and llm.list_loras() == {3, 4, 5}
+    finally:
+        llm.shutdown()
+
+
+def test_two_ranks_share_adapters_of_experts_and_of_latent_heads(tmp_path: Path):
+    base = make_tiny_model("DeepseekV3ForCausalLM", tmp_path / "base", num_hidden_layers=2)
+    experts = ["experts.gate_up_proj", "experts.down_proj"]
+    both = make_adapter(
+        base, tmp_path / "both", 1, r=3, target_modules=["kv_b_proj", "o_proj"], target_parameters=experts
+    )
+    heads = make_adapter(base, tmp_path / "heads", 2, r=5, target_modules=["kv_b_proj", "q_b_proj"])
+    llm = LLM(str(base), enable_lora=True, tensor_parallel_size=2, **SETTINGS)
+    try:
+        assert_parity(llm, base, [None, both, heads], PROMPTS[:2], max_tokens=3)
     finally:
         llm.shutdown()
 

@@ -164,11 +164,3 @@ def test_a_folder_that_is_not_what_it_says_is_refused(
     with pytest.raises(RequestError) as refused:
         llm.add_lora(request(path))
     assert message in str(refused.value)
-
-
-def test_two_ranks_share_keys_and_values_as_they_share_heads(llama: Path, virtual: dict[str, Path]):
-    llm = LLM(str(llama), tensor_parallel_size=2, **SETTINGS)
-    try:
-        assert_parity(llm, llama, [None, *virtual.values()], prompts=PROMPTS[1:2], max_tokens=3)
-    finally:
-        llm.shutdown()
