@@ -20,6 +20,8 @@ BENCHMARKS = {
     "compare": "beside other engines, in rounds that alternate: ratios on the same machine in the same minutes",
     "chaos": "the table of faults: streams on servers whose processes are killed and stopped, at random and at named points",
     "overload": "a flood, a tenant beside another one's flood, and streams beside long prompts",
+    "simulate": "the capacity simulator beside a real replay of the same traffic",
+    "copies": "two copies of an engine core beside one, with a model that only waits",
     "demo": "accuracy of the built-in demo model, task by task",
 }
 

@@ -26,6 +26,7 @@ GROUPS = {
     },
     "a server, and what talks to it": {
         "serve": "start a server that speaks the OpenAI protocol",
+        "route": "one address for several servers: by cached prefix and load, around servers that fail",
         "chat": "talk to a running server, turn by turn",
         "complete": "let a running server complete text",
         "top": "watch a running server: queues, KV pages, tokens a second, slowest requests",

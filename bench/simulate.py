@@ -1,0 +1,73 @@
+"""`python -m bench simulate`: the simulator beside a real replay of the same traffic, on this machine with the demo model.
+
+Costs are fitted from loads of their own; then each rate is replayed on the real core and on the virtual clock.
+"""
+
+import argparse
+import dataclasses
+from typing import Any
+
+from bench.tables import print_records
+
+from quire.benchmarks import common
+from quire.engine.arg_utils import EngineArgs, UsageContext
+from quire.engine.core import EngineCore
+from quire.simulator.capacity import Site, fit_costs, noting
+from quire.simulator.replay import RealEngine, Replay
+from quire.simulator.traffic import poisson
+
+FIGURES = ("ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms", "e2el_p50_ms", "e2el_p99_ms")
+
+
+def run(
+    rates: tuple[float, ...] = (5.0, 10.0, 15.0),
+    count: int = 200,
+    lengths: tuple[int, int] = (120, 24),
+    rounds: int = 2,
+) -> dict[str, Any]:
+    """The costs, and a row for each rate and figure: real, simulated, ratio. Each rate is replayed `rounds` times for real; the
+    figure is the mean of the rounds, and the simulation's costs are fitted once before and once after all of them."""
+    config = EngineArgs(max_model_len=1024, max_num_seqs=64).create_engine_config(UsageContext.API_SERVER)
+    noted, made = noting(config)
+    core = EngineCore(noted)
+    try:
+        before = fit_costs(core, made[0])
+        real: dict[float, list[dict[str, Any]]] = {rate: [] for rate in rates}
+        for number in range(rounds):
+            for rate in rates:
+                core.call_utility("reset_prefix_cache")
+                traffic = poisson(rate, count, *lengths, seed=number)
+                real[rate].append(Replay([RealEngine(core)]).run(traffic).summary())
+        after = fit_costs(core, made[0], repeats=1)
+        costs = dataclasses.replace(
+            before,
+            **{
+                field.name: (getattr(before, field.name) + getattr(after, field.name)) / 2
+                for field in dataclasses.fields(before)
+            },
+        )
+        settled = dataclasses.replace(config, model=core.config.model, cache=core.config.cache)
+        site = Site(settled, core.kv_cache, costs)
+    finally:
+        core.shutdown()
+    rows: list[dict[str, Any]] = []
+    for rate in rates:
+        simulated = [site.replay(poisson(rate, count, *lengths, seed=number), 1).summary() for number in range(rounds)]
+        for name in FIGURES:
+            one, other = (sum(each[name] for each in some) / rounds for some in (real[rate], simulated))
+            rows.append({"rate": rate, "figure": name, "real": one, "simulated": other, "ratio": other / one})
+    fits = {"before": before.describe(), "after": after.describe()}
+    return {"costs": fits, "requests": count, "lengths": lengths, "rounds": rounds, "rows": rows}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rates", type=float, nargs="+", default=[5.0, 10.0, 15.0], help="requests a second")
+    parser.add_argument("--count", type=int, default=200, help="requests at each rate")
+    parser.add_argument("--rounds", type=int, default=2, help="real replays of each rate")
+
+
+def run_command(args: argparse.Namespace) -> dict[str, Any]:
+    result = run(tuple(args.rates), args.count, rounds=args.rounds)
+    columns = {"rate": "rate", "figure": "figure", "real": "real", "simulated": "simulated", "ratio": "ratio"}
+    print_records("Simulated and real", columns, result["rows"])
+    return result | {"machine": common.machine()}

@@ -1,0 +1,42 @@
+"""`quire route --backend URL …`: one address for several servers that serve the same model."""
+
+import argparse
+
+from quire.errors import ConfigError
+
+POLICIES = ("prefix", "load")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    text = "a server, for example http://127.0.0.1:8001; once for each"
+    parser.add_argument("--backend", action="append", default=[], metavar="URL", help=text)
+    parser.add_argument("--host", default="127.0.0.1", help="where to listen (127.0.0.1)")
+    parser.add_argument("--port", type=int, default=8000, help="where to listen (8000); 0 chooses one")
+    text = "prefix: least to compute, cached beginnings counted; load: least load alone (prefix)"
+    parser.add_argument("--policy", choices=POLICIES, default="prefix", help=text)
+    parser.add_argument(
+        "--check-every", type=float, default=1.0, metavar="S", help="seconds between two looks at /health (1)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    import uvicorn
+
+    from quire.entrypoints.http.listen import ListenOptions, open_socket
+    from quire.entrypoints.http_client import Target
+    from quire.entrypoints.route.router_app import Router
+
+    if not args.backend:
+        raise ConfigError.of("backend", "name at least one server: --backend http://127.0.0.1:8001")
+    if not args.check_every > 0:
+        raise ConfigError.of("check_every", f"{args.check_every} must be above 0")
+    targets = [Target.parse(url, setting="backend") for url in args.backend]
+    if len({target.url for target in targets}) < len(targets):
+        raise ConfigError.of("backend", "a server is named twice")
+    listener, options = open_socket(ListenOptions(host=args.host, port=args.port))
+    router = Router(targets, by_prefix=args.policy == "prefix", check_every_s=args.check_every)
+    config = uvicorn.Config(router, log_level="warning", lifespan="on", access_log=False, timeout_graceful_shutdown=300)
+    print(f"quire route: {len(targets)} servers at {options.url}", flush=True)
+    with listener:
+        uvicorn.Server(config).run([listener])
+    return 0

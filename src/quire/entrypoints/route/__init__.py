@@ -1,0 +1,1 @@
+"""`quire route`: one address for several servers."""
