@@ -63,11 +63,12 @@ def test_two_ranks_share_an_adapter_as_they_share_the_model(llama: Path, tmp_pat
     every = make_adapter(llama, tmp_path / "every", 1, r=8, target_modules="all-linear", use_rslora=True)
     ends = make_adapter(llama, tmp_path / "ends", 2, r=4, target_modules=["embed_tokens", "lm_head", "k_proj"])
     dora = make_adapter(llama, tmp_path / "dora", 3, r=4, target_modules=["o_proj", "v_proj"], use_dora=True)
+    tokens = make_adapter(llama, tmp_path / "t", 5, r=2, target_modules=["v_proj"], trainable_token_indices=[3, 200])
     keys = make_virtual(llama, tmp_path / "keys", "PREFIX_TUNING", 4)
     llm = LLM(str(llama), enable_lora=True, tensor_parallel_size=2, **SETTINGS)
     try:
-        assert_parity(llm, llama, [None, every, ends, dora, keys], PROMPTS[:2], max_tokens=4)
-        assert llm.list_loras() == {2, 3, 4, 5} and llm.remove_lora(2) and llm.list_loras() == {3, 4, 5}
+        assert_parity(llm, llama, [None, every, ends, dora, keys, tokens], PROMPTS[:2], max_tokens=4)
+        assert llm.list_loras() == {2, 3, 4, 5, 6} and llm.remove_lora(2) and llm.list_loras() == {3, 4, 5, 6}
     finally:
         llm.shutdown()
 

@@ -59,6 +59,9 @@ def test_an_adapter_that_cannot_be_merged_is_refused_with_its_targets(tmp_path: 
         LLM(str(base), merge_lora=str(tied), **SETTINGS)
     with pytest.raises(ConfigError, match=r"q_proj is \[\d+, \d+\] in the model, and \[\d+, 96\] in the adapter"):
         LLM(str(base), merge_lora=str(foreign), **SETTINGS)
+    tokens = make_adapter(base, tmp_path / "tokens", r=4, target_modules=["q_proj"], trainable_token_indices=[3])
+    with pytest.raises(ConfigError, match="embed_tokens has trained tokens"):
+        LLM(str(base), merge_lora=str(tokens), **SETTINGS)
     with pytest.raises(ConfigError, match="merge_lora needs"):
         LLM(str(base), merge_lora=str(tied), load_format="dummy", **SETTINGS)
 

@@ -31,6 +31,8 @@ class AdapterPart:
         gain, shift: float32 [N]; outputs are multiplied by the gain, then the shift and the update are added. None: 1 and 0.
         magnitude: float32 [N], of DoRA: the rows of matrix and update together are to get these lengths. Before it is used, gain
             and `up` have to be made of it.
+        tokens: int32, whose rows of an embedding are to become those of `up`. Before it is used, the base's rows have to be
+            subtracted from them.
     """
 
     down: Tensor
@@ -39,6 +41,7 @@ class AdapterPart:
     gain: Tensor | None = None
     shift: Tensor | None = None
     magnitude: Tensor | None = None
+    tokens: Tensor | None = None
 
     @property
     def rank(self) -> int:

@@ -76,6 +76,8 @@ def _problem(model: Decoder, source: CheckpointTensor | None, update: Update, *,
     """Why an update cannot be merged; empty: it can."""
     if update.is_bare:
         return "is of a parameter that holds several matrices: serve the adapter beside the model (enable_lora)"
+    if update.token_rows is not None:
+        return "has trained tokens: serve the adapter beside the model (enable_lora)"
     if source is None:
         quantized = any(each.is_decoded for each in model.sources.values())
         return f"is not a plain matrix of this model{' (the checkpoint is quantized)' if quantized else ''}"

@@ -27,6 +27,7 @@ _PARTS = {
     "lora_magnitude_vector": "magnitude",
     "lora_magnitude_vector.weight": "magnitude",
     "lora_B.bias": "bias",
+    "token_adapter.trainable_tokens_delta": "token_rows",
 }
 """How names of tensors end, and what they are."""
 _REFUSED = {
@@ -35,7 +36,6 @@ _REFUSED = {
     "use_bdlora": "block-diagonal LoRA",
     "arrow_config": "Arrow routing",
     "megatron_config": "Megatron's layers",
-    "trainable_token_indices": "trained tokens by themselves",
     "layer_replication": "replicated layers",
 }
 """Settings of PEFT that change what is computed, and that no layer here computes."""
@@ -50,6 +50,7 @@ class Update:
         whole: [N, K], in the place of the matrix; then there is no update.
         bias: [N], added to the outputs. `is_whole_bias`: it takes the place of the matrix's own.
         gain: [N], that outputs are multiplied by. input_gain: [K], that inputs are.
+        token_rows: [tokens, D], in the place of an embedding's or a head's rows of these `tokens`.
         is_bare: it may be of a parameter that holds several matrices; its rank and scale are known when these are.
     """
 
@@ -62,6 +63,8 @@ class Update:
     is_whole_bias: bool = False
     gain: torch.Tensor | None = None
     input_gain: torch.Tensor | None = None
+    token_rows: torch.Tensor | None = None
+    tokens: tuple[int, ...] = ()
     is_bare: bool = False
 
     @property
@@ -143,6 +146,15 @@ def _check(adapter: PeftAdapter, module: str, update: Update) -> None:
         raise ConfigError(f"{adapter.path}: {module}: {why}", setting="lora_path")
 
     down, up = update.down, update.up
+    if update.token_rows is not None:
+        update.tokens = _trained_tokens(adapter.config.get("trainable_token_indices"), module)
+        if any(each is not None for each in (down, up, update.whole, update.bias)):
+            refuse("has trained tokens beside something else")
+        if update.token_rows.shape[0] != len(update.tokens):
+            refuse(
+                f"has rows for {update.token_rows.shape[0]} tokens, and trainable_token_indices {len(update.tokens)}"
+            )
+        return
     if update.whole is not None or (down is None and up is None):
         if down is not None or up is not None or update.magnitude is not None:
             refuse("has both an update and a whole matrix")
@@ -164,6 +176,14 @@ def _check(adapter: PeftAdapter, module: str, update: Update) -> None:
         )
     if not update.is_bare:
         complete_scale(adapter, module, update)
+
+
+def _trained_tokens(given: Any, module: str) -> tuple[int, ...]:
+    """The tokens whose rows of a module were trained: given for all modules, or by the end of their names."""
+    if isinstance(given, Mapping):
+        by_name: Mapping[str, Any] = given
+        given = next((ids for name, ids in by_name.items() if f".{module}".endswith(f".{name}")), ())
+    return tuple(given or ())
 
 
 def complete_scale(adapter: PeftAdapter, module: str, update: Update) -> None:

@@ -20,7 +20,7 @@ from quire.layers.parallel import ParallelPlan
 from quire.layers.weights import CheckpointTensor, RowSlice
 from quire.lora.magnitude import NONE
 from quire.lora.method import INPUTS, RESIDUAL
-from quire.lora.peft_folder import PeftAdapter, Update, complete_scale
+from quire.lora.peft_folder import MAX_RANK, PeftAdapter, Update, complete_scale
 from quire.lora.several import (
     Segment,
     Several,
@@ -200,7 +200,7 @@ class Places:
         found: dict[str, list[tuple[Segment, Update]]] = {}
         wrong: list[str] = []
         parts: dict[str, AdapterPart] = {}
-        for name, update in adapter.updates.items():
+        for name, update in self._with_tied(adapter.updates).items():
             try:
                 if update.input_gain is not None or name.endswith(RESIDUAL):
                     parts |= self._vector(name, update)
@@ -227,6 +227,12 @@ class Places:
             else:
                 parts[module] = self._join(module, updates, dtype)
         return parts
+
+    def _with_tied(self, updates: Mapping[str, Update]) -> Mapping[str, Update]:
+        """Rows of tokens, once more for a head that is the embedding."""
+        rows = [update for update in updates.values() if update.token_rows is not None]
+        is_tied = self._spec.tied_embeddings and "lm_head" not in updates
+        return {**updates, "lm_head": rows[0]} if rows and is_tied else updates
 
     def _place_virtual(self, adapter: PeftAdapter, rows_VX: torch.Tensor) -> dict[str, AdapterPart]:
         """What virtual tokens have in the place of what is computed."""
@@ -268,16 +274,33 @@ class Places:
             raise ValueError("is not a matrix of this model")
         elif update.is_bare:
             complete_scale(adapter, name, update)
-        problem = _problem(segment, update)
+        problem = _problem(segment, update) or (self._problem_of_tokens(segment, update) if update.tokens else "")
         if problem:
             raise ValueError(problem)
-        return segment, update
+        return segment, _of_rows(segment, update) if update.tokens else update
+
+    def _problem_of_tokens(self, segment: Segment, update: Update) -> str:
+        """Why rows of tokens cannot be used for a matrix; empty: they can."""
+        module, rows_ND = segment.module, update.token_rows
+        if module.name not in ("embedding", "lm_head"):
+            return "has trained tokens, and is neither the embedding nor the head"
+        if module.name == "lm_head" and self._bias_of(module.name) is not None:
+            return "has trained tokens, and is a head with a bias"
+        if rows_ND is None or rows_ND.ndim != 2 or rows_ND.shape[1] != module.columns:
+            return f"has rows of {module.columns} numbers in the model, and others in the adapter"
+        if not all(0 <= token < segment.rows for token in update.tokens):
+            return f"has {segment.rows} tokens in the model, and the adapter trained token {max(update.tokens)}"
+        return (
+            ""
+            if len(update.tokens) <= MAX_RANK
+            else f"has {len(update.tokens)} trained tokens; at most {MAX_RANK} can be served"
+        )
 
     def _join(self, module: str, updates: Sequence[tuple[Segment, Update]], dtype: torch.dtype) -> AdapterPart:
         """One part of the updates of a module's segments."""
         num_segments, (outputs, inputs) = self.modules[module], self.shapes[module]
         if updates[0][0].module.kind == "embedding":
-            return _embedding_part(updates[0][1], dtype)
+            return _embedding_part(updates[0][1], updates[0][0].rows, dtype)
         wholes = [update.whole is not None for _, update in updates]
         rank = inputs if any(wholes) else max(update.rank for _, update in updates)
         part = AdapterPart(torch.zeros(num_segments * rank, inputs), torch.zeros(rank, outputs), 0)
@@ -375,8 +398,23 @@ def _problem(segment: Segment, update: Update) -> str:
     return ""
 
 
-def _embedding_part(update: Update, dtype: torch.dtype) -> AdapterPart:
+def _of_rows(segment: Segment, update: Update) -> Update:
+    """Rows of tokens as an update of a head, whose products of these tokens do not count; an embedding's stay as they are."""
+    if segment.module.kind == "embedding":
+        return update
+    count = len(update.tokens)
+    up_NR, gain_N = torch.zeros(segment.rows, count), torch.ones(segment.rows)
+    up_NR[list(update.tokens), range(count)], gain_N[list(update.tokens)] = 1.0, 0.0
+    return Update(down=update.token_rows, up=up_NR, gain=gain_N)
+
+
+def _embedding_part(update: Update, vocab: int, dtype: torch.dtype) -> AdapterPart:
     """A table by token, and what its rows are multiplied by."""
+    if update.token_rows is not None:
+        tokens = torch.tensor(update.tokens, dtype=torch.int32)
+        table = torch.zeros(vocab, len(tokens), dtype=dtype)
+        table[tokens.long(), torch.arange(len(tokens))] = 1.0
+        return AdapterPart(table, update.token_rows.to(dtype).contiguous(), 1, tokens=tokens)
     if update.whole is not None:
         width = update.whole.shape[1]
         part = AdapterPart(update.whole.to(dtype), torch.eye(width, dtype=dtype), 1)

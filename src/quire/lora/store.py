@@ -20,6 +20,7 @@ from quire.config.engine import LoRAConfig
 from quire.config.hub import find_adapter
 from quire.config.hub.listing import HubSettings
 from quire.errors import ConfigError
+from quire.kernels import ops
 from quire.kernels.adapters import FIELDS, AdapterPart, AdapterTable
 from quire.kernels.types import LinearWeight
 from quire.layers.decoder import Decoder
@@ -239,8 +240,13 @@ class AdapterStore:
             self._install(slot, loaded)
 
     def _finish(self, loaded: Packed) -> None:
-        """Make gains of magnitudes, which takes products with the base's matrices."""
+        """Complete what depends on the base: gains of magnitudes, and updates that put other rows in the place of its own."""
         for module, part in loaded.parts.items():
+            if part.tokens is not None:
+                base = torch.empty(part.up.shape, dtype=self._activation, device=self._device)
+                ops.embedding(part.tokens, self._model.linear(module), base, 1.0)
+                part.up.sub_(base)
+                part.tokens = None
             if part.magnitude is not None:
                 weight, segment_N = self._model.linear(module), self._places.segment_of_outputs(module)
                 squares_N = self._squares_of(module) + update_squares(part, segment_N, weight, self._product)
