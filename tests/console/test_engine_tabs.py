@@ -212,3 +212,29 @@ def test_while_the_core_is_started_again_the_view_says_so_and_goes_on(page):
     until(page, "document.querySelector('#engine .notice').hidden")
     assert page.locator("#engine .tenants").is_hidden()  # nobody names tenants
     assert page.locator("#engine .batches").is_hidden()
+
+
+def test_charts_have_times_and_begin_with_what_the_server_remembers(open_page, demo):
+    demo.client.post("/v1/completions", json={"prompt": "one two", "max_tokens": 20, "ignore_eos": True})
+    page = open_page()
+    page.get_by_role("tab", name="Engine").click()
+    until(page, "document.querySelectorAll('#engine .chart-ticks span').length === 12")
+    ticks = page.locator("#engine .chart-ticks").first.locator("span").all_inner_texts()
+    assert all(":" in tick for tick in ticks)
+    assert page.locator("#engine .chart-ticks").nth(1).locator("span").last.inner_text() == "the last step"
+    assert page.locator("#engine .live tbody time").count() > 0
+
+
+def test_first_words_are_shown_only_where_the_log_may_have_them(open_page, start_server, page):
+    say(page, "What is 17 + 25?")
+    answer(page)
+    page.get_by_role("tab", name="Engine").click()
+    page.locator("#engine .live tbody tr").first.wait_for()
+    assert page.locator(".first-words").count() == 0
+    server = start_server("--enable-log-requests", "--log-prompts")
+    told = open_page(server.url)
+    say(told, "What is 17 + 25?")
+    answer(told)
+    told.get_by_role("tab", name="Engine").click()
+    told.locator("#engine .first-words").first.wait_for()
+    assert "What is 17 + 25?" in told.locator("#engine .first-words").first.inner_text()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.oracles.tiny_models import make_tiny_model
 
 from .conftest import answer, change, say, until
 
@@ -67,6 +68,14 @@ def test_pictures_of_probabilities_and_tokens(open_page, picture):
     page.get_by_label("Text to tokenize").fill("A quire is a gathering of pages.\nQuire runs 1,000 requests → at once.")
     page.wait_for_selector(".chip")
     picture(page, "tokens")
+
+
+def test_a_picture_of_a_pooling_model(open_page, picture, start_server, tmp_path):
+    server = start_server("--model", str(make_tiny_model("Qwen3Model", tmp_path / "model")), "--max-model-len", "128")
+    page = open_page(server.url)
+    page.get_by_role("button", name="Compare").click()
+    page.locator(".near td").first.wait_for()
+    picture(page, "pooling")
 
 
 def test_a_picture_of_a_telephone(open_page, picture):

@@ -142,6 +142,7 @@ class FakeAsyncLLM:
         self.config = config or engine_config()
         self.tokenizer = None if self.config.model.skip_tokenizer_init else tokenizer or ByteTokenizer()
         self.metrics = EngineMetrics("fake", 512)
+        self.first_words: dict[str, str] = {}
         self.events = self.metrics.events
         self.errored = False
         self.on_death: Callable[[], None] | None = None

@@ -152,11 +152,12 @@ def _finished(timeline: Timeline, now: float) -> dict[str, Any]:
 
 
 def _pace(timeline: Timeline, output_tokens: int, now: float) -> dict[str, Any]:
-    """Times in seconds: in the queue, to the first token, in all; and tokens a second since the first token."""
+    """Times in seconds: since it came, in the queue, to the first token, in all; and tokens a second since the first token."""
     end = timeline.ended if timeline.ended is not None else now
     first, scheduled = timeline.first_token, timeline.scheduled
     decoding = end - first if first is not None else 0.0
     return {
+        "age_s": round(now - timeline.arrived, 3),
         "queued_s": round((scheduled if scheduled is not None else end) - timeline.arrived, 6),
         "first_token_s": None if first is None else round(first - timeline.arrived, 6),
         "total_s": round(end - timeline.arrived, 6),

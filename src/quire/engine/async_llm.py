@@ -212,6 +212,11 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
             self._tracing.received(record, trace_headers)
         return stream
 
+    @property
+    def first_words(self) -> dict[str, str]:
+        """How the last prompts began, by request; none where the log may not show them."""
+        return {} if self._request_log is None else self._request_log.first_words
+
     def _expire(self, record: RequestRecord) -> None:
         """A request has run out of time, wherever it is."""
         if not record.is_finished:

@@ -6,6 +6,7 @@ read by more people than an answer is.
 """
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -27,14 +28,24 @@ _SHOWN = (
 """Parameters that hold numbers, and nothing that a user wrote."""
 
 
+_MARKER = re.compile(r"<\|[^|>]*\|>")
+"""A chat template's marker, such as `<|im_start|>`."""
+WORDS_KEPT, WORDS_LENGTH = 200, 80
+
+
 class RequestLog:
-    """Writes the lines that the configuration asks for."""
+    """Writes the lines that the configuration asks for.
+
+    Attributes:
+        first_words: how the last prompts began, by request, where lines may hold texts.
+    """
 
     def __init__(self, config: ObservabilityConfig) -> None:
         self._shows_texts = config.log_prompts
         self._limit = config.max_log_len
         self._logs_requests = config.enable_log_requests
         self._logs_outputs = config.enable_log_outputs
+        self.first_words: dict[str, str] = {}
 
     @staticmethod
     def of(config: ObservabilityConfig) -> "RequestLog | None":
@@ -44,6 +55,8 @@ class RequestLog:
     def received(self, record: RequestRecord) -> None:
         if not self._logs_requests:
             return
+        if self._shows_texts and record.prompt is not None:
+            self._remember(record, record.prompt)
         fields: dict[str, Any] = {"prompt_tokens": len(record.prompt_token_ids)}
         defaults = type(record.params)()
         for name in _SHOWN:
@@ -56,6 +69,13 @@ class RequestLog:
         if priority:
             fields["priority"] = priority
         self._write("received", record, fields, "prompt", record.prompt, record.prompt_token_ids)
+
+    def _remember(self, record: RequestRecord, prompt: str) -> None:
+        length = WORDS_LENGTH if self._limit is None else min(self._limit, WORDS_LENGTH)
+        words = " ".join(_MARKER.sub(" ", prompt[: 4 * WORDS_LENGTH]).split())[:length]
+        self.first_words |= {request.request_id: words for request in record.engine_requests}
+        while len(self.first_words) > WORDS_KEPT:
+            del self.first_words[next(iter(self.first_words))]
 
     def ended(self, record: RequestRecord, sequence: SequenceState, finished: FinishedRequest) -> None:
         if not self._logs_outputs:

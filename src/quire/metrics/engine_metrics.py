@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from quire.logger import init_logger
 from quire.metrics.events import EventKind, EventLog
+from quire.metrics.history import History
 from quire.metrics.tenants import TenantTable
 from quire.request import AdapterStats, SchedulerStats
 
@@ -171,6 +172,7 @@ class EngineMetrics:
         self.request_max_tokens = Histogram(lengths)
         self.request_n = Histogram(CHOICE_BOUNDS)
         self.request_preemptions = Histogram(PREEMPTION_BOUNDS)
+        self.history = History()
 
     def divide(self, num_copies: int) -> None:
         """Keep the figures of steps for each of the model's copies as well."""
@@ -207,6 +209,7 @@ class EngineMetrics:
             self.iteration_tokens.observe(stats.num_iteration_tokens)
             if stats.step_ms > 0.0:
                 self.step_time.observe(stats.step_ms / 1e3)
+        self.history.note(self.num_running, self.num_waiting, self.kv_cache_usage, self.generation_tokens)
 
     def _record_drafts(self, stats: SchedulerStats) -> None:
         self.num_drafts += stats.num_drafts

@@ -84,3 +84,21 @@ async def test_while_no_core_answers_there_is_what_happened_and_why(server, erro
         assert state["problem"] == str(error) and [event["kind"] for event in state["events"]] == ["restart"]
         s.engine.failure = None
         assert "problem" not in (await s.client.get("/console/state")).json()
+
+
+async def test_the_page_is_told_what_the_model_can_do(server):
+    async with server() as s:
+        told = (await s.client.get("/console/abilities")).json()
+    assert told == {"model": told["model"], "tasks": [], "scores": False, "media": []}
+
+
+async def test_first_words_and_the_history_of_all_processes_are_shown(server):
+    async with server() as s:
+        s.engine.metrics.generation_tokens = 3
+        s.engine.metrics.history.note(1, 0, 0.5, 3)
+        s.engine.first_words["a"] = "What is"
+        answer = (await s.client.get(f"/console/state?{OWN}=1")).content
+        s.state.siblings = Others(answer)
+        state = (await s.client.get("/console/state")).json()
+    assert state["first_words"] == {"a": "What is"}
+    assert [(slot[1], slot[4]) for slot in state["history"]] == [(1, 9)] and state["history_every_s"] == 5

@@ -30,7 +30,7 @@ export class AnswerView {
     this.element.setAttribute("aria-busy", String(Boolean(message.busy)));
     this.element.classList.toggle("busy", Boolean(message.busy));
     if (message.reasoning) this.showReasoning();
-    if (message.form) replace(this.content, message.content ? codeBlock(message.busy ? message.content : prettyJson(message.content), "json") : null);
+    if (message.form || isJson(message)) replace(this.content, message.content ? codeBlock(message.busy ? message.content : prettyJson(message.content), "json") : null);
     else this.markdown.update(message.content ?? "");
     this.content.classList.toggle("empty", !message.content);
     message.tool_calls.forEach((call, index) => {
@@ -71,6 +71,8 @@ export class AnswerView {
     const { message, actions } = this;
     const parts = [h("span", { class: "stats small soft" }, statsLine(message))];
     if (message.tokens.length) {
+      if (message.heat && this.mode === "text" && !this.wasShown) this.show("heat");
+      this.wasShown = true;
       const views = [["text", "Text"], ["heat", "Heat map"]];
       parts.push(segments("View of the answer", views, this.mode, (mode) => this.show(mode)).element);
     }
@@ -129,6 +131,17 @@ class CallView {
         },
       } }));
     replace(this.result, area, h("button", { class: "button", type: "button", on: { click: () => this.send() } }, "Send result"));
+  }
+}
+
+/** Whether a whole answer is a JSON object or list, though nobody asked for one. */
+function isJson({ content, busy }) {
+  if (busy || !/^\s*[[{]/.test(content ?? "")) return false;
+  try {
+    JSON.parse(content);
+    return true;
+  } catch {
+    return false;
   }
 }
 

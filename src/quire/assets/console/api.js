@@ -50,7 +50,7 @@ async function send(path, body, signal) {
     });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ApiError(0, "The server does not answer.");
+    throw new ApiError(0, "The server does not answer. Look whether it still runs (“quire ps”), then try again.");
   }
   if (!response.ok) throw await refusal(response);
   return response;
@@ -67,7 +67,19 @@ async function refusal(response) {
     // Not the protocol's shape: the status has to do.
   }
   if (response.status === 401) message = "The server wants an API key. Give it with “API key”, at the top.";
+  else message = [message, advice(response.status, message, response.headers.get("retry-after"))].filter(Boolean).join(" ");
   return new ApiError(response.status, message, param);
+}
+
+/** What the reader can do about a refusal, where its own words do not say so. */
+function advice(status, message, wait) {
+  if (/context length/.test(message)) return "Begin a new chat, shorten what you said, or lower Max tokens.";
+  if (status === 429) return `Try again ${wait ? `in ${wait} s` : "in a moment"}: the queue is full (the tab Engine shows it).`;
+  if (status === 503) return "Wait until the model is loaded, then try again; the server's log tells how far it is.";
+  if (status === 413) return "Attach less, or say less.";
+  if (status === 404 && /model/.test(message)) return "Reload this page: the server may serve another model now.";
+  if (status >= 500) return "The server's log says why; try again, or look under the tab Engine.";
+  return "";
 }
 
 /** The JSON that a route gives; `body` makes it a POST. */

@@ -4,6 +4,7 @@ import { ApiError, getKey, json, onKey, setKey, succeeds } from "./api.js";
 import { announce, field, h, openDialog, replace } from "./dom.js";
 import { buildEngine } from "./engine.js";
 import { buildPlayground } from "./playground.js";
+import { buildPooling } from "./pooling.js";
 import { buildRequests } from "./requests.js";
 
 const TABS = ["playground", "engine", "requests"];
@@ -14,7 +15,23 @@ const byId = (id) => document.getElementById(id);
 let modelName;
 
 const inspect = (id) => { location.hash = `requests/${encodeURIComponent(id)}`; };
-const playground = buildPlayground(byId("playground"), { model: () => modelName, inspect });
+let abilities = null;
+
+/** What the server's model can do, asked once. */
+async function askAbilities() {
+  abilities ??= await json("console/abilities");
+  return abilities;
+}
+
+const seesImages = async () => (await askAbilities()).media.includes("image");
+let playground = buildPlayground(byId("playground"), { model: () => modelName, inspect, seesImages });
+
+/** A server that embeds, classifies or scores cannot chat: its first tab is another. */
+async function fitToModel() {
+  if (abilities !== null || !(await askAbilities()).tasks.length) return;
+  playground = buildPooling(byId("playground"), { abilities, model: () => modelName });
+}
+
 const views = { engine: buildEngine(byId("engine"), inspect), requests: buildRequests(byId("requests"), inspect) };
 
 function currentTab() {
@@ -140,6 +157,7 @@ async function watchServer() {
   try {
     const { data } = await json("v1/models");
     modelName = data[0].id;
+    await fitToModel();
     showState("ready", modelName);
     pause = POLL_SERVING_MS;
   } catch (error) {

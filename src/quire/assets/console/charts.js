@@ -7,11 +7,14 @@ const HEIGHT = 96;
 
 /**
  * A chart with a title. `update(series, domain)` draws: a series has `label`, `style` (a class), `points` ([x, y] in order) and
- * maybe `fill`; `domain` is [first x, last x]. `format` writes a y value; `ceiling` is the least upper end of the y axis.
+ * maybe `fill`; `domain` is [first x, last x]. `format` writes a y value, `axis` an x value below the chart and at the pointer;
+ * `ceiling` is the least upper end of the y axis.
  */
 export class Chart {
-  constructor(title, { format, ceiling = 0, note = "" }) {
+  constructor(title, { format, axis, ceiling = 0, note = "" }) {
     this.format = format;
+    this.axis = axis;
+    this.ticks = h("div", { class: "chart-ticks", "aria-hidden": "true" });
     this.ceiling = ceiling;
     this.series = [];
     this.legend = h("span", { class: "chart-legend" });
@@ -20,7 +23,7 @@ export class Chart {
     this.cursor = h("div", { class: "chart-cursor", hidden: true });
     this.plot = h("div", { class: "plot", on: { pointermove: (event) => this.read(event), pointerleave: () => this.unread() } }, this.picture, this.top, this.cursor);
     this.title = title;
-    this.element = h("figure", { class: "chart" }, h("figcaption", {}, h("span", { class: "chart-title" }, title), this.legend), this.plot, note && h("p", { class: "soft small" }, note));
+    this.element = h("figure", { class: "chart" }, h("figcaption", {}, h("span", { class: "chart-title" }, title), this.legend), this.plot, this.ticks, note && h("p", { class: "soft small" }, note));
   }
 
   update(series, domain) {
@@ -29,6 +32,8 @@ export class Chart {
     const values = series.flatMap(({ points }) => points.map(([, y]) => y));
     this.highest = roundUp(Math.max(this.ceiling, ...values));
     this.top.textContent = this.format(this.highest);
+    const [first, last] = domain;
+    replace(this.ticks, [first, (first + last) / 2, last].map((x) => h("span", {}, this.axis(x, domain))));
     replace(this.picture, series.flatMap((line) => this.draw(line)));
     const readings = series.map(({ label, points }) => `${label} ${points.length ? this.format(points.at(-1)[1]) : "–"}`);
     this.picture.setAttribute("aria-label", `${this.title}: ${readings.join(", ")}; highest ${values.length ? this.format(Math.max(...values)) : "–"}`);
@@ -63,7 +68,7 @@ export class Chart {
       (Math.abs(this.x(point[0]) - at) < Math.abs(this.x(longest[best][0]) - at) ? index : best), 0);
     this.cursor.hidden = false;
     this.cursor.style.left = `${(100 * this.x(longest[nearest][0])) / WIDTH}%`;
-    this.tell(this.series.map(({ points }) => points[nearest]?.[1]));
+    this.tell(this.series.map(({ points }) => points[nearest]?.[1]), this.axis(longest[nearest][0], this.domain));
   }
 
   unread() {
@@ -71,8 +76,9 @@ export class Chart {
     this.tell(this.series.map(({ points }) => points.at(-1)?.[1]));
   }
 
-  tell(values) {
-    replace(this.legend, this.series.map(({ label, style }, index) =>
+  /** Write the values, and the place `at` that they are of. */
+  tell(values, at = "") {
+    replace(this.legend, at && h("span", { class: "soft" }, `${at} `), this.series.map(({ label, style }, index) =>
       h("span", { class: `key ${style}` }, `${label} `, h("strong", {}, values[index] === undefined ? "–" : this.format(values[index])))));
   }
 }

@@ -2,6 +2,8 @@
 
 import { AnswerView } from "./answer.js";
 import { stream } from "./api.js";
+import { attachedView, wireContent } from "./attachments.js";
+import { keepConversation, newId, readConversation } from "./conversations.js";
 import { announce, growing, h, replace } from "./dom.js";
 import { chatTokens } from "./probabilities.js";
 import { chatBody, SettingError } from "./request.js";
@@ -17,7 +19,8 @@ export class Chat {
     this.inspect = inspect;
     this.onEmpty = onEmpty;
     this.abort = null;
-    this.messages = recall("chat", []);
+    this.id = recall("chat", null) ?? newId();
+    this.messages = readConversation(this.id)?.messages ?? [];
     this.views = new Map();
     this.element = h("div", { class: "turns", role: "log", "aria-live": "off", "aria-label": "Conversation" });
     this.draw();
@@ -30,7 +33,7 @@ export class Chat {
   /** The conversation as the protocol has it. */
   wire() {
     return this.messages.flatMap((message) => {
-      if (message.role === "user") return [{ role: "user", content: message.content }];
+      if (message.role === "user") return [{ role: "user", content: wireContent(message) }];
       if (message.error && !message.content && !message.tool_calls.length) return [];
       const calls = message.tool_calls.map(({ id, function: call }) => ({ id, type: "function", function: call }));
       const turn = { role: "assistant", content: message.content || (calls.length ? null : ""), ...(calls.length && { tool_calls: calls }) };
@@ -39,18 +42,32 @@ export class Chat {
     });
   }
 
-  /** The body that would be sent if `text` were said now. */
-  body(text = "") {
+  /** The body that would be sent if `text` were said now. `settings`: those of this message alone, over the panel's. */
+  body(text = "", settings = {}) {
     const next = text.trim() ? [{ role: "user", content: text }] : [];
-    return chatBody(this.settings.value, [...this.wire(), ...next], this.model());
+    return chatBody({ ...this.settings.value, ...settings }, [...this.wire(), ...next], this.model());
   }
 
-  async say(text) {
+  /** Say something. `attached` has files and images; `settings` hold for the answer to this, and for no later one. */
+  async say(text, { attached = {}, settings = undefined } = {}) {
     if (this.busy) return;
-    this.body(text); // a setting that cannot be used is told before the text leaves the composer
-    this.messages.push({ role: "user", content: text });
+    this.body(text, settings); // a setting that cannot be used is told before the text leaves the composer
+    this.messages.push({ role: "user", content: text, ...attached, ...(settings && { settings }) });
     this.draw();
     await this.answer();
+  }
+
+  /** The panel's settings, under those that came with what was said last. */
+  current() {
+    return { ...this.settings.value, ...this.messages.findLast((message) => message.role === "user")?.settings };
+  }
+
+  /** Go on with a conversation that was kept. */
+  open(id) {
+    this.stop();
+    this.id = id;
+    this.messages = readConversation(id)?.messages ?? [];
+    this.draw();
   }
 
   stop() {
@@ -59,6 +76,7 @@ export class Chat {
 
   clear() {
     this.stop();
+    this.id = newId();
     this.messages = [];
     this.draw();
   }
@@ -94,14 +112,16 @@ export class Chat {
 
   async answer() {
     let body;
+    const settings = this.current();
     try {
-      body = chatBody(this.settings.value, this.wire(), this.model());
+      body = chatBody(settings, this.wire(), this.model());
     } catch (error) {
       if (error instanceof SettingError) return this.settings.complain(error.setting, error.message);
       throw error;
     }
     const message = { role: "assistant", content: "", reasoning: "", tool_calls: [], tokens: [], stats: {}, busy: true, finish: null };
     message.form = Boolean(body.response_format);
+    message.heat = settings.probabilities;
     this.messages.push(message);
     this.draw();
     this.abort = new AbortController();
@@ -177,7 +197,8 @@ export class Chat {
   }
 
   userView(message) {
-    const text = h("div", { class: "said" }, message.content);
+    const said = message.content && h("div", { class: "said" }, message.content);
+    const text = h("div", { class: "said-box" }, attachedView(message), said);
     const edit = h("button", { class: "quiet", type: "button", on: { click: () => this.editor(message, element) } }, "Edit");
     const element = h("article", { class: "turn user", "aria-label": "You" }, text, edit);
     return { element };
@@ -205,7 +226,8 @@ export class Chat {
   }
 
   save() {
-    keep("chat", this.messages.filter((message) => !message.busy));
+    keep("chat", this.id);
+    keepConversation(this.id, this.messages.filter((message) => !message.busy));
   }
 }
 

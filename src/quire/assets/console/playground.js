@@ -1,8 +1,10 @@
 // The first tab: chat, completion and tokens around one set of settings.
 
 import { address, getKey } from "./api.js";
+import { Attachments } from "./attachments.js";
 import { Chat } from "./chat.js";
 import { Completion } from "./completion.js";
+import { showHistory } from "./conversations.js";
 import { copyButton, growing, h, openDialog, replace, segments } from "./dom.js";
 import { asCurl, asPython, SettingError } from "./request.js";
 import { EXAMPLE_SCHEMA, EXAMPLE_TOOL, Settings } from "./settings.js";
@@ -12,7 +14,7 @@ import { Tokens } from "./tokens.js";
 const PLAIN = { form: "text", tools: "", thinking: "default", probabilities: false, sampling: {} };
 const STARTERS = [
   ["Ask something", "What is 17 + 25?", PLAIN],
-  ["See how sure it is", "Spell the word necessary backwards.", { ...PLAIN, probabilities: true, sampling: { temperature: 1 } }],
+  ["See how sure it is", "Spell the word necessary backwards.", { ...PLAIN, probabilities: true, sampling: { temperature: 0 } }],
   ["Get JSON of a schema", "Make JSON with name Bob and age 7",
     { ...PLAIN, form: "json_schema", forms: { json_schema: JSON.stringify(EXAMPLE_SCHEMA, null, 2), regex: "", choice: "", grammar: "" } }],
   ["Let it call a tool", "Use the calculator: 12 * 7", { ...PLAIN, tools: JSON.stringify([EXAMPLE_TOOL], null, 2) }],
@@ -21,8 +23,9 @@ const STARTERS = [
 
 const isTouched = matchMedia("(pointer: coarse)"); // where Enter is the only way to a new line
 
-/** Build the tab. `model` gives the served model's name, `inspect` shows a request. Gives what the shortcuts need. */
-export function buildPlayground(root, { model, inspect }) {
+/** Build the tab. `model` gives the served model's name, `inspect` shows a request, `seesImages` tells whether the model does.
+ * Gives what the shortcuts need. */
+export function buildPlayground(root, { model, inspect, seesImages }) {
   const settings = new Settings();
   const onBusy = () => drawButtons();
   const welcome = h("div", { class: "welcome" });
@@ -37,7 +40,8 @@ export function buildPlayground(root, { model, inspect }) {
     send();
   } } }));
   const sendButton = h("button", { class: "button main", type: "button", on: { click: () => (active()?.busy ? stop() : send()) } });
-  const composer = h("div", { class: "composer" }, area);
+  const attachments = new Attachments(seesImages);
+  const composer = h("div", { class: "composer" }, attachments.element, attachments.button, area);
   const bar = h("div", { class: "composer-bar" });
   const scroll = h("div", { class: "scroll" }, welcome, chat.element);
   const stage = h("div", { class: "stage" });
@@ -46,13 +50,15 @@ export function buildPlayground(root, { model, inspect }) {
     return { chat, completion }[mode];
   }
 
-  async function send() {
+  /** `own`: settings of this message alone. */
+  async function send(own = undefined) {
     if (active()?.busy) return;
     if (mode === "completion") return completion.run();
     const text = area.value;
-    if (!text.trim()) return area.focus();
+    if (!text.trim() && attachments.isEmpty) return area.focus();
     try {
-      const said = chat.say(text);
+      chat.body(text, own);
+      const said = chat.say(text, { attached: attachments.give(), settings: own });
       area.value = "";
       area.grow();
       await said;
@@ -99,6 +105,10 @@ export function buildPlayground(root, { model, inspect }) {
 
   const settingsButton = h("button", { class: "quiet", type: "button", "aria-controls": "settings", on: { click: () => showSettings(settings.element.hidden) } }, "Settings");
   const clearButton = h("button", { class: "quiet", type: "button", on: { click: () => { chat.clear(); area.focus(); } } }, "New chat");
+  const historyButton = h("button", { class: "quiet", type: "button", "aria-haspopup": "dialog", on: { click: () => showHistory({
+    open: (id) => { chat.open(id); area.focus(); },
+    forgotten: (id) => id === chat.id && chat.clear(),
+  }) } }, "History");
   const codeButton = h("button", { class: "quiet", type: "button", on: { click: showCode } }, "Code");
 
   function showSettings(on) {
@@ -117,7 +127,7 @@ export function buildPlayground(root, { model, inspect }) {
     };
     (mode === "chat" ? composer : bar).append(sendButton);
     replace(stage, parts[mode]);
-    clearButton.hidden = mode !== "chat";
+    for (const button of [clearButton, historyButton]) button.hidden = mode !== "chat";
     codeButton.hidden = mode === "tokens";
     drawButtons();
     for (const growable of [area, completion.area]) growable.grow();
@@ -130,16 +140,26 @@ export function buildPlayground(root, { model, inspect }) {
     h("p", { class: "soft" }, "Ask below, or begin with one of these."),
     h("ul", { class: "starters" }, STARTERS.map(([title, text, changes]) =>
       h("li", {}, h("button", { type: "button", class: "starter", on: { click: () => {
-        settings.set(changes);
         area.value = text;
         area.focus();
-        send();
+        send(changes);
       } } }, h("strong", {}, title), h("span", { class: "soft" }, text))))));
 
   const modes = segments("Mode", [["chat", "Chat"], ["completion", "Completion"], ["tokens", "Tokens"]], recall("mode", "chat"), choose);
   replace(root, h("div", { class: "playground" },
-    h("div", { class: "toolbar" }, modes.element, h("span", { class: "row" }, clearButton, codeButton, settingsButton)),
+    h("div", { class: "toolbar" }, modes.element, h("span", { class: "row" }, clearButton, historyButton, codeButton, settingsButton)),
     stage, settings.element));
+  stage.addEventListener("dragover", (event) => mode === "chat" && event.preventDefault());
+  stage.addEventListener("drop", (event) => {
+    if (mode !== "chat" || !event.dataTransfer.files.length) return;
+    event.preventDefault();
+    attachments.add(event.dataTransfer.files);
+  });
+  area.addEventListener("paste", (event) => {
+    if (!event.clipboardData.files.length) return;
+    event.preventDefault();
+    attachments.add(event.clipboardData.files);
+  });
   showSettings(recall("panel", window.innerWidth > 1000));
   choose(recall("mode", "chat"));
   return { stop, focus: () => (mode === "chat" ? area : mode === "completion" ? completion.area : tokens.area).focus(),

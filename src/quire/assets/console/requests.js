@@ -3,6 +3,7 @@
 
 import { json } from "./api.js";
 import { h, replace, replaceKeyed } from "./dom.js";
+import { cameAt } from "./engine.js";
 import { number, seconds, share, shortId } from "./format.js";
 
 const POLL_MS = 1000;
@@ -72,7 +73,8 @@ export function buildRequests(root, inspect) {
     replaceKeyed(recent, all.map((request) => h("li", {}, h("button", { type: "button", class: "recent-item", title: request.id, data: { key: request.id },
       "aria-current": request.id === found ? "true" : null, on: { click: () => inspect(request.id) } },
     h("span", { class: "mono" }, shortId(request.id)),
-    h("span", { class: "soft small" }, `${request.reason ?? request.state} · ${number(request.prompt_tokens)} in, ${number(request.output_tokens)} out`)))));
+    state.first_words[request.id] && h("span", { class: "first-words small" }, state.first_words[request.id]),
+    h("span", { class: "soft small" }, cameAt(request), ` · ${request.reason ?? request.state} · ${number(request.prompt_tokens)} in, ${number(request.output_tokens)} out`)))));
     if (!all.length) replace(recent, h("li", { class: "soft" }, "No requests yet."));
   }
 

@@ -15,9 +15,11 @@ from starlette.responses import Response
 from quire.entrypoints.http.errors import HTTPError
 from quire.entrypoints.http.route_tools import Endpoint, json_response, siblings_answers, state_of
 from quire.entrypoints.http.siblings import OWN
-from quire.errors import CapacityError, EngineDeadError
+from quire.entrypoints.scoring import check_scores
+from quire.errors import CapacityError, EngineDeadError, RequestError
 from quire.metrics.engine_metrics import EngineMetrics
 from quire.metrics.events import Event, EventKind, merge_events, merge_totals
+from quire.metrics.history import EVERY_S, Slot, merge_slots
 from quire.metrics.tenants import TenantFigures, TenantTable
 from quire.version import __version__
 
@@ -32,16 +34,21 @@ class Happenings(msgspec.Struct):
         events: the last ones, oldest first.
         event_totals: how many there were of each kind.
         tenants: each tenant's requests and tokens.
+        history: the last minutes in slots.
+        first_words: how prompts began, by request, where the log may show them.
     """
 
     events: list[Event]
     event_totals: dict[EventKind, int]
     tenants: dict[str, TenantFigures]
+    history: list[Slot]
+    first_words: dict[str, str]
 
     @classmethod
-    def of(cls, metrics: EngineMetrics) -> "Happenings":
+    def of(cls, metrics: EngineMetrics, first_words: dict[str, str]) -> "Happenings":
         """Those of this process."""
-        return cls(metrics.events.latest(), dict(metrics.events.totals), metrics.tenants.rows)
+        slots = metrics.history.slots()
+        return cls(metrics.events.latest(), dict(metrics.events.totals), metrics.tenants.rows, slots, first_words)
 
     @classmethod
     def merge(cls, parts: "list[Happenings]") -> "Happenings":
@@ -50,7 +57,9 @@ class Happenings(msgspec.Struct):
         for part in parts:
             tenants.add(part.tenants)
         events = merge_events(part.events for part in parts)
-        return cls(events, merge_totals(part.event_totals for part in parts), tenants.rows)
+        words = {name: text for part in parts for name, text in part.first_words.items()}
+        slots = merge_slots(part.history for part in parts)
+        return cls(events, merge_totals(part.event_totals for part in parts), tenants.rows, slots, words)
 
 
 async def console_state(request: Request) -> Response:
@@ -58,7 +67,7 @@ async def console_state(request: Request) -> Response:
     docs/observability.md. While no core answers: `problem` says why, and there are events alone."""
     server = state_of(request)
     engine: Any = server.engine
-    own = Happenings.of(engine.metrics)
+    own = Happenings.of(engine.metrics, engine.first_words)
     if OWN in request.query_params:
         return json_response(own)
     decode = msgspec.json.Decoder(Happenings).decode
@@ -66,6 +75,7 @@ async def console_state(request: Request) -> Response:
     shown: dict[str, Any] = {
         "model": server.model_names[0],
         "version": __version__,
+        "history_every_s": EVERY_S,
         "uptime_s": round(time.time() - server.started_at, 1),
         **msgspec.structs.asdict(Happenings.merge([own, *others])),
     }
@@ -76,6 +86,21 @@ async def console_state(request: Request) -> Response:
         shown |= await engine.inspect()
     except (CapacityError, EngineDeadError) as error:
         shown["problem"] = str(error)
+    return json_response(shown)
+
+
+async def console_abilities(request: Request) -> Response:
+    """`GET /console/abilities`: what the page can offer: the tasks of a pooling model (none: it generates), whether pairs can be
+    scored, and the media that prompts may have."""
+    state = state_of(request)
+    model, limits = state.engine.config.model, state.engine.config.multimodal
+    media = [kind for kind in model.modalities if limits is None or limits.limit_of(kind) != 0]
+    shown: dict[str, Any] = {"model": state.model_names[0], "tasks": [], "scores": False, "media": media}
+    if model.pooling is not None:
+        shown["tasks"] = list(model.pooling.tasks)
+        with contextlib.suppress(RequestError):
+            check_scores(model.pooling)
+            shown["scores"] = True
     return json_response(shown)
 
 
@@ -92,6 +117,7 @@ async def console_request(request: Request) -> Response:
 
 _GET = ("GET",)
 CONSOLE = (
+    Endpoint("/console/abilities", console_abilities, "What the console's page can offer for this model.", _GET),
     Endpoint(
         STATE,
         console_state,
