@@ -13,6 +13,8 @@ MODALITIES = ("image",)
 """Kinds of media that a prompt may have."""
 EMBEDS = "embeds"
 """What stands in the place of an image where a prompt has embeddings instead of tokens: nothing has to be computed."""
+IMAGE_EMBEDS = "image_embeds"
+"""An image whose embeddings were made before; they are the item's tensor `EMBEDS`."""
 
 
 class MediaTensor(msgspec.Struct, array_like=True, frozen=True):

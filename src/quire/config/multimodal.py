@@ -17,6 +17,7 @@ class MultiModalConfig:
         encoder_budget: embeddings that one step may compute; also the most that one item may have.
         encoder_cache_size: embeddings that a worker keeps.
         prompt_embeds: a prompt may consist of embeddings.
+        mm_embeds: an image may be given as its embeddings.
         allowed_local_media_path: the folder whose files requests may name, with no link in its path; empty: none.
         allowed_media_domains: the only hosts from which media are fetched, private ones too; None: any public one.
     """
@@ -27,6 +28,7 @@ class MultiModalConfig:
     encoder_budget: int = 16384
     encoder_cache_size: int = 16384
     prompt_embeds: bool = False
+    mm_embeds: bool = False
     allowed_local_media_path: str = ""
     allowed_media_domains: tuple[str, ...] | None = None
 

@@ -6,6 +6,7 @@ recently used first out, so that one image costs once. Knows keys and counts; kn
 """
 
 from collections import OrderedDict
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from quire.core.output import IntArray, SchedulerOutput
 from quire.core.request_state import Request
 from quire.core.running import RunningBatch
 from quire.errors import RequestError
-from quire.media import EMBEDS, MediaItem
+from quire.media import EMBEDS, IMAGE_EMBEDS, MediaItem
 from quire.request import EngineRequest
 
 
@@ -60,11 +61,11 @@ class Encoding(NoEncoding):
 
     Args:
         config: a step's budget, and the room that workers have.
-        width: columns that embeddings in a prompt must have; 0 where prompts have none.
+        widths: columns that embeddings in a prompt must have, by their modality.
     """
 
-    def __init__(self, config: MultiModalConfig, width: int = 0) -> None:
-        self._width = width
+    def __init__(self, config: MultiModalConfig, widths: Mapping[str, int] | None = None) -> None:
+        self._widths = widths or {}
         self._budget, self._room = config.encoder_budget, config.encoder_cache_size
         self._left, self._used = self._budget, 0
         self._kept: OrderedDict[str, int] = OrderedDict()  # embeddings by key, the one that was used last at the end
@@ -75,9 +76,15 @@ class Encoding(NoEncoding):
 
     def check(self, source: EngineRequest) -> None:
         for item in source.media:
-            if item.modality == EMBEDS and item.tensors[EMBEDS].shape[1] != self._width:
-                message = f"prompt_embeds has {item.tensors[EMBEDS].shape[1]} columns; the model's hidden size is {self._width}"
-                raise RequestError(message, param="prompt_embeds")
+            if EMBEDS not in item.tensors or item.tensors[EMBEDS].shape[1] == self._widths.get(item.modality):
+                continue
+            name, wanted = (
+                ("image_embeds", "an image's embedding has")
+                if item.modality == IMAGE_EMBEDS
+                else ("prompt_embeds", "the model's hidden size is")
+            )
+            columns = f"{item.tensors[EMBEDS].shape[1]} columns; {wanted} {self._widths.get(item.modality, 0)}"
+            raise RequestError(f"{name} has {columns}", param=name)
         most = min(self._budget, self._room)
         largest = max((item.num_embeds for item in source.media), default=0)
         if largest > most:

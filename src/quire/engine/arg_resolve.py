@@ -185,6 +185,7 @@ class Resolver:
         budget = MAX_ENCODER_BUDGET if takes_embeds else min(MAX_ENCODER_BUDGET, model.max_model_len)
         return MultiModalConfig(
             prompt_embeds=takes_embeds,
+            mm_embeds=self.args.enable_mm_embeds,
             limit_mm_per_prompt={name: limit for name, limit in limits_of.items() if limit is not None},
             mm_processor_kwargs=dict(self.args.mm_processor_kwargs or {}),
             mm_processor_cache_gb=float(self.args.mm_processor_cache_gb),

@@ -193,9 +193,9 @@ class EngineCore(WeightVerbs, ProfileVerbs, AdapterVerbs):
         if self.config.speculative is not None:
             scheduler.speculate(self.config.speculative)
         if self.config.multimodal is not None:
-            takes_embeds = self.config.multimodal.prompt_embeds
-            width: int = self._executor.collective_rpc("embeds_width")[0] if takes_embeds else 0
-            scheduler.encoding = Encoding(self.config.multimodal, width)
+            takes_embeds = self.config.multimodal.prompt_embeds or self.config.multimodal.mm_embeds
+            widths: dict[str, int] = self._executor.collective_rpc("embeds_widths")[0] if takes_embeds else {}
+            scheduler.encoding = Encoding(self.config.multimodal, widths)
         if self.config.kv_transfer is not None:
             halves = KV_CONNECTORS[self.config.kv_transfer.kv_connector]
             scheduler.connect(import_class(halves.scheduler, "kv_transfer_config")(self.config, self.kv_cache))

@@ -268,6 +268,9 @@ class EngineSettings:
         "the only hosts from which media are fetched, also private ones (none: any host of the public internet)",
     )
     enable_prompt_embeds: bool = setting(False, FLAG, "take prompts that are embeddings in the place of tokens")
+    enable_mm_embeds: bool = setting(
+        False, FLAG, "take images that are embeddings, made before, in the place of pixels"
+    )
     language_model_only: bool = setting(False, FLAG, "read no media, and load no weights that only media need")
     mm_processor_kwargs: dict[str, Any] | None = setting(
         None, mapping(), 'JSON object: options of the model\'s media processor, for example {"max_pixels": 1003520}'

@@ -15,11 +15,13 @@ from typing import Any, cast
 
 from quire.errors import RequestError
 from quire.guards import is_mapping, is_sequence
+from quire.media import IMAGE_EMBEDS
+from quire.multimodal.image_embeds import decode_image_embeds
 from quire.multimodal.image_files import PixelBudget
 from quire.multimodal.media_source import MediaSource
 from quire.multimodal.web_fetch import MediaError
 
-IMAGE_PARTS = ("image_url", "input_image", "image", "image_pil")
+IMAGE_PARTS = ("image_url", "input_image", "image", "image_pil", IMAGE_EMBEDS)
 
 
 class MediaPart(dict[str, str]):
@@ -73,11 +75,13 @@ class GivenImage:
         value: a URL, or the image itself; None where its name stands for it.
         field: the path of its part.
         uuid: its name, where the client gives one.
+        is_embeds: it is embeddings, as clients write them.
     """
 
     value: Any
     field: str
     uuid: str | None
+    is_embeds: bool = False
 
 
 class MediaMessages:
@@ -168,7 +172,13 @@ class MediaMessages:
     def _submit(self, source: MediaSource) -> "list[Any]":
         """Each image, or the future of one that has to be read."""
         budget = PixelBudget()
-        return [source.read(each.value, budget) if isinstance(each.value, str) else each.value for each in self.given]
+        return [_submit(each, source, budget) for each in self.given]
+
+
+def _submit(given: GivenImage, source: MediaSource, budget: PixelBudget) -> Any:
+    if given.is_embeds and given.value is not None:
+        return source.run(decode_image_embeds, given.value, given.field)
+    return source.read(given.value, budget) if isinstance(given.value, str) else given.value
 
 
 def hold_images(
@@ -192,16 +202,16 @@ def hold_images(
 
 def _given(part: Mapping[str, Any], kind: str, path: str) -> GivenImage:
     value: Any = part.get(kind, part.get("image_url"))
-    if is_mapping(value):
+    if is_mapping(value) and IMAGE_EMBEDS not in value:
         value = value.get("url")
     uuid = part.get("uuid")
     path = part.field if isinstance(part, PlacedPart) else f"{path}.{kind if kind in part else 'image_url'}"
     if uuid is not None and (not isinstance(uuid, str) or not uuid):
         raise _wrong(f"{path}.uuid", "expected a text")
-    may_be_pixels = kind in ("image", "image_pil") and value is not None
+    may_be_pixels = kind in ("image", "image_pil", IMAGE_EMBEDS) and value is not None
     if not isinstance(value, str) and not may_be_pixels and (value is not None or uuid is None):
         raise _wrong(path, "expected an image or a URL")
-    return GivenImage(value, path, uuid)
+    return GivenImage(value, path, uuid, kind == IMAGE_EMBEDS)
 
 
 def _result(one: Any, given: GivenImage) -> Any:

@@ -91,7 +91,7 @@ def _refuse(where: str, why: str) -> None:
     )
 
 
-def content_key(pixels: Pixels, options: bytes) -> str:
+def content_key(pixels: npt.NDArray[Any], options: bytes) -> str:
     """The name of an image's content, and of what is done with it."""
     digest = hashlib.blake2b(options, digest_size=DIGEST_SIZE)
     digest.update(repr(pixels.shape).encode())

@@ -55,6 +55,8 @@ class Family:
         expand: what stands in the prompt for an image.
         marker: as `token`, for the token that users write for an image, where it is another one.
         options: of the processor, that follow from config.json.
+        of_embeds: what stands in the prompt for an image that is given as so many embeddings, with a grid of patches where
+            one is given. None: whatever the model needs besides is not in embeddings.
     """
 
     token: tuple[str, ...]
@@ -63,6 +65,7 @@ class Family:
     marker: tuple[str, ...] = ()
     usual_marker: int = 0
     options: Callable[[HFConfig], dict[str, Any]] = no_options
+    of_embeds: Callable[[HFConfig, int, Sequence[int]], Expansion] | None = None
 
     def embedded_token(self, hf: HFConfig) -> int:
         """The token whose embedding is an image's."""
@@ -164,13 +167,22 @@ def _idefics(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
     return Expansion([*token_ids, *encode(whole), *image, *encode(around)], {"pixels": pixels})
 
 
+def _llava_embeds(hf: HFConfig, count: int, grid: Sequence[int]) -> Expansion:
+    if hf.vision_config.get("model_type") == "pixtral" or grid:
+        raise ValueError(
+            "this model reads images as pixels" if not grid else "this model's images have no image_grid_thw"
+        )
+    return Expansion([LLAVA.embedded_token(hf)] * count, {})
+
+
 LLAVA = Family(
     ("image_token_id", "image_token_index"),
     32000,
     _llava,
+    of_embeds=_llava_embeds,
     options=lambda hf: _mistral_options(hf) if hf.vision_config.get("model_type") == "pixtral" else {},
 )
-LLAVA_NEXT = Family(LLAVA.token, LLAVA.usual, _llava_next)
+LLAVA_NEXT = Family(LLAVA.token, LLAVA.usual, _llava_next, of_embeds=_llava_embeds)
 MISTRAL = Family(("image_token_id", "image_token_index"), 10, _mistral, options=_mistral_options)
 IDEFICS = Family(("image_token_id",), 128257, _idefics, options=lambda hf: {"return_row_col_info": True})
 
@@ -184,7 +196,21 @@ def _qwen_vl(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
     return Expansion(tokens, {"pixels": arrays["pixel_values"], "grid": arrays["image_grid_thw"]}, grid=grid)
 
 
-QWEN_VL = Family(("image_token_id",), 151655, _qwen_vl)
+def _qwen_vl_embeds(hf: HFConfig, count: int, grid: Sequence[int]) -> Expansion:
+    """Positions need the grid."""
+    if not grid:
+        raise ValueError("this model needs image_grid_thw beside image_embeds")
+    merge = int(hf.vision_config.get("spatial_merge_size", 2))
+    frames, rows, columns = grid
+    cells = (frames, rows // merge, columns // merge)
+    if math.prod(cells) != count or rows % merge or columns % merge:
+        raise ValueError(
+            f"{count} embeddings are not those of image_grid_thw={list(grid)}, which has {math.prod(cells)}"
+        )
+    return Expansion([QWEN_VL.embedded_token(hf)] * count, {}, grid=cells)
+
+
+QWEN_VL = Family(("image_token_id",), 151655, _qwen_vl, of_embeds=_qwen_vl_embeds)
 
 FAMILIES: dict[str, Family] = {
     "LlavaForConditionalGeneration": LLAVA,

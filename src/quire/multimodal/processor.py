@@ -16,9 +16,10 @@ from quire.config import ModelConfig, MultiModalConfig, limits
 from quire.config.multimodal import GIB
 from quire.errors import RequestError
 from quire.guards import is_mapping
-from quire.media import MODALITIES, MediaItem, MediaTensor
+from quire.media import EMBEDS, IMAGE_EMBEDS, MODALITIES, MediaItem, MediaTensor
 from quire.multimodal.content import PARAM, Pixels, as_list, content_key, read_image, read_uuids
-from quire.multimodal.image_families import FAMILIES, Encode
+from quire.multimodal.image_embeds import GivenEmbeds
+from quire.multimodal.image_families import FAMILIES, Arrays, Encode, Expansion
 from quire.multimodal.media_source import MediaSource
 from quire.multimodal.processor_cache import Processed, ProcessorCache
 
@@ -122,13 +123,19 @@ class MediaProcessor:
     def _process(self, where: str, given: Any, uuid: str | None, settings: dict[str, Any]) -> tuple[str, Processed]:
         """The key and the processed form of one image."""
         options = json.dumps(settings, sort_keys=True, default=str).encode()
-        pixels = None if given is None and uuid is not None else read_image(given, where)
+        embeds = GivenEmbeds.read(given, where, is_on=self._settings.mm_embeds)
+        pixels = None if embeds is not None or (given is None and uuid is not None) else read_image(given, where)
         if uuid is not None:
             key = content_key(np.frombuffer(uuid.encode(), np.uint8).reshape(1, 1, -1), b"uuid" + options)
+        elif embeds is not None:
+            key = f"{IMAGE_EMBEDS}:{content_key(embeds.array_ED, repr(embeds.grid).encode())}"
         else:
             assert pixels is not None
             key = content_key(pixels, options)
         found = self.cache.get(key)
+        if found is None and embeds is not None:
+            found = self._take(embeds, where)
+            self.cache.put(key, found)
         if found is None:
             if pixels is None:
                 raise RequestError(f"{where} is None, and its uuid {uuid!r} is not known (any more)", param=PARAM)
@@ -145,6 +152,19 @@ class MediaProcessor:
             raise RequestError(f"{where} cannot be processed: {error}", param=PARAM) from error
         arrays = {name: _of_one(values) for name, values in given.items()}
         expansion = self.family.expand(self._hf, arrays, self._encode)
+        return self._processed(expansion, expansion.arrays, where)
+
+    def _take(self, embeds: GivenEmbeds, where: str) -> Processed:
+        """An image whose embeddings are given."""
+        try:
+            if self.family.of_embeds is None:
+                raise ValueError("this model reads images as pixels")
+            expansion = self.family.of_embeds(self._hf, len(embeds.array_ED), embeds.grid)
+        except ValueError as error:
+            raise RequestError(f"{where}: {error}", param=PARAM) from None
+        return self._processed(expansion, {EMBEDS: embeds.array_ED}, where, IMAGE_EMBEDS)
+
+    def _processed(self, expansion: Expansion, arrays: Arrays, where: str, modality: str = "image") -> Processed:
         num_embeds = expansion.token_ids.count(self._embedded)
         budget = self._settings.encoder_budget
         if num_embeds > budget:
@@ -152,9 +172,9 @@ class MediaProcessor:
                 f"{where} makes {num_embeds} embeddings; at most {budget} can be computed at once: make it smaller",
                 param=PARAM,
             )
-        tensors = {name: MediaTensor.from_array(array) for name, array in expansion.arrays.items()}
+        tensors = {name: MediaTensor.from_array(array) for name, array in arrays.items()}
         tokens = (expansion.before, expansion.token_ids, expansion.after)
-        return Processed(*tokens, num_embeds, list(expansion.grid), tensors)
+        return Processed(*tokens, num_embeds, list(expansion.grid), tensors, modality)
 
     def _get_processor(self) -> ImageProcessor:
         with self._lock:
@@ -178,7 +198,7 @@ class MediaProcessor:
         for at, (key, one) in zip(places, processed, strict=True):
             expanded += [*token_ids[start:at], *one.before]
             own = (len(expanded), len(one.token_ids), self._embedded, one.num_embeds)
-            items.append(MediaItem(key, "image", *own, one.grid, one.tensors))
+            items.append(MediaItem(key, one.modality, *own, one.grid, one.tensors))
             expanded += [*one.token_ids, *one.after]
             start = at + 1
         return [*expanded, *token_ids[start:]], items

@@ -4,12 +4,13 @@ import dataclasses
 import threading
 from collections import OrderedDict
 
-from quire.media import MediaTensor
+from quire.media import MODALITIES, MediaTensor
 
 
 @dataclasses.dataclass(frozen=True)
 class Processed:
-    """One image, processed: the tokens around it and its own, its grid, and what the encoder reads. See `Expansion`."""
+    """One image, processed: the tokens around it and its own, its grid, and what the encoder reads. See `Expansion`. Its
+    modality is another one where its embeddings were given."""
 
     before: list[int]
     token_ids: list[int]
@@ -17,6 +18,7 @@ class Processed:
     num_embeds: int
     grid: list[int]
     tensors: dict[str, MediaTensor]
+    modality: str = MODALITIES[0]
 
     @property
     def num_bytes(self) -> int:

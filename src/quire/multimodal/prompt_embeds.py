@@ -25,40 +25,39 @@ _DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 """Safetensors' names of the types that can be read; NumPy has no bfloat16."""
 
 
-def read_embeds(given: Any) -> npt.NDArray[Any]:
-    """[tokens, columns] of a tensor or an array. Raises RequestError: it is none, has other dimensions, or is not finite."""
+def read_embeds(given: Any, name: str = PARAM) -> npt.NDArray[Any]:
+    """[tokens, columns] of a tensor or an array; `name` is the field's.
+    Raises RequestError: it is none, has other dimensions, or is not finite."""
     try:
         plain = given.detach().float().cpu().numpy() if hasattr(given, "detach") else np.asarray(given, np.float32)
     except (TypeError, ValueError) as error:
-        raise RequestError(f"prompt_embeds is no tensor of numbers: {error}", param=PARAM) from error
-    return _checked(plain)
+        raise RequestError(f"{name} is no tensor of numbers: {error}", param=name) from error
+    return _checked(plain, name)
 
 
-def _checked(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _checked(array: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
     if array.ndim == 3 and array.shape[0] == 1:  # a batch of one
         array = array[0]
     if array.ndim != 2 or 0 in array.shape:
         shape = list(array.shape)
-        raise RequestError(
-            f"prompt_embeds has shape {shape}; it must be [tokens, hidden size of the model]", param=PARAM
-        )
+        raise RequestError(f"{name} has shape {shape}; it must be [tokens, hidden size of the model]", param=name)
     if not np.isfinite(array).all():
-        raise RequestError("prompt_embeds has numbers that are not finite", param=PARAM)
+        raise RequestError(f"{name} has numbers that are not finite", param=name)
     return array
 
 
-def decode_embeds(text: str) -> npt.NDArray[Any]:
-    """[tokens, columns] of a client's text: base64 of a safetensors file with one tensor.
+def decode_embeds(text: str, name: str = PARAM) -> npt.NDArray[Any]:
+    """[tokens, columns] of a client's text: base64 of a safetensors file with one tensor; `name` is the field's.
     Raises RequestError: it is something else; what torch.save writes is refused, as it is a pickle."""
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise RequestError("prompt_embeds must be base64 of a safetensors file", param=PARAM) from error
+        raise RequestError(f"{name} must be base64 of a safetensors file", param=name) from error
     if data.startswith(b"PK\x03\x04"):
         message = (
-            "prompt_embeds is what torch.save writes, a pickle, which is never read: send safetensors.torch.save({...})"
+            f"{name} is what torch.save writes, a pickle, which is never read: send safetensors.torch.save({{...}})"
         )
-        raise RequestError(message, param=PARAM)
+        raise RequestError(message, param=name)
     try:
         length = int.from_bytes(data[:8], "little")
         header = json.loads(data[8 : 8 + length])
@@ -67,11 +66,13 @@ def decode_embeds(text: str) -> npt.NDArray[Any]:
         values = np.frombuffer(data[8 + length :][begin:end], _DTYPES[entry["dtype"]]).reshape(entry["shape"])
     except (ValueError, KeyError, TypeError, AttributeError, UnicodeDecodeError, RecursionError) as error:
         types = ", ".join(_DTYPES)
-        message = f"prompt_embeds must be base64 of a safetensors file with one tensor of type {types} ({type(error).__name__})"
-        raise RequestError(message, param=PARAM) from error
+        message = (
+            f"{name} must be base64 of a safetensors file with one tensor of type {types} ({type(error).__name__})"
+        )
+        raise RequestError(message, param=name) from error
     if entry["dtype"] == "BF16":
         values = (values.astype(np.uint32) << 16).view(np.float32)
-    return _checked(values)
+    return _checked(values, name)
 
 
 def embeds_items(array_TD: npt.NDArray[Any]) -> list[MediaItem]:

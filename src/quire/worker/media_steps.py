@@ -137,7 +137,7 @@ class MediaSteps:
     def _compute(self, items: Sequence[MediaItem]) -> None:
         seen: list[MediaItem] = []
         for item in items:
-            if item.modality == EMBEDS:
+            if EMBEDS in item.tensors:
                 self._take(item)
             else:
                 seen.append(item)

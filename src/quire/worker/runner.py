@@ -25,6 +25,7 @@ from quire.errors import EngineError
 from quire.layers.decoder import Decoder
 from quire.layers.interface import CausalLM
 from quire.logger import init_logger
+from quire.media import EMBEDS, IMAGE_EMBEDS
 from quire.model_loader import load_model
 from quire.platforms.interface import DeviceMemory, DeviceRuntime, Platform
 from quire.sample.logits_processor import load_logits_processors, load_plugin_processors
@@ -142,9 +143,11 @@ class Runner(abc.ABC):
             self._media = MediaSteps(self._model, max_tokens, media.encoder_budget)
 
     @property
-    def embeds_width(self) -> int:
-        """Columns of an embedding that may stand in a prompt; 0 where none may."""
-        return 0 if self._media is None else self._media.width
+    def embeds_widths(self) -> dict[str, int]:
+        """Columns of embeddings that may stand in a prompt, by modality: of a token's and of an image's."""
+        if self._media is None:
+            return {}
+        return {EMBEDS: self._media.width, IMAGE_EMBEDS: self._media.inputs.rows_TE.shape[1]}
 
     @property
     def memory(self) -> DeviceMemory:

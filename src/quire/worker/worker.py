@@ -199,9 +199,9 @@ class Worker:
         """Have an adapter loaded in another thread into a place that no row has; the future's error says why it cannot be."""
         return self.runner.adapters.load(adapter, slot)
 
-    def embeds_width(self) -> int:
-        """Columns of an embedding that may stand in a prompt."""
-        return self.runner.embeds_width
+    def embeds_widths(self) -> dict[str, int]:
+        """Columns of embeddings that may stand in a prompt, by modality."""
+        return self.runner.embeds_widths
 
     def list_adapters(self) -> list[int]:
         """The numbers of adapters that are kept on the host."""
