@@ -64,6 +64,7 @@ class EngineRequest(msgspec.Struct, array_like=True, omit_defaults=True):
         priority: lower runs earlier, under the `priority` policy.
         adapter: that its tokens are computed with.
         media: what stands in the prompt besides text, in order.
+        copy: the copy of the model that must answer; None where the client of the copies chooses.
     """
 
     request_id: str
@@ -83,6 +84,7 @@ class EngineRequest(msgspec.Struct, array_like=True, omit_defaults=True):
     is_continuation: bool = False
     adapter: LoRARequest | None = None
     media: list[MediaItem] = []
+    copy: int | None = None
 
     def __post_init__(self) -> None:
         self.prompt_token_ids = token_array(self.prompt_token_ids)

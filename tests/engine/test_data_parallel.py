@@ -193,6 +193,22 @@ def test_requests_alternate_among_copies_with_equal_loads_and_siblings_stay_toge
     assert sorted(map(len, (set(one.ids()) & set("efg"), set(two.ids()) & set("efg")))) == [0, 3]
 
 
+def test_a_request_can_name_its_copy_and_a_copy_that_does_not_exist_is_refused() -> None:
+    client, (one, two), _ = played()
+    add(client, "a", "b", "c", copy=1)
+    assert (one.ids(), two.ids()) == ([], ["a", "b", "c"])
+
+    async def main() -> None:
+        async with an_engine() as engine:
+            for number in range(3):
+                await collect(engine.generate([5], sampling(max_tokens=4, seed=1), str(number), data_parallel_rank=1))
+            assert [copy.num_steps > 0 for copy in engine.metrics.copies] == [False, True]
+            with pytest.raises(RequestError, match="data_parallel_rank is 2; this engine has the copies 0 to 1"):
+                await collect(engine.generate([5], sampling(max_tokens=4), "no", data_parallel_rank=2))
+
+    run(main())
+
+
 def test_a_long_prompt_that_waits_counts_more_than_many_that_are_answered() -> None:
     client, (one, two), _ = played()
     add(client, "long", prompt=range(5000))

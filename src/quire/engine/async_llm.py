@@ -18,7 +18,7 @@ from quire.engine import messages
 from quire.engine.arg_resolve import UsageContext
 from quire.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from quire.engine.beam_search import BeamSearch, BeamSearches
-from quire.engine.caller import CALLER, Caller, RequestOptions, check_options, merge_caller
+from quire.engine.caller import CALLER, Caller, RequestOptions, check_copy, check_options, merge_caller
 from quire.engine.control import NOTED, AsyncControl
 from quire.engine.core_client import CoreClient
 from quire.engine.frontend import Frontend, make_record
@@ -189,12 +189,13 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
         self._use_running_loop()
         self._check_alive()
         self.input_processor.attach(processed.engine_requests, caller.adapter)
+        check_copy(caller.copy, self.config.parallel.data_parallel_size)
         now = time.monotonic()
         if 0.0 < caller.deadline <= now:
             raise DeadlineError("the request's timeout has passed before it was queued")
         for request in processed.engine_requests:
             request.tenant, request.tenant_weight, request.deadline = caller.tenant, caller.weight, caller.deadline
-            request.is_background = caller.is_background
+            request.is_background, request.copy = caller.is_background, caller.copy
         record = make_record(processed)
         stream = RequestStream(record, self._abort)
         self._outputs.add(record)

@@ -22,6 +22,7 @@ class Caller:
         deadline: seconds of `time.monotonic()`, when nobody waits for an answer any more; 0 for never.
         is_background: others go first.
         adapter: that the caller's choice of a model means.
+        copy: the copy of the model that must answer; None where the engine chooses.
     """
 
     tenant: str = ""
@@ -29,6 +30,7 @@ class Caller:
     deadline: float = 0.0
     is_background: bool = False
     adapter: LoRARequest | None = None
+    copy: int | None = None
 
     def until(self, deadline: float) -> "Caller":
         """The same, with the earlier of two deadlines."""
@@ -43,7 +45,8 @@ class RequestOptions(TypedDict, total=False):
     """What a request may say besides its prompt and its parameters. Seconds are those of `time.monotonic()`.
 
     `prompt_text` is the text of a prompt that is given as token ids, for the output; `trace_headers` are the caller's
-    (`traceparent`, `tracestate`); `timeout` is the seconds in which it must end. Behind `resumed_token_ids`, which another engine
+    (`traceparent`, `tracestate`); `timeout` is the seconds in which it must end;
+    `data_parallel_rank` names the copy of the model that must answer. Behind `resumed_token_ids`, which another engine
     made, a request with n = 1 goes on, and its first output has them. The others are vLLM's and mean something there only: they
     may be None, and `session_id` any text."""
 
@@ -65,7 +68,7 @@ class RequestOptions(TypedDict, total=False):
 
 
 _OPTIONS = frozenset(RequestOptions.__annotations__)
-_NOT_YET = ("data_parallel_rank", "kv_hints", "reasoning_ended", "reasoning_parser_kwargs")
+_NOT_YET = ("kv_hints", "reasoning_ended", "reasoning_parser_kwargs")
 
 
 def check_options(options: RequestOptions) -> None:
@@ -74,11 +77,19 @@ def check_options(options: RequestOptions) -> None:
     if unknown := options.keys() - _OPTIONS:
         raise TypeError(f"a request has no option {min(unknown)!r}; it has {', '.join(sorted(_OPTIONS))}")
     for name in _NOT_YET:
-        is_only_rank = name == "data_parallel_rank" and options.get(name) == 0
-        if options.get(name) is not None and not is_only_rank:
+        if options.get(name) is not None:
             raise RequestError(f"{name} is not available yet: leave it out", param=name)
     if (timeout := options.get("timeout")) is not None:
         check_timeout(timeout)
+
+
+def check_copy(number: int | None, num_copies: int) -> None:
+    """Raises RequestError: there is no copy of the model with this number."""
+    if number is not None and not 0 <= number < num_copies:
+        message = (
+            f"data_parallel_rank is {number}; this engine has the copies 0 to {num_copies - 1} (data_parallel_size)"
+        )
+        raise RequestError(message, param="data_parallel_rank")
 
 
 def check_timeout(seconds: float) -> float:
@@ -96,6 +107,8 @@ def merge_caller(options: RequestOptions, arrival_time: float, request_timeout: 
     for timeout in (options.get("timeout"), request_timeout):
         if timeout:
             caller = caller.until(arrival_time + timeout)
+    if (copy := options.get("data_parallel_rank")) is not None:
+        caller = dataclasses.replace(caller, copy=copy)
     if (adapter := options.get("lora_request")) is not None:
         caller = dataclasses.replace(caller, adapter=adapter)
     if tenant := options.get("tenant"):

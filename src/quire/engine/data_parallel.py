@@ -109,8 +109,9 @@ class CopiesClient(CoreClient):
     def _assign(self, request: EngineRequest, number: int | None) -> Assignment:
         """A copy for a new request; `number`: the one that it must be."""
         tokens = request.prompt_token_ids
+        number = request.copy if number is None else number
         if number is not None:
-            owner = self._chooser.give(number, (), 1)
+            owner = self._chooser.give(number, (), 1 if request.copy is None else max(1, len(tokens)))
         else:
             data = memoryview(tokens).cast("B")
             size = PIECE_TOKENS * tokens.itemsize

@@ -4,6 +4,7 @@ Knows configurations and replays. Prints nothing.
 """
 
 import dataclasses
+import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -18,7 +19,7 @@ from quire.engine.core import EngineCore
 from quire.errors import ConfigError
 from quire.platforms import current_platform
 from quire.request import EngineCoreOutputs
-from quire.simulator.replay import Figures, RealEngine, Replay, VirtualEngine
+from quire.simulator.replay import Figures, RealEngine, Replay, ThreadClock, VirtualEngine, WallClock
 from quire.simulator.step_costs import Device, EstimatedCosts, FittedCosts, StepCosts
 from quire.simulator.traffic import Arrival, poisson
 
@@ -157,16 +158,16 @@ def noting(config: EngineConfig) -> tuple[EngineConfig, list[NotingScheduler]]:
 class _Timed(RealEngine):
     """Notes how long each turn of the loop took."""
 
-    def __init__(self, core: EngineCore, scheduler: NotingScheduler) -> None:
-        super().__init__(core)
+    def __init__(self, core: EngineCore, scheduler: NotingScheduler, clock: WallClock | ThreadClock) -> None:
+        super().__init__(core, clock)
         self._scheduler = scheduler
         self.turns: list[tuple[tuple[int, int, float], float]] = []
 
     def step(self) -> EngineCoreOutputs | None:
-        began, before = time.perf_counter(), len(self._scheduler.shapes)
+        began, before = self.now, len(self._scheduler.shapes)
         outputs = super().step()
         if len(self._scheduler.shapes) > before:
-            self.turns.append((self._scheduler.shapes[-1], 1e3 * (time.perf_counter() - began)))
+            self.turns.append((self._scheduler.shapes[-1], 1e3 * (self.now - began)))
         return outputs
 
 
@@ -180,23 +181,32 @@ def calibration_loads(max_model_len: int, max_num_seqs: int) -> list[list[Arriva
     return loads
 
 
-def fit_costs(core: EngineCore, scheduler: NotingScheduler, repeats: int = 2) -> FittedCosts:
-    """Measure turns of a real core's loop under various loads; what a turn costs by its shape.
+def fit_costs(
+    core: EngineCore,
+    scheduler: NotingScheduler,
+    repeats: int = 2,
+    clock: Callable[[], WallClock | ThreadClock] = WallClock,
+) -> FittedCosts:
+    """Measure turns of a real core's loop under various loads; what a turn costs by its shape. The costs of all measured turns
+    together are what they took together: the fit passes over outliers, and their time is spread over all turns.
     Raises ConfigError: too few turns for a fit."""
     turns: list[tuple[tuple[int, int, float], float]] = []
     for repeat in range(repeats + 1):
         for load in calibration_loads(core.config.model.max_model_len, core.config.scheduler.max_num_seqs):
             core.call_utility("reset_prefix_cache")
-            engine = _Timed(core, scheduler)
+            engine = _Timed(core, scheduler, clock())
             Replay([engine]).run(load)
             if repeat:  # the first round warms up
                 turns += engine.turns
+    random.Random(0).shuffle(turns)  # the model forgets slowly: each kind of load shall be among the last
     model = CostModel()
     for (tokens, sequences, attended), turn_ms in turns:
         model.observe(tokens, sequences, attended, turn_ms)
     if not model.is_ready:
         raise ConfigError.of("device", f"only {len(turns)} steps were measured, too few to fit costs")
-    return FittedCosts(*model.coefficients)
+    fitted = FittedCosts(*model.coefficients)
+    scale = sum(turn_ms for _, turn_ms in turns) / sum(fitted.step_ms(*shape) for shape, _ in turns)
+    return FittedCosts(*(scale * value for value in dataclasses.astuple(fitted)))
 
 
 def site_here(config: EngineConfig, costs: FittedCosts | None) -> Site:

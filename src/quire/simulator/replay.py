@@ -100,23 +100,53 @@ class VirtualEngine:
         return scheduler.update(step, ModelRunnerOutput(step.step_id, rows, tokens, step_ms=step_ms))
 
 
-class RealEngine:
-    """An engine core of this process, on the real clock, which is 0 when it is made."""
+class WallClock:
+    """Seconds since it was made, as people count them."""
 
-    def __init__(self, core: EngineCore) -> None:
-        self.core = core
+    def __init__(self) -> None:
         self._began = time.monotonic()
 
     @property
     def now(self) -> float:
         return time.monotonic() - self._began
 
+    def wait_until(self, seconds: float) -> None:
+        time.sleep(max(0.0, seconds - self.now))
+
+
+class ThreadClock:
+    """Seconds that this thread computed, and those that it would have waited. So a busy machine's other processes do not count;
+    meant for a model that computes in the thread of its core, with one thread."""
+
+    def __init__(self) -> None:
+        self._began = time.thread_time()
+        self._waited = 0.0
+
+    @property
+    def now(self) -> float:
+        return time.thread_time() - self._began + self._waited
+
+    def wait_until(self, seconds: float) -> None:
+        self._waited += max(0.0, seconds - self.now)
+
+
+class RealEngine:
+    """An engine core of this process, on a clock of its own; by default a `WallClock`."""
+
+    def __init__(self, core: EngineCore, clock: WallClock | ThreadClock | None = None) -> None:
+        self.core = core
+        self._clock = clock or WallClock()
+
+    @property
+    def now(self) -> float:
+        return self._clock.now
+
     def add(self, request: EngineRequest) -> None:
-        request.arrival_time += self._began
+        request.arrival_time = time.monotonic() - max(0.0, self.now - request.arrival_time)
         self.core.add_requests([request])
 
     def wait_until(self, seconds: float) -> None:
-        time.sleep(max(0.0, seconds - self.now))
+        self._clock.wait_until(seconds)
 
     def step(self) -> EngineCoreOutputs | None:
         return self.core.step() if self.core.has_work() else None

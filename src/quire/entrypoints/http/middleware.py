@@ -152,6 +152,11 @@ class RequestContext:
         tenant = _header(scope, wanted.lower().encode()) if wanted else None
         is_batch_line = bool(scope["state"].get("is_batch_line"))
         caller = Caller((tenant or b"").decode("latin-1")[:MAX_TENANT_CHARS], is_background=is_batch_line)
+        if (copy := _header(scope, b"x-data-parallel-rank")) is not None:
+            if not copy.isdigit():
+                message = f"X-data-parallel-rank: {copy.decode('latin-1')[:40]!r} is not the number of a copy."
+                raise HTTPError(400, message, param="X-data-parallel-rank")
+            caller = dataclasses.replace(caller, copy=int(copy))
         timeout = _header(scope, b"x-request-timeout")
         if timeout is None:
             return caller
