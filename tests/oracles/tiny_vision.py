@@ -46,6 +46,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "image_token_index": IMAGE,
         "image_grid_pinpoints": [[28, 56], [56, 28], [56, 56], [28, 84]],
     },
+    "LlavaOnevisionForConditionalGeneration": {
+        "text_config": _TEXT | {"model_type": "qwen2"},
+        "vision_config": SIGLIP | {"vision_use_head": False},
+        "image_token_index": IMAGE,
+        "video_token_index": IMAGE + 1,
+        "image_grid_pinpoints": [[28, 28], [28, 56], [56, 28], [56, 56], [28, 84]],
+        "vision_aspect_ratio": "anyres_max_2",
+    },
     "Mistral3ForConditionalGeneration": {
         "text_config": _TEXT | {"model_type": "mistral", "head_dim": 16, "sliding_window": None},
         "vision_config": {
@@ -144,6 +152,10 @@ PROCESSORS: dict[str, dict[str, Any]] = {
         "image_processor_type": "LlavaNextImageProcessor", "size": {"shortest_edge": 28},
         "crop_size": {"height": 28, "width": 28}, "image_grid_pinpoints": [[28, 56], [56, 28], [56, 56], [28, 84]],
     },
+    "LlavaOnevisionForConditionalGeneration": {
+        "image_processor_type": "LlavaOnevisionImageProcessor", "size": {"height": 28, "width": 28},
+        "image_grid_pinpoints": [[28, 28], [28, 56], [56, 28], [56, 56], [28, 84]],
+    },
     "Mistral3ForConditionalGeneration": {
         "image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": 40}, "patch_size": 4,
     },
@@ -226,7 +238,7 @@ class VisionOracle:
             if name.startswith("SmolVLM"):
                 inputs["pixel_values"] = torch.cat([one["pixel_values"] for one in each], dim=1)
                 return self.model(**inputs).logits[0].log_softmax(-1)
-            if name.startswith("LlavaNext"):
+            if name.startswith(("LlavaNext", "LlavaOnevision")):
                 for one in each:  # of several numbers of squares
                     one["pixel_values"] = one["pixel_values"][0]
             for key in ("pixel_values", "image_grid_thw", "image_sizes"):

@@ -8,7 +8,13 @@ from quire.errors import ConfigError
 from quire.models.nested_text import OTHER_PARTS, PREFIXES
 from quire.models.registry import ModelRegistry, register
 from quire.models.spec import DecoderSpec, VisionSpec
-from quire.models.vision.clip import idefics_vision, llava_next_vision, llava_vision, mistral_vision
+from quire.models.vision.clip import (
+    idefics_vision,
+    llava_next_vision,
+    llava_onevision_vision,
+    llava_vision,
+    mistral_vision,
+)
 from quire.models.vision.qwen_vl import qwen2_5_vision, qwen2_vision, qwen3_vision, with_axes
 
 ARCHITECTURES = {
@@ -42,6 +48,7 @@ VISION: dict[str, Callable[[HFConfig], VisionSpec]] = {
     "idefics3": idefics_vision,
     "llava": llava_vision,
     "llava_next": llava_next_vision,
+    "llava_onevision": llava_onevision_vision,
     "mistral3": mistral_vision,
     "qwen2_vl": qwen2_vision,
     "qwen2_5_vl": qwen2_5_vision,
@@ -59,13 +66,14 @@ VISION: dict[str, Callable[[HFConfig], VisionSpec]] = {
 @register("Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration", "LlavaForConditionalGeneration")
 @register(
     "LlavaNextForConditionalGeneration",
+    "LlavaOnevisionForConditionalGeneration",
     "FuyuForCausalLM",
     "Llama4ForConditionalGeneration",
     "Qwen3_5ForConditionalGeneration",
     "Qwen3_5MoeForConditionalGeneration",
 )
 def text_part(hf: HFConfig) -> DecoderSpec:
-    """Gemma 3 (4B and larger) and 4, Mistral Small 3.1, Ministral 3, LLaVA and LLaVA-NeXT, Fuyu, Llama 4, Qwen2-VL to Qwen3.5."""
+    """Gemma 3 (4B and larger), Gemma 4, Mistral Small 3.1, Ministral 3, LLaVA to LLaVA-OneVision, Fuyu, Llama 4, Qwen-VL."""
     text = hf.get("text_config") or hf  # the first Qwen-VL's tell of the text beside `vision_config`
     architecture = ARCHITECTURES.get(text.get("model_type", "llama"))
     if architecture is None:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from quire.config.hf_config import HFConfig
 
+IntArray = npt.NDArray[np.int64]
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
@@ -117,7 +118,8 @@ def _without_padding(full: tuple[int, int], height: int, width: int) -> tuple[sl
 
 
 def _llava_next(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
-    """LLaVA-NeXT: the whole image in one square, and the rows of a larger one that is cut into squares, without what is empty."""
+    """LLaVA-NeXT: the whole image in one square, and the rows of a larger one that is cut into squares, without what is empty.
+    LLaVA-OneVision: these with fewer patches where they would be more than so many squares have."""
     pixels, size = arrays["pixel_values"], hf.vision_config.get("patch_size", 14)
     square, side = pixels.shape[-1], pixels.shape[-1] // size
     height, width = (int(length) for length in arrays["image_sizes"].reshape(2))
@@ -126,10 +128,38 @@ def _llava_next(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
     places = np.arange(side**2, (1 + down * across) * side**2).reshape(down, across, side, side)
     places = places.transpose(0, 2, 1, 3).reshape(down * side, across * side)
     places = places[_without_padding((down * side, across * side), height, width)]
-    rows = np.pad(places, ((0, 0), (0, 1)), constant_values=-1)
-    order = np.concatenate([np.arange(side**2), rows.reshape(-1)])
-    pixels = pixels[: 1 + down * across]
-    return Expansion([LLAVA.embedded_token(hf)] * len(order), {"pixels": pixels, "places": order})
+    pixels, whole = pixels[: 1 + down * across], np.arange(side**2)
+    token, most = LLAVA_NEXT.embedded_token(hf), str(hf.get("vision_aspect_ratio", "")).removeprefix("anyres_max_")
+    ratio = math.sqrt(places.size / (int(most) * side**2)) if most.isdigit() else 0.0
+    if ratio <= _SHRINKS_ABOVE:
+        rows = np.pad(places, ((0, 0), (0, 1)), constant_values=-1)
+        order = np.concatenate([whole, rows.reshape(-1)])
+        return Expansion([token] * len(order), {"pixels": pixels, "places": order})
+    blended, shares = _shrink(places, int(places.shape[0] // ratio), int(places.shape[1] // ratio))
+    end = ((0, 0), (0, 1), (0, 0))
+    rows, shares = np.pad(blended, end, constant_values=-1), np.pad(shares, end, constant_values=0.25)
+    order = np.concatenate([np.repeat(whole[:, None], 4, axis=1), rows.reshape(-1, 4)])
+    weights = np.concatenate([np.full((len(whole), 4), 0.25, np.float32), shares.reshape(-1, 4)])
+    return Expansion([token] * len(order), {"pixels": pixels, "places": order, "shares": weights})
+
+
+_SHRINKS_ABOVE = 1.1
+
+
+def _shrink(places: IntArray, rows: int, columns: int) -> tuple[IntArray, npt.NDArray[np.float32]]:
+    """A grid of fewer rows and columns: for each cell its four neighbours in the old one [rows, columns, 4], and their shares
+    (bilinear)."""
+
+    def neighbours(count: int, old: int) -> tuple[IntArray, IntArray, npt.NDArray[Any]]:
+        at = ((np.arange(count) + 0.5) * (old / count) - 0.5).clip(0)
+        first = np.floor(at).astype(np.int64)
+        return first, np.minimum(first + 1, old - 1), at - first
+
+    top, bottom, down = neighbours(rows, places.shape[0])
+    left, right, across = neighbours(columns, places.shape[1])
+    corners = [places[np.ix_(row, column)] for row in (top, bottom) for column in (left, right)]
+    shares = [np.outer(row, column) for row in (1 - down, down) for column in (1 - across, across)]
+    return np.stack(corners, axis=2), np.stack(shares, axis=2).astype(np.float32)
 
 
 def _mistral_cell(hf: HFConfig) -> int:
@@ -183,6 +213,7 @@ LLAVA = Family(
     options=lambda hf: _mistral_options(hf) if hf.vision_config.get("model_type") == "pixtral" else {},
 )
 LLAVA_NEXT = Family(LLAVA.token, LLAVA.usual, _llava_next, of_embeds=_llava_embeds)
+LLAVA_ONEVISION = dataclasses.replace(LLAVA_NEXT, usual=151646)
 MISTRAL = Family(("image_token_id", "image_token_index"), 10, _mistral, options=_mistral_options)
 IDEFICS = Family(("image_token_id",), 128257, _idefics, options=lambda hf: {"return_row_col_info": True})
 
@@ -215,6 +246,7 @@ QWEN_VL = Family(("image_token_id",), 151655, _qwen_vl, of_embeds=_qwen_vl_embed
 FAMILIES: dict[str, Family] = {
     "LlavaForConditionalGeneration": LLAVA,
     "LlavaNextForConditionalGeneration": LLAVA_NEXT,
+    "LlavaOnevisionForConditionalGeneration": LLAVA_ONEVISION,
     "Mistral3ForConditionalGeneration": MISTRAL,
     "Idefics3ForConditionalGeneration": IDEFICS,
     "SmolVLMForConditionalGeneration": IDEFICS,

@@ -32,7 +32,8 @@ PREFIX = "vision."
 ROW_END = "row_end"
 PLACES = "places"
 """What an item has besides its pixels where its embeddings stand in another order in the prompt: for each place the embedding,
-counted over the item's squares; -1: a row's end."""
+counted over the item's squares; -1: a row's end. With `SHARES`, several embeddings for each place and their shares in it."""
+SHARES = "shares"
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
@@ -127,8 +128,12 @@ class VisionTower:
             return parts[0] if len(parts) == 1 else torch.cat(list(parts))
         assert self._row_end is not None
         rows_ED = torch.cat([*parts, self._row_end[None].to(parts[0].dtype)])
-        places_E = torch.from_numpy(item[PLACES].copy()).to(rows_ED.device)
-        return rows_ED.index_select(0, torch.where(places_E < 0, len(rows_ED) - 1, places_E))
+        places = torch.from_numpy(item[PLACES].copy()).to(rows_ED.device)
+        found = rows_ED[torch.where(places < 0, len(rows_ED) - 1, places)]
+        if SHARES not in item:
+            return found
+        shares = torch.from_numpy(item[SHARES].copy()).to(rows_ED.device)
+        return (found.float() * shares[..., None]).sum(1).to(rows_ED.dtype)
 
     def _run(self, items: Sequence[Arrays]) -> list[torch.Tensor]:
         """The embeddings of items that are computed together."""

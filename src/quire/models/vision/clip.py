@@ -170,3 +170,9 @@ def llava_next_vision(hf: HFConfig) -> VisionSpec:
     """LLaVA-NeXT (1.6): LLaVA over the squares of an image, and of the whole image made small; a learned embedding ends each
     row."""
     return dataclasses.replace(llava_vision(hf), row_end=hf.text_config.get("hidden_size", 4096))
+
+
+def llava_onevision_vision(hf: HFConfig) -> VisionSpec:
+    """LLaVA-OneVision: as LLaVA-NeXT, over SigLIP; a config need not name the layer and the strategy."""
+    usual = {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"}
+    return llava_next_vision(HFConfig(usual | hf.to_dict()))
