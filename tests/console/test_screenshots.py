@@ -71,7 +71,14 @@ def test_pictures_of_probabilities_and_tokens(open_page, picture):
 
 
 def test_a_picture_of_a_pooling_model(open_page, picture, start_server, tmp_path):
-    server = start_server("--model", str(make_tiny_model("Qwen3Model", tmp_path / "model")), "--max-model-len", "128")
+    server = start_server(
+        "--model",
+        str(make_tiny_model("Qwen3Model", tmp_path / "model")),
+        "--max-model-len",
+        "128",
+        "--served-model-name",
+        "my-embedder",
+    )
     page = open_page(server.url)
     page.get_by_role("button", name="Compare").click()
     page.locator(".near td").first.wait_for()

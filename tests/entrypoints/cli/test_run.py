@@ -1,5 +1,6 @@
 """`quire run`, `pull`, `list`, `rm`, `ps`, `stop` and `search`: from a name at a hub to an answer, with real processes."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.oracles.fake_hub import FakeHub
 from tests.oracles.tiny_models import make_tiny_model
+from tests.oracles.tiny_vision import make_tiny_vision
 
 from quire.entrypoints.cli import running
 from quire.entrypoints.cli.fit import fit_sentence, fits, limits_sentence
@@ -153,6 +155,21 @@ def test_the_last_error_of_a_log_is_told(tmp_path: Path) -> None:
     assert last_error(log) == "it wrote nothing"
 
 
+def test_the_sentence_knows_models_that_see_and_models_that_embed(tmp_path: Path) -> None:
+    from quire.engine.arg_utils import EngineArgs
+
+    memory = {"total": 23 << 30, "free": 20 << 30, "weights": 8 << 30, "kv_tokens": 9_000}
+    seer = make_tiny_vision("LlavaForConditionalGeneration", tmp_path / "seer")
+    sentence = fit_sentence(EngineArgs(model=str(seer)).create_engine_config(), memory, "a card")
+    assert "It reads images, too: each takes part of the context, at most " in sentence
+    embedder = make_tiny_model("BertModel", tmp_path / "embedder")
+    config = EngineArgs(model=str(embedder), max_num_seqs=4).create_engine_config()
+    assert fit_sentence(config, memory, "a card").endswith("texts of up to 256 tokens.")
+    limits = limits_sentence(config, memory)
+    assert "truncate_prompt_tokens" in limits and "up to 4 texts (--max-num-seqs)" in limits
+    assert limits_sentence(config, memory | {"refused": "no room"}) == ""
+
+
 def test_the_sentence_says_whether_it_fits_and_what_limits_it() -> None:
     from quire.engine.arg_utils import EngineArgs
 
@@ -166,5 +183,7 @@ def test_the_sentence_says_whether_it_fits_and_what_limits_it() -> None:
     short = memory | {"kv_tokens": 1_000}
     assert "1,000 tokens of context" in fit_sentence(config, short, "a card")
     assert "memory for the KV cache limits the length" in limits_sentence(config, short)
+    stored = dataclasses.replace(config, model=dataclasses.replace(config.model, quantization="int8"))
+    assert "8.6 GB of weights (int8), " in fit_sentence(stored, memory, "a card")
     refused = memory | {"refused": "no room"}
     assert not fits(refused) and fit_sentence(config, refused, "a card").startswith("It does not fit: ")

@@ -20,7 +20,8 @@ def fits(memory: dict[str, Any]) -> bool:
 def fit_sentence(config: EngineConfig, memory: dict[str, Any], device: str) -> str:
     """One or two sentences for somebody who wants to know whether it works."""
     total, weights = int(memory["total"]), int(memory["weights"])
-    needs = f"{amount(weights)} of weights, {amount(total)} of memory ({amount(int(memory['free']))} free) on {device}"
+    stored = f" ({config.model.quantization})" if config.model.quantization else ""
+    needs = f"{amount(weights)} of weights{stored}, {amount(total)} of memory ({amount(int(memory['free']))} free) on {device}"
     if not fits(memory):
         return f"It does not fit: {needs}. {memory['refused']}."
     length, tokens = config.model.max_model_len, int(memory["kv_tokens"])
@@ -28,13 +29,29 @@ def fit_sentence(config: EngineConfig, memory: dict[str, Any], device: str) -> s
         return f"It fits: {needs}; texts of up to {length:,} tokens."
     context = min(length, tokens) if tokens else length
     users = f"about {_users(config, tokens):,} conversations of {min(CONVERSATION, context):,} tokens at once"
-    return f"It fits: {needs}; {context:,} tokens of context; {users}."
+    return f"It fits: {needs}; {context:,} tokens of context; {users}.{_media_sentence(config)}"
+
+
+def _media_sentence(config: EngineConfig) -> str:
+    """What pictures cost, of a model that sees."""
+    if not config.model.modalities or config.multimodal is None:
+        return ""
+    kinds = " and ".join(f"{kind}s" for kind in config.model.modalities)
+    return (
+        f" It reads {kinds}, too: each takes part of the context, at most {config.multimodal.encoder_budget:,} tokens."
+    )
 
 
 def limits_sentence(config: EngineConfig, memory: dict[str, Any]) -> str:
     """What limits the length and the number, and the setting that changes it."""
-    if not fits(memory) or config.model.pooling is not None:
+    if not fits(memory):
         return ""
+    if config.model.pooling is not None:
+        return (
+            "The model (or --max-model-len) limits the length: a longer text is refused unless a request cuts it "
+            f"(truncate_prompt_tokens). A step takes {config.scheduler.max_num_batched_tokens:,} tokens "
+            f"(--max-num-batched-tokens) of up to {config.scheduler.max_num_seqs} texts (--max-num-seqs); the rest wait."
+        )
     length, tokens = config.model.max_model_len, int(memory["kv_tokens"])
     by_memory = bool(tokens) and tokens < length
     first = (
