@@ -122,6 +122,9 @@ void expand_tile(const AdapterArguments& args, const AdapterSlot& slot, int64_t 
         if (width == VECTORS * W && is_updated) {
             vf sums[ROWS][VECTORS] = {};
             for (int64_t r = 0; r < slot.rank; ++r) {
+                // Lines of one tile are far apart: no prefetcher of a processor sees that the next tile's are beside them.
+                const char* beside = reinterpret_cast<const char*>(up + r * args.n + n + VECTORS * W);
+                for (size_t byte = 0; byte < VECTORS * W * sizeof(T); byte += 64) __builtin_prefetch(beside + byte);
                 vf line[VECTORS];
                 for (int v = 0; v < VECTORS; ++v) line[v] = load(up + r * args.n + n + v * W);
                 for (int m = 0; m < ROWS; ++m) {
