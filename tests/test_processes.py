@@ -6,7 +6,10 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,13 +26,17 @@ def echo(arguments):
     return 7
 
 def parent(arguments):
+    number, told = arguments[-2:]
+    os.dup2(os.open(told, os.O_WRONLY | os.O_CREAT), 2)
     begin_child(arguments)
     name_process("a parent")
     import subprocess, sys, time
     grandchild = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     os.kill(grandchild.pid, 19)
     os.waitpid(grandchild.pid, os.WUNTRACED)
-    os.write(1, b"%d" % grandchild.pid)
+    with open(number + ".part", "w") as file:
+        file.write(str(grandchild.pid))
+    os.rename(file.name, number)
     time.sleep(600)
 
 def watch(arguments):
@@ -114,23 +121,27 @@ def test_messages_are_whole_however_long() -> None:
     os.close(read_fd)
 
 
-def test_a_child_is_killed_with_its_own_children_also_a_stopped_one(
-    module: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    child = Child(f"{module}:parent")
-    grandchild = 0
-    while not grandchild:
-        grandchild = int(capfd.readouterr().out or 0)
+def test_a_child_is_killed_with_its_own_children_also_a_stopped_one(module: str, tmp_path: Path) -> None:
+    number, told = tmp_path / "number", tmp_path / "told"
+    child = Child(f"{module}:parent", [str(number), str(told)])
+    grandchild = int(when(lambda: number.exists() and number.read_text()))
     watch = os.pidfd_open(grandchild)
     itself, stopped = family(child.pid)
     assert str(itself).startswith(f"a parent (process {child.pid}) waits") and itself.can_show_stacks
     assert f"(process {grandchild}) is stopped (SIGSTOP)" in str(stopped) and not stopped.can_show_stacks
     child.process.send_signal(STACKS_SIGNAL)
-    told = ""
-    while "in parent" not in told:
-        told += capfd.readouterr().err
+    assert when(lambda: "in parent" in told.read_text())
     child.end(0.0)
     assert child.describe_exit() == "was killed by SIGKILL"
     assert select.select([watch], [], [], 20)[0]
     os.close(watch)
     child.close()
+
+
+def when(is_true: Callable[[], Any]) -> Any:
+    """What a function returns once that is true."""
+    deadline = time.monotonic() + 60
+    while not (value := is_true()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return value

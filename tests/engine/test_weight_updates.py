@@ -17,8 +17,12 @@ from quire import LLM, SamplingParams
 from quire.distributed.weight_transfer import TrainerGroup, shared_weights
 from quire.engine.arg_utils import AsyncEngineArgs
 from quire.engine.async_llm import AsyncLLM
+from quire.engine.core import EngineCore
+from quire.engine.core_loop import ThreadInbox
+from quire.engine.messages import FrontendMessage
 from quire.errors import CapacityError, EngineError, RequestError
 from quire.outputs import WeightVersionSpan
+from quire.request import EngineCoreOutputs
 
 SETTINGS: dict[str, Any] = {
     "dtype": "float32", "max_num_batched_tokens": 64, "max_model_len": 128, "num_gpu_blocks_override": 200,
@@ -275,8 +279,9 @@ def test_a_core_that_is_started_again_has_the_newest_weights_or_says_that_it_has
 
 
 @pytest.mark.parametrize("core", ["inproc", pytest.param("process", marks=pytest.mark.exhaustive)])
-def test_what_runs_goes_on_with_the_new_weights_and_the_output_says_from_where_on(pair, core):
+def test_what_runs_goes_on_with_the_new_weights_and_the_output_says_from_where_on(pair, core, monkeypatch):
     old, new = pair()
+    wait_for_a_message(monkeypatch, after_steps=40)
 
     async def main() -> None:
         engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(old), **SETTINGS), core=core)
@@ -287,7 +292,7 @@ def test_what_runs_goes_on_with_the_new_weights_and_the_output_says_from_where_o
             async for output in outputs:
                 last = output
                 tokens = list(output.outputs[0].token_ids)
-                if len(tokens) == 20:
+                if len(tokens) >= 20:
                     break
             await engine.pause_generation(mode="keep")
             await engine.reload_weights(str(new), weight_version="second")
@@ -305,6 +310,27 @@ def test_what_runs_goes_on_with_the_new_weights_and_the_output_says_from_where_o
             engine.shutdown()
 
     asyncio.run(main())
+
+
+def wait_for_a_message(monkeypatch: pytest.MonkeyPatch, after_steps: int) -> None:
+    """A core in a thread takes no more than some steps before it is sent something, so that it has not ended by then."""
+    receive, step = ThreadInbox.receive, EngineCore.step
+    steps = 0
+
+    def count(core: EngineCore) -> EngineCoreOutputs:
+        nonlocal steps
+        steps += 1
+        return step(core)
+
+    def wait(inbox: ThreadInbox, block: bool) -> list[FrontendMessage]:
+        nonlocal steps
+        taken = receive(inbox, block or steps >= after_steps)
+        if taken and steps:
+            steps = -1000
+        return taken
+
+    monkeypatch.setattr(EngineCore, "step", count)
+    monkeypatch.setattr(ThreadInbox, "receive", wait)
 
 
 def continued(path: Path, prompt: list[int], count: int) -> list[int]:

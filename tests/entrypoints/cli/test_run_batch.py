@@ -143,6 +143,10 @@ def test_a_full_queue_is_tried_again_while_others_run(monkeypatch: pytest.Monkey
         refusals = 3
 
         async def generate(self, *args: Any, **options: Any) -> Any:
+            self.num_asked += 1
+            if self.num_asked == 2:
+                self.both_asked.set()
+            await self.both_asked.wait()  # alone, a line would be refused: nothing leaves the queue
             if self.refusals:
                 self.refusals -= 1
                 raise CapacityError("The queue is full.")
@@ -150,6 +154,7 @@ def test_a_full_queue_is_tried_again_while_others_run(monkeypatch: pytest.Monkey
                 yield output
 
     engine = Full()
+    engine.num_asked, engine.both_asked = 0, asyncio.Event()
     results = answers(tmp_path, complete("a"), complete("b"), engine=engine)
     assert [result["error"] for result in results] == [None, None] and engine.refusals == 0
 
