@@ -1,4 +1,4 @@
-"""Two GPUs of one host beside one: TP, PP and DP of an 8B shape, EP of a 30B-A3B shape, dummy weights; tokens of tiny models first.
+"""Two GPUs beside one: TP, PP and DP of an 8B shape, EP of a 30B-A3B shape, dummy weights; tokens of tiny models first.
 
     PYTHONPATH=src python3 tools/gpu/scale.py [--device cpu --only-tiny]
 
