@@ -174,7 +174,10 @@ def save(found: dict[str, Any]) -> None:
 def print_table(found: dict[str, Any]) -> None:
     for name, answer in found["same_tokens"].items():
         print(f"tiny {name:12} tokens equal one GPU's: {answer}")
-    print(f"{'':14}{'start s':>8}" + "".join(f"{f'batch {batch}: tok/s':>20}{'of one':>8}{'step ms':>9}" for batch in BATCHES))
+    print(
+        f"{'':14}{'start s':>8}"
+        + "".join(f"{f'batch {batch}: tok/s':>20}{'of one':>8}{'step ms':>9}" for batch in BATCHES)
+    )
     for name, figures in found["large"].items():
         base = found["large"].get(f"{name.split()[0]} one", {})
         line = f"{name:14}{figures.get('start_s', '-'):>8}"
