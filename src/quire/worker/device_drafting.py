@@ -246,7 +246,7 @@ class DeviceDrafting:
                 self._guess(_Shape(count, min(2, self._drafter.most), is_filtered, 1 + self._drafter.most), step(count))
 
 
-def make_drafting(
+def make_device_drafting(
     drafter: Drafter | None,
     runtime: DeviceRuntime,
     inputs: DeviceInputs,

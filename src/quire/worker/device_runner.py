@@ -29,7 +29,7 @@ from quire.sample.grammar_masks import GrammarMasks
 from quire.sample.sampler import Sampled, Sampler
 from quire.sampling_params import SamplingParams
 from quire.spec_decode.verification import Draws, Verified
-from quire.worker.device_drafting import DraftedStep, make_drafting
+from quire.worker.device_drafting import DraftedStep, make_device_drafting
 from quire.worker.feature_uses import FeatureUses
 from quire.worker.input_prep import PreparedBatch
 from quire.worker.pooling import PooledRows, Pooler
@@ -195,7 +195,7 @@ class DeviceRunner(Runner):
             self._inputs.token_types = self._pooler.token_types
         self._graphs = self._make_graphs()
         parts = (self._runtime, self._inputs, self._state, self._sampler, self._graphs, self._out_S)
-        self._drafting = make_drafting(self._drafter, *parts, is_captured=not self._config.model.enforce_eager)
+        self._drafting = make_device_drafting(self._drafter, *parts, is_captured=not self._config.model.enforce_eager)
         self._slots.allocate()
         self._prepare_empty()
         self._runtime.rehearse(self._compute_all)
