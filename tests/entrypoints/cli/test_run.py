@@ -141,7 +141,7 @@ def test_stopping_waits_for_the_end_of_the_process(registry: Path) -> None:
 
 
 def test_the_words_of_the_talk_are_not_the_servers() -> None:
-    words = ["run", "m", "--web", "-m", "hello", "--max-model-len", "8k", "--message=x"]
+    words = ["m", "--web", "-m", "hello", "--max-model-len", "8k", "--message=x"]
     assert serve_words(words, _add_own) == ["m", "--max-model-len", "8k"]
 
 

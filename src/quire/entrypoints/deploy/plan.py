@@ -74,7 +74,7 @@ def make_plan(args: argparse.Namespace, words: list[str]) -> Plan:
         raise ConfigError.of(
             "port", "a server that is deployed needs a port: leave --uds out, and give a --port from 1"
         )
-    gpus = (0 if args.device == "cpu" else ranks) if args.gpus is None else args.gpus
+    gpus = (0 if _computes_on_host(args.device) else ranks) if args.gpus is None else args.gpus
     if 0 < gpus < ranks:
         raise ConfigError.of("gpus", f"{gpus} are too few: the parallel sizes make {ranks} ranks, one a device")
     if args.api_key:
@@ -98,6 +98,13 @@ def make_plan(args: argparse.Namespace, words: list[str]) -> Plan:
         replicas=args.replicas,
         storage=args.storage,
     )
+
+
+def _computes_on_host(device: str) -> bool:
+    """Whether a device that the user named is the host's own cores; one that is found where the server runs is a card."""
+    from quire.platforms import current_platform
+
+    return device != "auto" and current_platform(device).capabilities().computes_on_host.value
 
 
 def _is_path(word: str) -> bool:
