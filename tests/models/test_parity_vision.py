@@ -12,7 +12,11 @@ from quire.layers.vision.tower import VisionTower
 SETTINGS = {
     "roomy": {"max_num_seqs": 8},
     "chunks that end within images": {"max_num_batched_tokens": 9, "max_num_seqs": 3},
-    "few pages, so that requests are preempted": {"max_num_seqs": 8, "num_gpu_blocks_override": 24},
+    "few pages, so that requests are preempted": {
+        "max_num_seqs": 8,
+        "max_model_len": 200,
+        "num_gpu_blocks_override": 24,
+    },
     "no prefix cache, eager": {"enable_prefix_caching": False, "max_num_seqs": 3, "enforce_eager": True},
 }
 COMMON = {

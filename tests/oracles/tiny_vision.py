@@ -137,6 +137,67 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vision_end_token_id": 303,
     },
 }
+_LINEAR: dict[str, Any] = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "head_dim": 64,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1e4,
+        "mrope_section": [3, 3, 2],
+        "mrope_interleaved": True,
+        "partial_rotary_factor": 0.25,
+    },
+}
+_EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+CONFIGS["Idefics3ForConditionalGeneration"] = CONFIGS["SmolVLMForConditionalGeneration"]
+CONFIGS["Qwen3VLMoeForConditionalGeneration"] = CONFIGS["Qwen3VLForConditionalGeneration"] | {
+    "text_config": CONFIGS["Qwen3VLForConditionalGeneration"]["text_config"] | _EXPERTS
+}
+CONFIGS["Qwen3_5ForConditionalGeneration"] = CONFIGS["Qwen3VLForConditionalGeneration"] | {
+    "text_config": _TEXT | _LINEAR,
+    "vision_config": {
+        name: value
+        for name, value in CONFIGS["Qwen3VLForConditionalGeneration"]["vision_config"].items()
+        if name != "deepstack_visual_indexes"
+    },
+}
+CONFIGS["Qwen3_5MoeForConditionalGeneration"] = CONFIGS["Qwen3_5ForConditionalGeneration"] | {
+    "text_config": _TEXT | _LINEAR | _EXPERTS | {"shared_expert_intermediate_size": 32}
+}
+_APART = {"tie_word_embeddings": False}
+_PATCHES_OF_4 = {"image_size": 24, "patch_size": 4}
+# Transformers' Aya Vision forgets the scale of Cohere's logits, with which its text model was trained.
+CONFIGS |= {
+    "InternVLForConditionalGeneration": {
+        "text_config": _TEXT | {"model_type": "qwen2"},
+        "vision_config": _CLIP | _PATCHES_OF_4 | {"attention_bias": True},
+        "image_token_id": IMAGE,
+    }
+    | _APART,
+    "AyaVisionForConditionalGeneration": {
+        "text_config": _TEXT | {"model_type": "cohere2", "head_dim": 16, "sliding_window": 20, "logit_scale": 1.0},
+        "vision_config": SIGLIP | _PATCHES_OF_4,
+        "image_token_index": IMAGE,
+        "alignment_intermediate_size": 80,
+    }
+    | _APART,
+    "DeepseekVLForConditionalGeneration": {
+        "text_config": _TEXT | {"model_type": "llama"},
+        "vision_config": SIGLIP,
+        "image_token_id": IMAGE,
+    }
+    | _APART,
+    "LightOnOcrForConditionalGeneration": {
+        "text_config": _TEXT | {"model_type": "qwen3", "head_dim": 16},
+        "vision_config": CONFIGS["Mistral3ForConditionalGeneration"]["vision_config"],
+        "image_token_id": IMAGE,
+    }
+    | _APART,
+}
 _QWEN_PIXELS: dict[str, Any] = {
     "image_processor_type": "Qwen2VLImageProcessor",
     "patch_size": 4,
@@ -162,6 +223,26 @@ PROCESSORS: dict[str, dict[str, Any]] = {
     "SmolVLMForConditionalGeneration": {
         "image_processor_type": "SmolVLMImageProcessor", "size": {"longest_edge": 48}, "max_image_size": {"longest_edge": 24},
     },
+    "Idefics3ForConditionalGeneration": {
+        "image_processor_type": "Idefics3ImageProcessor", "size": {"longest_edge": 48}, "max_image_size": {"longest_edge": 24},
+    },
+    "InternVLForConditionalGeneration": {
+        "image_processor_type": "GotOcr2ImageProcessor", "size": {"height": 24, "width": 24}, "crop_to_patches": True,
+        "max_patches": 3,
+    },
+    "AyaVisionForConditionalGeneration": {
+        "image_processor_type": "GotOcr2ImageProcessor", "size": {"height": 24, "width": 24}, "crop_to_patches": True,
+        "max_patches": 3,
+    },
+    "DeepseekVLForConditionalGeneration": {
+        "image_processor_type": "DeepseekVLImageProcessor", "size": {"height": 28, "width": 28},
+    },
+    "LightOnOcrForConditionalGeneration": {
+        "image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": 40}, "patch_size": 4,
+    },
+    "Qwen3VLMoeForConditionalGeneration": _QWEN_PIXELS,
+    "Qwen3_5ForConditionalGeneration": _QWEN_PIXELS,
+    "Qwen3_5MoeForConditionalGeneration": _QWEN_PIXELS,
     "Qwen2VLForConditionalGeneration": _QWEN_PIXELS,
     "Qwen2_5_VLForConditionalGeneration": _QWEN_PIXELS,
     "Qwen3VLForConditionalGeneration": _QWEN_PIXELS,
@@ -197,7 +278,8 @@ def _write_tokenizer(path: Path) -> None:
     tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
     tokenizer.add_tokens([f"<unused{number}>" for number in range(IMAGE - tokenizer.get_vocab_size())])
     places = [f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)]
-    around = ["<fake_token_around_image>", "<global-img>", "[IMG_BREAK]", "[IMG_END]"]
+    around = ["<fake_token_around_image>", "<global-img>", "[IMG_BREAK]", "[IMG_END]", "<img>", "</img>"]
+    around += ["<|START_OF_IMG|>", "<|END_OF_IMG|>"]
     tokenizer.add_special_tokens(["<image>", *around, *places])
     assert tokenizer.token_to_id("<image>") == IMAGE
     tokenizer.save(str(path / "tokenizer.json"))
@@ -228,14 +310,14 @@ class VisionOracle:
         inputs: dict[str, Any] = {"input_ids": torch.tensor([list(token_ids)])}
         if len(images):
             name = type(self.model).__name__
-            options = {"patch_size": 8} if name.startswith("Mistral3") else {}
+            options = {"patch_size": 8} if name.startswith(("Mistral3", "LightOn")) else {}
             each = [self.processor([image], return_tensors="pt", **options) for image in images]
             if self.model.config.vision_config.model_type == "pixtral":  # of several sizes: the smaller ones are padded
                 height, width = (max(one["pixel_values"].shape[axis] for one in each) for axis in (2, 3))
                 for one in each:
                     down, right = height - one["pixel_values"].shape[2], width - one["pixel_values"].shape[3]
                     one["pixel_values"] = torch.nn.functional.pad(one["pixel_values"], (0, right, 0, down))
-            if name.startswith("SmolVLM"):
+            if name.startswith(("SmolVLM", "Idefics3")):
                 inputs["pixel_values"] = torch.cat([one["pixel_values"] for one in each], dim=1)
                 return self.model(**inputs).logits[0].log_softmax(-1)
             if name.startswith(("LlavaNext", "LlavaOnevision")):

@@ -19,6 +19,8 @@ from quire.layers.modules import Module, ModuleBuilder, RowBlock
 from quire.layers.residual_extras import HyperConnection, LayerEnd, LayerInputs
 from quire.models.spec import DecoderSpec, Patches
 
+JOIN_VECTOR = "_scale"
+"""Behind a place's name: the vector of a learned joint."""
 _Owner = MixerLayer | FeedForwardLayer | LayerEnd | HyperConnection
 
 
@@ -28,7 +30,7 @@ class DecoderLayer:
     Attributes:
         mixers, mlp: its halves. end: what follows them. hyper: how halves read and write residual streams.
         placement, norm_places: where it has norms; `norms` has their weights.
-        joints: by place, how a half's output joins the residual.
+        joints: by place, how a half's output joins the residual; `join_vectors` has the learned ones' vectors.
     """
 
     def __init__(self, spec: DecoderSpec, layer: int, context: LayerContext) -> None:
@@ -36,6 +38,7 @@ class DecoderLayer:
         self.placement, self.joints = spec.placements()[layer], spec.joints_of(layer)
         self.norm_places = norm_places(spec, layer)
         self.norms: dict[str, NormWeight] = {}
+        self.join_vectors: dict[str, torch.Tensor] = {}
         self.mixers = [kind_of(mixer)(mixer, context) for mixer in mixers]
         self.mlp = None if mlp is None else FeedForwardLayer(mlp, context, f"layers.{layer}")
         has_end = spec.layer_scale or spec.layer_input is not None
@@ -67,6 +70,9 @@ class DecoderLayer:
         mlp = spec.mlps()[layer]
         if mlp is not None:
             yield from FeedForwardLayer.modules(builder, mlp)
+        for place, joint in spec.joints_of(layer).items():
+            if joint.learned:
+                yield builder.vector(place + JOIN_VECTOR, builder.hidden)
         yield from LayerEnd.modules(builder)
         for half in ("mixer_hyper", "mlp_hyper"):
             yield from HyperConnection.modules(builder, half)
@@ -81,6 +87,8 @@ class DecoderLayer:
         """Hand a module's weight to the part that has it."""
         if name in self.norm_places:
             self.norms[name] = cast(NormWeight, weight)
+        elif (place := name.removesuffix(JOIN_VECTOR)) in self.joints:
+            self.join_vectors[place] = cast(torch.Tensor, weight)
         elif name in SCALES:
             for mixer in self.mixers:
                 mixer.set_cache_scale(name, cast(torch.Tensor, weight))

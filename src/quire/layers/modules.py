@@ -55,7 +55,7 @@ class Module:
         bias_scale: multiplies the checkpoint's bias.
         is_whole: a table that is stored as whole numbers.
         is_conv: a table that is stored as [rows, 1, columns], a convolution of each channel by itself.
-        is_flattened: a table that the checkpoint has with more dimensions.
+        is_flattened: the checkpoint has the tensor with more dimensions, and under the bare name.
         stacked: the names of the tensors [experts, rows, columns], one of all parts or one for each, that a checkpoint may have
             in place of the sources.
         is_padded: the checkpoint's tensor may have further rows.
@@ -205,8 +205,11 @@ class ModuleBuilder:
 
     def vector(self, name: str, part: RowBlock, shard: Shard = "none") -> Module:
         """A bare tensor of one dimension."""
-        is_row = name in self.spec.weights.row_vectors
-        return Module(self._name(name), "vector", self._sources(name), (part,), shard=shard, is_row=is_row)
+        weights, sources = self.spec.weights, self._sources(name)
+        is_row, is_flattened = name in weights.row_vectors, name in weights.flattened
+        return Module(
+            self._name(name), "vector", sources, (part,), shard=shard, is_row=is_row, is_flattened=is_flattened
+        )
 
     def table(
         self,
@@ -234,9 +237,17 @@ class ModuleBuilder:
     def embedding(self, name: str, rows: int, width: int, skip_rows: int = 0) -> Module:
         """A table of rows."""
         parts = (RowBlock(rows, rows),)
-        is_padded = name in self.spec.weights.padded
-        sources = self._sources(name)
-        return Module(self._name(name), "embedding", sources, parts, width, skip_rows=skip_rows, is_padded=is_padded)
+        weights, sources = self.spec.weights, self._sources(name)
+        return Module(
+            self._name(name),
+            "embedding",
+            sources,
+            parts,
+            width,
+            skip_rows=skip_rows,
+            is_padded=name in weights.padded,
+            is_flattened=name in weights.flattened,
+        )
 
     def layouts(self, name: str, parts: int, fused: tuple[int, ...], groups: int) -> tuple[SourceLayout, ...]:
         """How a module's sources hold its parts: each one, or one source all of them; or one fewer source than parts, of

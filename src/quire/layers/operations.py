@@ -192,6 +192,8 @@ class OperationList:
             self._add_norm(layer, place, DELTA, DELTA)
         joint = layer.joints.get(place)
         if joint is not None:
+            if joint.learned:
+                self.listed.append(lambda step, views: views.delta_TD.mul_(layer.join_vectors[place]))
             self._add_scale(RESIDUAL, joint.keep)
             self._add_scale(DELTA, joint.join)
         self._delta_waits = True

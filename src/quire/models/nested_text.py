@@ -11,6 +11,9 @@ from quire.models.spec import Attention, DecoderSpec
 PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.text_model.", "model.")
 OTHER_PARTS = (
     "*vision_tower.*",
+    "*vision_encoder.*",
+    "*vision_projection.*",
+    "*aligner.*",
     "*vision_embed_tokens.*",
     "*vision_model.*",
     "*connector.modality_projection.*",

@@ -50,10 +50,12 @@ class Placement:
 
 @dataclasses.dataclass(frozen=True)
 class Joint:
-    """How a half's output joins the residual: residual * keep + output * join."""
+    """How a half's output joins the residual: residual * keep + output * join; `learned`: the output is first multiplied by a
+    vector of the checkpoint."""
 
     keep: float = 1.0
     join: float = 1.0
+    learned: bool = False
 
 
 PRE = Placement()

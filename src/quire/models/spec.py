@@ -276,9 +276,9 @@ class WeightNames:
             `shared_after`, `experts_before`, `experts_after`, `router_scale`; `expert_scales`. Of layer inputs, outside layers
             `input_embedding`, `input_projection`, `input_norm`, in a layer `input_gate`, `input_out`, `after_input`.
             `layer_scale`. Of streams `mixer_hyper`, `mlp_hyper` (with `_base` and `_scale` behind each), outside layers
-            `hyper_head` and these. Of an indexer `index_q`, `index_k`, `index_k_norm`, `index_weights`. Attention that makes only
-            queries has `q`, one whose values are its keys `qk`. Of relative attention also `relative`, and of convolutions
-            `kv_conv`, `out_conv`, `mlp_conv`.
+            `hyper_head` and these. Of learned joints `after_mixer_scale`, `after_mlp_scale`. Of an indexer `index_q`,
+            `index_k`, `index_k_norm`, `index_weights`. Attention that makes only queries has `q`, one whose values are its
+            keys `qk`. Of relative attention also `relative`, and of convolutions `kv_conv`, `out_conv`, `mlp_conv`.
         prefixes: possible prefixes of every name but `lm_head`'s; the one that the checkpoint uses is found by its embedding.
         layer: the prefix of a layer's names.
         transposed: modules whose matrices are stored [in, out] (GPT-2's Conv1D).
@@ -296,7 +296,7 @@ class WeightNames:
             counted from 1 in place of `{sub1}`.
         bias_scales: modules whose biases are multiplied when they are loaded: what multiplies the module's output in the
             spec multiplies in the model only some of the terms.
-        flattened: tables that are stored with more dimensions than they have here: their numbers are read in order.
+        flattened: what is stored with more dimensions than it has here: its numbers are read in order.
         aliases: parts of names that a checkpoint may have in the place of ours: theirs -> ours.
     """
 
@@ -381,7 +381,16 @@ class Product:
     act: str = ""
 
 
-Stage: TypeAlias = Group | Normed | Product
+@dataclasses.dataclass(frozen=True)
+class Gated:
+    """The second half of a row's columns, through an activation, multiplies the first half; the other way round with
+    `gate_first`."""
+
+    act: str
+    gate_first: bool = False
+
+
+Stage: TypeAlias = Group | Normed | Product | Gated
 
 
 @dataclasses.dataclass(frozen=True)

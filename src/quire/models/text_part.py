@@ -10,14 +10,17 @@ from quire.models.registry import ModelRegistry, register
 from quire.models.spec import DecoderSpec, VisionSpec
 from quire.models.vision.clip import (
     idefics_vision,
+    lighton_vision,
     llava_next_vision,
     llava_onevision_vision,
     llava_vision,
     mistral_vision,
 )
 from quire.models.vision.qwen_vl import qwen2_5_vision, qwen2_vision, qwen3_vision, with_axes
+from quire.models.vision.shuffled import aya_vision, deepseek_vision, intern_vision
 
 ARCHITECTURES = {
+    "cohere2": "Cohere2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
     "gemma4_text": "Gemma4ForCausalLM",
     "gemma4_unified_text": "Gemma4UnifiedForCausalLM",
@@ -40,18 +43,25 @@ SIZES = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32
 LEFT_OUT = {
     "llama": SIZES | {"intermediate_size": 11008, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6},
     "mistral": SIZES | {"intermediate_size": 14336, "max_position_embeddings": 131072, "num_key_value_heads": 8},
+    "qwen3_vl_moe_text": {"norm_topk_prob": True},
 }
 """What a `text_config` need not say (LLaVA 1.5's tells no size of its layers)."""
 
 
 VISION: dict[str, Callable[[HFConfig], VisionSpec]] = {
+    "aya_vision": aya_vision,
+    "deepseek_vl": deepseek_vision,
     "idefics3": idefics_vision,
+    "internvl": intern_vision,
+    "lighton_ocr": lighton_vision,
     "llava": llava_vision,
     "llava_next": llava_next_vision,
     "llava_onevision": llava_onevision_vision,
     "mistral3": mistral_vision,
     "qwen2_vl": qwen2_vision,
     "qwen2_5_vl": qwen2_5_vision,
+    "qwen3_5": qwen3_vision,
+    "qwen3_5_moe": qwen3_vision,
     "qwen3_vl": qwen3_vision,
     "qwen3_vl_moe": qwen3_vision,
     "smolvlm": idefics_vision,
@@ -59,6 +69,8 @@ VISION: dict[str, Callable[[HFConfig], VisionSpec]] = {
 """By the `model_type` of the whole: how it sees."""
 
 
+@register("AyaVisionForConditionalGeneration", "InternVLForConditionalGeneration")
+@register("DeepseekVLForConditionalGeneration", "LightOnOcrForConditionalGeneration")
 @register("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration")
 @register("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration")
 @register("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration")
@@ -73,7 +85,7 @@ VISION: dict[str, Callable[[HFConfig], VisionSpec]] = {
     "Qwen3_5MoeForConditionalGeneration",
 )
 def text_part(hf: HFConfig) -> DecoderSpec:
-    """Gemma 3 (4B and larger), Gemma 4, Mistral Small 3.1, Ministral 3, LLaVA to LLaVA-OneVision, Fuyu, Llama 4, Qwen-VL."""
+    """Gemma 3 (4B and larger), Gemma 4, Mistral Small 3.1, Ministral 3, LLaVA to LLaVA-OneVision, Fuyu, Llama 4, Qwen-VL, …"""
     text = hf.get("text_config") or hf  # the first Qwen-VL's tell of the text beside `vision_config`
     architecture = ARCHITECTURES.get(text.get("model_type", "llama"))
     if architecture is None:
@@ -84,9 +96,9 @@ def text_part(hf: HFConfig) -> DecoderSpec:
     above = {key: hf.get(key) for key in ("tie_word_embeddings",) if key in hf and key not in text}
     text = HFConfig(LEFT_OUT.get(text.get("model_type", "llama"), {}) | above | text.to_dict())
     spec = ModelRegistry.resolve(architecture).make_spec(text)
-    if text.get("model_type", "").startswith(("qwen2_vl", "qwen2_5_vl", "qwen3_vl")):
-        spec = with_axes(spec, text)
     see = VISION.get(hf.get("model_type", ""))
+    if see is not None and text.get("model_type", "").startswith(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")):
+        spec = with_axes(spec, text)
     others = OTHER_PARTS if see is None else ()
     weights = dataclasses.replace(spec.weights, prefixes=PREFIXES, ignored=(*spec.weights.ignored, *others))
     return dataclasses.replace(spec, weights=weights, vision=None if see is None else see(hf))

@@ -18,13 +18,17 @@ IntArray = npt.NDArray[np.int64]
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
+EMBEDDED = -1
+"""In an expansion: the token whose embedding is an image's, whichever that is."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Expansion:
     """What stands in the prompt for one image.
 
     Attributes:
         before, after: text tokens around the item.
-        token_ids: of the item. Those that are the family's embedded token take an embedding each.
+        token_ids: of the item. Those that are `EMBEDDED` take an embedding each.
         grid: frames, rows and columns of the embeddings, for positions with several axes.
         arrays: what the encoder reads.
     """
@@ -88,7 +92,7 @@ def _llava(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
     pixels = arrays["pixel_values"]
     size = hf.vision_config.get("patch_size", 14)
     count = (pixels.shape[-2] // size) * (pixels.shape[-1] // size)
-    return Expansion([LLAVA.embedded_token(hf)] * count, {"pixels": pixels})
+    return Expansion([EMBEDDED] * count, {"pixels": pixels})
 
 
 PINPOINTS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
@@ -129,18 +133,18 @@ def _llava_next(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
     places = places.transpose(0, 2, 1, 3).reshape(down * side, across * side)
     places = places[_without_padding((down * side, across * side), height, width)]
     pixels, whole = pixels[: 1 + down * across], np.arange(side**2)
-    token, most = LLAVA_NEXT.embedded_token(hf), str(hf.get("vision_aspect_ratio", "")).removeprefix("anyres_max_")
+    most = str(hf.get("vision_aspect_ratio", "")).removeprefix("anyres_max_")
     ratio = math.sqrt(places.size / (int(most) * side**2)) if most.isdigit() else 0.0
     if ratio <= _SHRINKS_ABOVE:
         rows = np.pad(places, ((0, 0), (0, 1)), constant_values=-1)
         order = np.concatenate([whole, rows.reshape(-1)])
-        return Expansion([token] * len(order), {"pixels": pixels, "places": order})
+        return Expansion([EMBEDDED] * len(order), {"pixels": pixels, "places": order})
     blended, shares = _shrink(places, int(places.shape[0] // ratio), int(places.shape[1] // ratio))
     end = ((0, 0), (0, 1), (0, 0))
     rows, shares = np.pad(blended, end, constant_values=-1), np.pad(shares, end, constant_values=0.25)
     order = np.concatenate([np.repeat(whole[:, None], 4, axis=1), rows.reshape(-1, 4)])
     weights = np.concatenate([np.full((len(whole), 4), 0.25, np.float32), shares.reshape(-1, 4)])
-    return Expansion([token] * len(order), {"pixels": pixels, "places": order, "shares": weights})
+    return Expansion([EMBEDDED] * len(order), {"pixels": pixels, "places": order, "shares": weights})
 
 
 _SHRINKS_ABOVE = 1.1
@@ -178,7 +182,7 @@ def _mistral(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
     pixels, cell = arrays["pixel_values"], _mistral_cell(hf)
     rows, columns = pixels.shape[-2] // cell, pixels.shape[-1] // cell
     (row_end,), (end,) = encode("[IMG_BREAK]")[:1], encode("[IMG_END]")[:1]
-    token_ids = ([MISTRAL.embedded_token(hf)] * columns + [row_end]) * rows
+    token_ids = ([EMBEDDED] * columns + [row_end]) * rows
     return Expansion([*token_ids[:-1], end], {"pixels": pixels})
 
 
@@ -186,7 +190,7 @@ def _idefics(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
     """Idefics3 and SmolVLM: squares row by row, each with its place in words, and the whole image behind them."""
     vision, pixels = hf.vision_config, arrays["pixel_values"]
     side = vision.get("image_size", 224) // vision.get("patch_size", 32) // hf.get("scale_factor", 2)
-    image = [IDEFICS.embedded_token(hf)] * side**2
+    image = [EMBEDDED] * side**2
     rows, columns = (int(arrays[name].reshape(-1)[0]) for name in ("rows", "cols"))
     around, token_ids = "<fake_token_around_image>", list[int]()
     for row in range(rows):
@@ -197,12 +201,40 @@ def _idefics(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
     return Expansion([*token_ids, *encode(whole), *image, *encode(around)], {"pixels": pixels})
 
 
+def _intern(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
+    """InternVL: the squares of an image and behind them the whole, between two tokens."""
+    pixels, vision = arrays["pixel_values"], hf.vision_config
+    size, ratio = vision.get("patch_size", 14), hf.get("downsample_ratio", 0.5)
+    side = int(pixels.shape[-1] // (size if isinstance(size, int) else size[0]) * ratio)
+    squares = pixels.shape[0] if pixels.ndim == 4 else 1
+    image = [EMBEDDED] * (squares * side**2)
+    return Expansion([*encode("<img>"), *image, *encode("</img>")], {"pixels": pixels})
+
+
+def _aya(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
+    """Aya Vision: squares with their numbers, and the whole image behind them."""
+    pixels = arrays["pixel_values"]
+    side = pixels.shape[-1] // hf.vision_config.get("patch_size", 14) // hf.get("downsample_factor", 2)
+    squares, image = pixels.shape[0] if pixels.ndim == 4 else 1, [EMBEDDED] * side**2
+    token_ids = encode("<|START_OF_IMG|>")
+    for number in range(1, squares):
+        token_ids += encode(f"TILE_{number}") + image
+    return Expansion([*token_ids, *encode("TILE_GLOBAL"), *image, *encode("<|END_OF_IMG|>")], {"pixels": pixels})
+
+
+def _lighton(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
+    """LightOnOCR: Mistral's cells without ends of rows."""
+    pixels, cell = arrays["pixel_values"], _mistral_cell(hf)
+    count = (pixels.shape[-2] // cell) * (pixels.shape[-1] // cell)
+    return Expansion([EMBEDDED] * count, {"pixels": pixels})
+
+
 def _llava_embeds(hf: HFConfig, count: int, grid: Sequence[int]) -> Expansion:
     if hf.vision_config.get("model_type") == "pixtral" or grid:
         raise ValueError(
             "this model reads images as pixels" if not grid else "this model's images have no image_grid_thw"
         )
-    return Expansion([LLAVA.embedded_token(hf)] * count, {})
+    return Expansion([EMBEDDED] * count, {})
 
 
 LLAVA = Family(
@@ -215,6 +247,10 @@ LLAVA = Family(
 LLAVA_NEXT = Family(LLAVA.token, LLAVA.usual, _llava_next, of_embeds=_llava_embeds)
 LLAVA_ONEVISION = dataclasses.replace(LLAVA_NEXT, usual=151646)
 MISTRAL = Family(("image_token_id", "image_token_index"), 10, _mistral, options=_mistral_options)
+LIGHTON = Family(("image_token_id",), 151655, _lighton, options=_mistral_options)
+DEEPSEEK = Family(("image_token_id",), 100015, _llava)
+INTERN = Family(("image_token_id",), 151667, _intern, options=lambda hf: {"crop_to_patches": True})
+AYA = Family(("image_token_index", "image_token_id"), 255036, _aya, options=lambda hf: {"crop_to_patches": True})
 IDEFICS = Family(("image_token_id",), 128257, _idefics, options=lambda hf: {"return_row_col_info": True})
 
 
@@ -223,7 +259,7 @@ def _qwen_vl(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
     frames, rows, columns = (int(count) for count in arrays["image_grid_thw"].reshape(3))
     merge = int(hf.vision_config.get("spatial_merge_size", 2))
     grid = (frames, rows // merge, columns // merge)
-    tokens = [QWEN_VL.embedded_token(hf)] * math.prod(grid)
+    tokens = [EMBEDDED] * math.prod(grid)
     return Expansion(tokens, {"pixels": arrays["pixel_values"], "grid": arrays["image_grid_thw"]}, grid=grid)
 
 
@@ -238,12 +274,17 @@ def _qwen_vl_embeds(hf: HFConfig, count: int, grid: Sequence[int]) -> Expansion:
         raise ValueError(
             f"{count} embeddings are not those of image_grid_thw={list(grid)}, which has {math.prod(cells)}"
         )
-    return Expansion([QWEN_VL.embedded_token(hf)] * count, {}, grid=cells)
+    return Expansion([EMBEDDED] * count, {}, grid=cells)
 
 
 QWEN_VL = Family(("image_token_id",), 151655, _qwen_vl, of_embeds=_qwen_vl_embeds)
+QWEN_3_5 = dataclasses.replace(QWEN_VL, usual=248056)
 
 FAMILIES: dict[str, Family] = {
+    "AyaVisionForConditionalGeneration": AYA,
+    "DeepseekVLForConditionalGeneration": DEEPSEEK,
+    "InternVLForConditionalGeneration": INTERN,
+    "LightOnOcrForConditionalGeneration": LIGHTON,
     "LlavaForConditionalGeneration": LLAVA,
     "LlavaNextForConditionalGeneration": LLAVA_NEXT,
     "LlavaOnevisionForConditionalGeneration": LLAVA_ONEVISION,
@@ -252,6 +293,8 @@ FAMILIES: dict[str, Family] = {
     "SmolVLMForConditionalGeneration": IDEFICS,
     "Qwen2VLForConditionalGeneration": QWEN_VL,
     "Qwen2_5_VLForConditionalGeneration": QWEN_VL,
+    "Qwen3_5ForConditionalGeneration": QWEN_3_5,
+    "Qwen3_5MoeForConditionalGeneration": QWEN_3_5,
     "Qwen3VLForConditionalGeneration": QWEN_VL,
     "Qwen3VLMoeForConditionalGeneration": QWEN_VL,
 }

@@ -19,7 +19,7 @@ from quire.guards import is_mapping
 from quire.media import EMBEDS, IMAGE_EMBEDS, MODALITIES, MediaItem, MediaTensor
 from quire.multimodal.content import PARAM, Pixels, as_list, content_key, read_image, read_uuids
 from quire.multimodal.image_embeds import GivenEmbeds
-from quire.multimodal.image_families import FAMILIES, Arrays, Encode, Expansion
+from quire.multimodal.image_families import EMBEDDED, FAMILIES, Arrays, Encode, Expansion
 from quire.multimodal.media_source import MediaSource
 from quire.multimodal.processor_cache import Processed, ProcessorCache
 
@@ -165,7 +165,7 @@ class MediaProcessor:
         return self._processed(expansion, {EMBEDS: embeds.array_ED}, where, IMAGE_EMBEDS)
 
     def _processed(self, expansion: Expansion, arrays: Arrays, where: str, modality: str = "image") -> Processed:
-        num_embeds = expansion.token_ids.count(self._embedded)
+        num_embeds = expansion.token_ids.count(EMBEDDED)
         budget = self._settings.encoder_budget
         if num_embeds > budget:
             raise RequestError(
@@ -173,7 +173,8 @@ class MediaProcessor:
                 param=PARAM,
             )
         tensors = {name: MediaTensor.from_array(array) for name, array in arrays.items()}
-        tokens = (expansion.before, expansion.token_ids, expansion.after)
+        own = [self._embedded if token == EMBEDDED else token for token in expansion.token_ids]
+        tokens = (expansion.before, own, expansion.after)
         return Processed(*tokens, num_embeds, list(expansion.grid), tensors, modality)
 
     def _get_processor(self) -> ImageProcessor:

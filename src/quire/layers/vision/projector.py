@@ -16,7 +16,7 @@ from quire.layers.activation import kernel_activation
 from quire.layers.assembly import NormWeight, Weight
 from quire.layers.modules import Module, ModuleBuilder, RowBlock
 from quire.layers.operations import apply_norm
-from quire.models.spec import Group, Normed, Product, Stage
+from quire.models.spec import Gated, Group, Normed, Product, Stage
 
 
 class Projector:
@@ -36,6 +36,8 @@ class Projector:
         for stage in self._stages:
             if isinstance(stage, Group):
                 columns *= 1 if stage.is_mean else stage.count
+            elif isinstance(stage, Gated):
+                columns //= 2
             elif isinstance(stage, Normed):
                 yield builder.norm(stage.name, stage.norm, columns)
             else:
@@ -52,6 +54,8 @@ class Projector:
         for stage in self._stages:
             if isinstance(stage, Group):
                 x = _grouped(stage, x)
+            elif isinstance(stage, Gated):
+                x = _gated(stage, x)
             elif isinstance(stage, Normed):
                 out = torch.empty_like(x)
                 apply_norm(stage.norm, cast(NormWeight, self._weights[stage.name]), x.contiguous(), out)
@@ -71,3 +75,9 @@ def _grouped(group: Group, x_XC: torch.Tensor) -> torch.Tensor:
     if group.is_mean:
         return parts_YGC.mean(1)
     return (parts_YGC.transpose(1, 2) if group.by_column else parts_YGC).flatten(1)
+
+
+def _gated(stage: Gated, x_XC: torch.Tensor) -> torch.Tensor:
+    first, second = x_XC.float().chunk(2, dim=1)
+    up, gate = (second, first) if stage.gate_first else (first, second)
+    return (ACTIVATIONS[kernel_activation(stage.act)](gate) * up).to(x_XC.dtype)

@@ -17,6 +17,7 @@ from quire.models.spec import (
     VisionSpec,
     WeightNames,
 )
+from quire.models.vision.pixtral import NAMES as PIXTRAL_NAMES
 from quire.models.vision.pixtral import NO_TOKENS, TOWER, pixtral_trunk
 
 LAYER_NAMES: dict[str, str | tuple[str, ...]] = {
@@ -143,6 +144,26 @@ def mistral_vision(hf: HFConfig) -> VisionSpec:
         Product("down_projection", hidden, bias),
     )
     return VisionSpec(dataclasses.replace(trunk, patches=patches), projector)
+
+
+LIGHTON_NAMES = dataclasses.replace(
+    PIXTRAL_NAMES,
+    layer="vision_encoder.transformer.layers.{layer}.",
+    modules={
+        name: source.replace(TOWER, "vision_encoder.").replace("multi_modal_projector.", "vision_projection.")
+        if isinstance(source, str)
+        else source
+        for name, source in PIXTRAL_NAMES.modules.items()
+    },
+)
+
+
+def lighton_vision(hf: HFConfig) -> VisionSpec:
+    """LightOnOCR: Mistral 3's encoder under other names."""
+    usual = {"patch_size": 14, "head_dim": 64, "hidden_act": "silu"}
+    seen = mistral_vision(HFConfig(hf.to_dict() | {"vision_config": usual | hf.vision_config.to_dict()}))
+    norm = Normed("merge_norm", RMSNorm(1e-6))
+    return VisionSpec(dataclasses.replace(seen.trunk, weights=LIGHTON_NAMES), (norm, *seen.projector[1:]))
 
 
 def llava_vision(hf: HFConfig) -> VisionSpec:

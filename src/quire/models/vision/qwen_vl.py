@@ -41,6 +41,8 @@ NAMES = WeightNames(
 )
 GATED_NAMES = NAMES.but(drop=("up",), gate_up=("mlp.gate_proj", "mlp.up_proj"), down="mlp.down_proj")
 EPS = 1e-6
+SECTIONS = {"qwen3_vl": (24, 20, 20), "qwen3_5": (11, 11, 10)}
+"""Pairs of each axis where a config names none, by its model type."""
 
 
 def rotate_rows_and_columns(head_dim: int, theta: float = 10000.0) -> Rope:
@@ -84,8 +86,10 @@ def with_axes(spec: DecoderSpec, text: HFConfig) -> DecoderSpec:
     another or, `mrope_interleaved`, in turn)."""
     values = text.to_dict()
     parameters = dict(values.get("rope_parameters") or {}) | dict(values.get("rope_scaling") or {})
-    sections = tuple(parameters.get("mrope_section") or (16, 24, 24))
-    if parameters.get("mrope_interleaved", False) or text.get("model_type", "").startswith("qwen3"):
+    kind = text.get("model_type", "")
+    usual = next((each for name, each in SECTIONS.items() if kind.startswith(name)), (16, 24, 24))
+    sections = tuple(parameters.get("mrope_section") or usual)
+    if parameters.get("mrope_interleaved", False) or kind.startswith("qwen3"):
         axes = [0] * sum(sections)
         for axis in (1, 2):
             axes[axis : sections[axis] * 3 : 3] = [axis] * len(axes[axis : sections[axis] * 3 : 3])
@@ -135,11 +139,13 @@ def qwen2_5_vision(hf: HFConfig) -> VisionSpec:
 
 
 def qwen3_vision(hf: HFConfig) -> VisionSpec:
-    """Qwen3-VL: learned positions besides, and rows of earlier layers that join behind the decoder's first ones (DeepStack)."""
+    """Qwen3-VL: learned positions besides, and rows of earlier layers that join behind the decoder's first ones (DeepStack);
+    Qwen3.5 without the latter."""
     hf = hf.vision_config
     hidden, norm = hf.hidden_size, LayerNorm(EPS)
     patches = _patches(hf, size=hf.get("patch_size", 16), bias=True, blended_positions=True)
-    tapped = tuple(hf.get("deepstack_visual_indexes", [8, 16, 24]))
+    usual = [8, 16, 24] if hf.get("model_type", "qwen3_vl").startswith("qwen3_vl") else []
+    tapped = tuple(hf.get("deepstack_visual_indexes", usual))
     taps: list[tuple[Stage, ...]] = []
     modules: dict[str, str] = {
         "up": "mlp.linear_fc1",

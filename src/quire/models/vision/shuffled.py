@@ -1,0 +1,155 @@
+"""Encoders over squares of one size whose neighbouring rows stand side by side before a projector (pixel shuffle): InternVL and
+Aya Vision; and DeepSeek-VL, whose rows stay apart.
+"""
+
+import dataclasses
+
+from quire.config.hf_config import HFConfig
+from quire.models.residual import Joint, LayerNorm, Norm, RMSNorm
+from quire.models.spec import (
+    MLP,
+    Attention,
+    DecoderSpec,
+    Gated,
+    Group,
+    LearnedPositions,
+    Normed,
+    Patches,
+    Product,
+    Stage,
+    VisionSpec,
+    WeightNames,
+)
+from quire.models.vision.clip import CLIP_NAMES, LAYER_NAMES, clip_trunk, up_to_layer
+from quire.models.vision.pixtral import NO_TOKENS, TOWER
+
+INTERN_NAMES = WeightNames(
+    prefixes=("", "model."),
+    layer=TOWER + "encoder.layer.{layer}.",
+    modules={
+        "patch": TOWER + "embeddings.patch_embeddings.projection",
+        "class_token": TOWER + "embeddings.cls_token",
+        "positions": TOWER + "embeddings.position_embeddings",
+        "final_norm": TOWER + "layernorm",
+        "before_mixer": "layernorm_before",
+        "qkv": ("attention.q_proj", "attention.k_proj", "attention.v_proj"),
+        "q_norm": "attention.q_norm",
+        "k_norm": "attention.k_norm",
+        "out": "attention.projection_layer",
+        "after_mixer_scale": "lambda_1",
+        "before_mlp": "layernorm_after",
+        "up": "mlp.fc1",
+        "down": "mlp.fc2",
+        "after_mlp_scale": "lambda_2",
+        "merge_norm": "multi_modal_projector.layer_norm",
+        "up_projection": "multi_modal_projector.linear_1",
+        "down_projection": "multi_modal_projector.linear_2",
+    },
+    flattened=("class_token", "positions"),
+    ignored=("*.mask_token",),
+)
+
+
+def _side(value: int | list[int]) -> int:
+    """A length that configs may give once or for both sides."""
+    return value if isinstance(value, int) else int(value[0])
+
+
+def _intern_trunk(hf: HFConfig) -> DecoderSpec:
+    """InternViT: what a half gives is multiplied by a learned vector."""
+    hidden, heads, eps = hf.get("hidden_size", 1024), hf.get("num_attention_heads", 16), hf.get("layer_norm_eps", 1e-6)
+    size, layers, bias = (
+        _side(hf.get("patch_size", 14)),
+        hf.get("num_hidden_layers", 24),
+        hf.get("attention_bias", False),
+    )
+    positions = (_side(hf.get("image_size", 448)) // size) ** 2 + 1
+    norm: Norm = RMSNorm(eps) if hf.get("norm_type", "layer_norm") == "rms_norm" else LayerNorm(eps)
+    qk_norm = RMSNorm(1e-6) if hf.get("use_qk_norm", False) else None
+    attention = Attention(heads, heads, hidden // heads, causal=False, qkv_bias=bool(bias), out_bias=True)
+    return DecoderSpec(
+        vocab=NO_TOKENS,
+        hidden=hidden,
+        layers=layers,
+        mixer=dataclasses.replace(attention, qk_norm=qk_norm, qk_norm_span="all"),
+        mlp=MLP(hf.get("intermediate_size", 4096), act=hf.get("hidden_act", "gelu"), bias=True),
+        norm=norm,
+        weights=INTERN_NAMES,
+        max_positions=positions,
+        learned_positions=LearnedPositions(positions),
+        final_norm=not hf.get("use_mean_pooling", True),
+        tied_embeddings=True,
+        joints=((Joint(learned=True), Joint(learned=True)),) * layers,
+        patches=Patches(size, hf.get("num_channels", 3), bias=True, class_token=True),
+    )
+
+
+def _side_by_side(trunk: DecoderSpec, merge: int, *stages: Stage) -> VisionSpec:
+    """Squares of merge x merge rows before a projector."""
+    patches = None if trunk.patches is None else dataclasses.replace(trunk.patches, merge=merge)
+    return VisionSpec(dataclasses.replace(trunk, patches=patches), (Group(merge**2), *stages))
+
+
+def intern_vision(hf: HFConfig) -> VisionSpec:
+    """InternVL in Transformers' format."""
+    trunk, layer = _intern_trunk(hf.vision_config), hf.get("vision_feature_layer", -1)
+    if layer != -1:
+        trunk = dataclasses.replace(up_to_layer(trunk, layer), final_norm=False)
+    hidden, act = hf.text_config.get("hidden_size", 4096), hf.get("projector_hidden_act", "gelu")
+    return _side_by_side(
+        trunk,
+        round(1 / hf.get("downsample_ratio", 0.5)),
+        Normed("merge_norm", LayerNorm(1e-5)),
+        Product("up_projection", hidden, act=act),
+        Product("down_projection", hidden),
+    )
+
+
+def aya_vision(hf: HFConfig) -> VisionSpec:
+    """Aya Vision: SigLIP's rows, a norm, and a gated projector."""
+    usual = {
+        "hidden_size": 1152,
+        "patch_size": 14,
+        "image_size": 384,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 14,
+    }
+    vision = HFConfig(
+        usual | {"intermediate_size": 4304, "model_type": "siglip_vision_model"} | hf.vision_config.to_dict()
+    )
+    trunk = up_to_layer(clip_trunk(vision), hf.get("vision_feature_layer", -1))
+    names = trunk.weights.but((), merge_norm="multi_modal_projector.layernorm")
+    hidden = hf.text_config.get("hidden_size", 8192)
+    return _side_by_side(
+        dataclasses.replace(trunk, weights=names),
+        hf.get("downsample_factor", 2),
+        Normed("merge_norm", LayerNorm(hf.get("adapter_layer_norm_eps", 1e-6))),
+        Product("up_projection", hf.get("alignment_intermediate_size", hidden)),
+        Gated("silu"),
+        Product("down_projection", hidden),
+    )
+
+
+DEEPSEEK_TOWER = "vision_model."
+DEEPSEEK_NAMES = dataclasses.replace(
+    CLIP_NAMES,
+    layer=DEEPSEEK_TOWER + "encoder.layers.{layer}.",
+    modules=LAYER_NAMES
+    | {
+        "patch": DEEPSEEK_TOWER + "embeddings.patch_embedding",
+        "positions": DEEPSEEK_TOWER + "embeddings.position_embedding",
+        "final_norm": DEEPSEEK_TOWER + "post_layernorm",
+        "up_projection": "aligner.linear1",
+        "down_projection": "aligner.linear2",
+    },
+    ignored=("*.position_ids", "*vision_model.head.*"),
+    aliases={"vision_model.vision_model.": DEEPSEEK_TOWER},
+)
+
+
+def deepseek_vision(hf: HFConfig) -> VisionSpec:
+    """DeepSeek-VL: SigLIP and two matrices."""
+    trunk = clip_trunk(HFConfig({"model_type": "siglip_vision_model"} | hf.vision_config.to_dict()))
+    trunk = dataclasses.replace(trunk, final_norm=True, weights=DEEPSEEK_NAMES)
+    hidden = hf.text_config.get("hidden_size", 4096)
+    return VisionSpec(trunk, (Product("up_projection", hidden, act="gelu"), Product("down_projection", hidden)))
