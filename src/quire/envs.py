@@ -134,6 +134,9 @@ QUIRE_LORA_RESOLVER_HF_REPO_LIST: Annotated[
     list[str] | None,
     Variable(None, "Comma-separated repositories of a hub with adapters, which clients may name as `model`.", _list),
 ]
+QUIRE_KV_EVENTS_USE_INT_BLOCK_HASHES: Annotated[
+    bool, Variable(True, "0 names pages in KV events by all bytes of their names, not by 64 bits as numbers.", _switch)
+]
 QUIRE_IMAGE_FETCH_TIMEOUT: Annotated[
     float, Variable(5.0, "Seconds for fetching an image that a request names by URL, redirects included.", _seconds)
 ]

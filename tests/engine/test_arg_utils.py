@@ -234,11 +234,10 @@ def test_served_names_may_be_one_or_several(model: str) -> None:
     assert resolve(model, served_model_name=["a", "b"]).model.served_model_name == ("a", "b")
 
 
-def test_kv_events_are_refused_by_name_and_taken_when_they_are_off(model: str) -> None:
-    resolve(model, kv_events_config={"enable_kv_cache_events": False})
-    with pytest.raises(ConfigError, match=r"kv_events_config=.* is not available yet") as error:
-        resolve(model, kv_events_config={"enable_kv_cache_events": True})
-    assert error.value.setting == "kv_events_config"
+def test_kv_events_are_published_where_they_are_enabled(model: str) -> None:
+    assert resolve(model, kv_events_config={"enable_kv_cache_events": False}).kv_events is None
+    config = resolve(model, kv_events_config={"enable_kv_cache_events": True, "topic": "kv"}).kv_events
+    assert config is not None and config.topic == "kv"
 
 
 def test_checkpoint_code_is_never_run_and_the_log_says_so(model: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -315,12 +314,12 @@ def test_an_unknown_keyword_gets_a_hint() -> None:
 
 
 def test_what_is_not_there_yet_is_accepted_at_its_default_and_refused_otherwise() -> None:
-    EngineArgs(cpu_offload_gb=0, kv_events_config=None, compilation_config={})  # type: ignore[call-arg]
+    EngineArgs(cpu_offload_gb=0, ec_transfer_config=None, compilation_config={})  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match=r"cpu_offload_gb=4 is not available") as error:
         EngineArgs(cpu_offload_gb=4)  # type: ignore[call-arg]
     assert error.value.setting == "cpu_offload_gb"
-    with pytest.raises(ConfigError, match="kv_events_config="):
-        AsyncEngineArgs(kv_events_config={"publisher": "zmq"})  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match="ec_transfer_config="):
+        AsyncEngineArgs(ec_transfer_config={"ec_role": "ec_both"})  # type: ignore[call-arg]
 
 
 def test_a_secret_is_not_repeated_in_an_error() -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any, Literal, Self
 
+from quire.config.kv_events import KVEventsConfig
 from quire.config.kv_transfer import KVTransferConfig
 from quire.config.model import ModelConfig
 from quire.config.multimodal import MultiModalConfig
@@ -246,6 +247,7 @@ class EngineConfig:
         multimodal: None: no request can have media.
         drafter: the model that guesses tokens, if one does.
         kv_transfer: None: pages stay here.
+        kv_events: None: nobody is told what the prefix cache has.
         instance_id: a short random id, in logs and metrics.
         provenance: for settings that were derived, `"scheduler.max_num_seqs" -> "why"`; `quire explain` prints it.
         set_by: for settings (fields of `EngineArgs`) that are not at their defaults, who set them: `user` or `platform NAME`.
@@ -266,6 +268,7 @@ class EngineConfig:
     speculative: SpeculativeConfig | None = None
     drafter: ModelConfig | None = None
     kv_transfer: KVTransferConfig | None = None
+    kv_events: KVEventsConfig | None = None
     instance_id: str = ""
     provenance: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
     set_by: dict[str, str] = dataclasses.field(default_factory=dict[str, str])

@@ -9,7 +9,7 @@ first; cached ones are put at its back, so that the least recently freed cached 
 """
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import cast
 
 import numpy as np
@@ -35,11 +35,15 @@ class BlockPool:
     Args:
         num_blocks: pages in the pool; page 0 is never handed out (padding writes go there).
 
+    Attributes:
+        on_forget: called with what no page can be found by any more; with None where all is forgotten.
+
     Raises:
         ConfigError: fewer than two pages.
     """
 
     def __init__(self, num_blocks: int) -> None:
+        self.on_forget: Callable[[BlockKey | None], None] | None = None
         if num_blocks < 2:
             raise ConfigError(
                 f"num_blocks is {num_blocks}; at least 2 are needed, because page 0 is never handed out",
@@ -234,6 +238,8 @@ class BlockPool:
         count = len(self._key_of)
         self._key_of.clear()
         self._block_of.clear()
+        if self.on_forget is not None:
+            self.on_forget(None)
         return count
 
     def free_blocks(self) -> list[int]:
@@ -248,6 +254,8 @@ class BlockPool:
     def _forget(self, block: int) -> None:
         key = self._key_of.pop(block)
         del self._block_of[key[1]][key[0]]
+        if self.on_forget is not None:
+            self.on_forget(key)
 
     def _unlink(self, block: int) -> None:
         before, following = self._previous[block], self._next[block]

@@ -7,6 +7,7 @@ import dataclasses
 
 from quire.config.kv_spec import KVCacheConfig, KVKind
 from quire.core.block_pool import NULL_BLOCK, BlockPool, HostPool
+from quire.core.cache_events import CacheEvents
 from quire.core.kv_groups import GroupRules, group_rules
 from quire.core.prefix_hash import PrefixHasher
 from quire.core.request_state import Request
@@ -36,6 +37,7 @@ class KVCacheManager:
         self.pool = BlockPool(config.num_blocks)
         self.host_pool = HostPool(config.num_host_blocks)
         self._hasher = hasher
+        self._events: CacheEvents | None = None
         self.has_states = any(group.spec.kind is KVKind.RECURRENT for group in config.groups)
         self._rules: list[GroupRules] = [group_rules(group) for group in config.groups]
         self._local_groups = [index for index, rules in enumerate(self._rules) if rules.is_local]
@@ -51,6 +53,10 @@ class KVCacheManager:
     def has_prefix_cache(self) -> bool:
         """Whether prefixes are named and can be found."""
         return self._hasher is not None
+
+    def tell(self, events: CacheEvents) -> None:
+        """Have it told from now on what the prefix cache has."""
+        self._events, self.pool.on_forget = events, events.forgotten
 
     def peak_blocks(self, num_tokens: int, max_open_tokens: int) -> int:
         """Most pages, over all groups, that a request of `num_tokens` ever holds."""
@@ -181,7 +187,9 @@ class KVCacheManager:
         first = request.num_published
         names = request.hashes[first:count]
         for group, table in enumerate(request.block_ids):
-            self.pool.publish_run(table[first:count], names, group)
+            published = self.pool.publish_run(table[first:count], names, group)
+            if self._events is not None:
+                self._events.stored(request, [first + index for index in published], group)
         request.num_published = count
 
     def name_pages(self, request: Request) -> None:

@@ -11,6 +11,7 @@ from typing import Self
 from quire import envs
 from quire.config import AttentionConfig, EngineConfig, ObservabilityConfig
 from quire.config.checks import FLAG, setting, whole
+from quire.config.kv_events import read_kv_events_config
 from quire.config.kv_transfer import read_kv_transfer_config
 from quire.config.observability import read_structured_outputs_config, resolve_profiler
 from quire.config.reasoning import read_reasoning_config
@@ -100,6 +101,7 @@ class EngineArgs(EngineSettings):
             multimodal=resolver.multimodal(model),
             speculative=speculative,
             drafter=resolver.drafter(model, speculative),
+            kv_events=read_kv_events_config(settled.kv_events_config),
             kv_transfer=read_kv_transfer_config(settled.kv_transfer_config),
             instance_id=instance_id,
             provenance=provenance,

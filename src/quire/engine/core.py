@@ -11,14 +11,13 @@ from typing import Any
 
 from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig
-from quire.config.kv_transfer import KV_CONNECTORS
-from quire.core.encoding import Encoding
 from quire.core.kv_planner import blocks_for_one_request, largest_model_len, plan_kv_cache
 from quire.core.output import SchedulerOutput
 from quire.core.preparations import Preparations
-from quire.core.scheduler import Scheduler
 from quire.engine.adapter_verbs import AdapterVerbs
 from quire.engine.collector import CollectorPause
+from quire.engine.core_scheduler import make_scheduler
+from quire.engine.event_publisher import event_hooks
 from quire.engine.heartbeat import Heartbeat
 from quire.engine.hooks import AllHooks, make_hooks
 from quire.engine.messages import Ready, Standing, refusal_of
@@ -27,7 +26,7 @@ from quire.engine.profile_verbs import ProfileVerbs
 from quire.engine.weights import BY_RPC, UTILITIES, WeightVerbs, fetch_missing_weights, restored, utility
 from quire.errors import CapacityError, ConfigError, EngineError, QuireError, RequestError
 from quire.executor.interface import Executor
-from quire.executor.selector import import_class, make_executor
+from quire.executor.selector import make_executor
 from quire.logger import init_logger
 from quire.platforms import current_platform
 from quire.plugins import load_general_plugins
@@ -128,11 +127,12 @@ class EngineCore(WeightVerbs, ProfileVerbs, AdapterVerbs):
         lora = self.config.lora
         num_adapters = 0 if lora is None else lora.num_slots(self.config.scheduler.max_num_seqs)
         self._preparations = Preparations(self._executor, num_adapters)
-        self._scheduler = self._make_scheduler()
+        self._scheduler = make_scheduler(self.config, self.kv_cache, self._executor, self._preparations)
         if serves and not is_awaited:
             with STARTUP.phase("first sizes, vocabulary"):
                 self._executor.prepare_to_serve(wait=True)
-        self._hooks = make_hooks(self.config, self._platform)
+        own = event_hooks(self.config, self.kv_cache, self._scheduler.kv)
+        self._hooks = make_hooks(self.config, self._platform, own)
         self._hooks.ready(self)
 
     def _allocate(self) -> KVCacheConfig:
@@ -182,24 +182,6 @@ class EngineCore(WeightVerbs, ProfileVerbs, AdapterVerbs):
         """What frontends want to know of a core that serves."""
         concurrency = self.config.cache.kv_cache_max_concurrency or 0.0
         return Ready(self.kv_cache.num_blocks, self.kv_cache.block_size, self.config.model.max_model_len, concurrency)
-
-    def _make_scheduler(self) -> Scheduler:
-        given = self.config.scheduler.scheduler_cls
-        scheduler_class: Any = import_class(given, "scheduler_cls") if isinstance(given, str) else (given or Scheduler)
-        scheduler = scheduler_class(
-            self.config.scheduler, self.config.cache, self.kv_cache, max_model_len=self.config.model.max_model_len
-        )
-        scheduler.waiting.preparations = self._preparations
-        if self.config.speculative is not None:
-            scheduler.speculate(self.config.speculative)
-        if self.config.multimodal is not None:
-            takes_embeds = self.config.multimodal.prompt_embeds or self.config.multimodal.mm_embeds
-            widths: dict[str, int] = self._executor.collective_rpc("embeds_widths")[0] if takes_embeds else {}
-            scheduler.encoding = Encoding(self.config.multimodal, widths)
-        if self.config.kv_transfer is not None:
-            halves = KV_CONNECTORS[self.config.kv_transfer.kv_connector]
-            scheduler.connect(import_class(halves.scheduler, "kv_transfer_config")(self.config, self.kv_cache))
-        return scheduler
 
     def on_failure(self, callback: Callable[[], None]) -> None:
         """Have it called, in any thread, when workers end by themselves while the core does nothing; `idle` then raises."""

@@ -6,6 +6,7 @@ process kind `core`; a platform names class paths (`Platform.core_hooks`). Knows
 """
 
 import inspect
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from quire.config import EngineConfig
@@ -98,8 +99,8 @@ class AllHooks(CoreHooks):
 HOOKS: Registry[type[CoreHooks]] = Registry("core hook", "QUIRE_PLUGINS")
 
 
-def make_hooks(config: EngineConfig, platform: Platform) -> AllHooks:
-    """The hooks of one core: registered ones, then the platform's.
+def make_hooks(config: EngineConfig, platform: Platform, own: Sequence[CoreHooks] = ()) -> AllHooks:
+    """The hooks of one core: the engine's own, registered ones, then the platform's.
 
     Raises:
         ConfigError: something cannot be imported, or is no subclass of `CoreHooks`.
@@ -117,4 +118,4 @@ def make_hooks(config: EngineConfig, platform: Platform) -> AllHooks:
             raise ConfigError(
                 f"the core hook {name!r} is {hook!r}, no subclass of quire.engine.hooks.CoreHooks", setting="device"
             )
-    return AllHooks(config, [hook(config) for _, hook in found])
+    return AllHooks(config, [*own, *(hook(config) for _, hook in found)])

@@ -186,6 +186,11 @@ class EngineSettings:
     kv_transfer_config: dict[str, Any] | None = setting(
         None, mapping(), "a connector for pages of elsewhere: kv_connector is memory, disk or a plugin's; a JSON object"
     )
+    kv_events_config: dict[str, Any] | None = setting(
+        None,
+        mapping(),
+        "tell over ZMQ which pages the prefix cache has: enable_kv_cache_events, endpoint …; a JSON object",
+    )
 
     pipeline_parallel_size: int = setting(1, whole(1), "ranks that share the layers, one after another")
     tensor_parallel_size: int = setting(1, whole(1), "ranks that share every layer")
