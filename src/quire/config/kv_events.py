@@ -1,7 +1,5 @@
 """Whether and where an engine tells which pages its prefix cache has: `--kv-events-config`, whose keys are vLLM's."""
 
-# ruff: noqa: RUF009  (`setting` makes the field)
-
 import dataclasses
 import re
 from collections.abc import Mapping

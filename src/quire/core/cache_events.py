@@ -1,4 +1,4 @@
-"""What the prefix cache tells others: pages that can be found from now on, and those that no longer can, in vLLM's message format.
+"""What the prefix cache tells others, in the message format of vLLM: pages that can be found, and those that no longer can.
 
 Knows pages' names and requests' tokens. Knows nothing of sockets.
 """
@@ -33,7 +33,7 @@ class BlockStored(CacheEvent):
     """Pages can be found from now on.
 
     Attributes:
-        block_hashes: names of pages that follow one another; `parent_block_hash`: of the one before, None at a prompt's beginning.
+        block_hashes: names of pages that follow one another; `parent_block_hash`: of the one before, None if there is none.
         token_ids: of all of them. `block_size`: tokens of each.
         lora_id, lora_name: the adapter that they were computed with.
         extra_keys: for each page what it depends on beside its tokens.
