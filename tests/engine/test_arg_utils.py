@@ -124,7 +124,8 @@ def test_objects_of_settings_are_taken_like_dicts(model: str) -> None:
     assert both.reasoning.reasoning_parser == "deepseek_r1"
     profiler = ProfilerConfig(dir="/tmp/traces", max_iterations=3)
     assert resolve(model, profiler_config=profiler).observability.profiler == profiler
-    theirs = ProfilerConfig(profiler="torch", torch_profiler_dir="/tmp/traces", torch_profiler_with_stack=False)
+    words: dict[str, Any] = {"torch_profiler_dir": "/tmp/traces", "torch_profiler_with_stack": False}
+    theirs = ProfilerConfig(profiler="torch", **words)
     assert theirs == ProfilerConfig(dir="/tmp/traces", with_stack=False) == dataclasses.replace(theirs)
     assert resolve(model, profiler_config=theirs).observability.profiler == theirs
     pooler = PoolerConfig(seq_pooling_type="MEAN", use_activation=False)

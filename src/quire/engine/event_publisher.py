@@ -45,17 +45,19 @@ class EventPublisher:
     def __init__(self, config: KVEventsConfig, copy: int) -> None:
         import zmq
 
-        self._zmq, self._config, self._next = zmq, config, 0
+        self._zmq: Any = zmq
+        self._config, self._next = config, 0
         self._kept: deque[tuple[bytes, bytes]] = deque(maxlen=config.buffer_steps)
         self._topic = config.topic.encode()
-        context = zmq.Context.instance()
-        self._inbox, self._outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+        context: Any = self._zmq.Context.instance()
+        self._inbox: Any = context.socket(zmq.PULL)
+        self._outbox: Any = context.socket(zmq.PUSH)
         self._inbox.set_hwm(config.max_queue_size)
         name = f"inproc://cache-events-{uuid.uuid4().hex}"
         self._inbox.bind(name)
         self._outbox.connect(name)
-        self._sockets = [self._inbox, self._outbox]
-        self._publish = self._open(zmq.PUB, config.endpoint_of(config.endpoint, copy))
+        self._sockets: list[Any] = [self._inbox, self._outbox]
+        self._publish: Any = self._open(zmq.PUB, config.endpoint_of(config.endpoint, copy))
         self._replay: Any = None
         if config.replay_endpoint is not None:
             self._replay = self._open(zmq.ROUTER, config.endpoint_of(config.replay_endpoint, copy), always_binds=True)
@@ -63,7 +65,7 @@ class EventPublisher:
         self._thread.start()
 
     def _open(self, kind: int, address: str, *, always_binds: bool = False) -> Any:
-        socket = self._zmq.Context.instance().socket(kind)
+        socket: Any = self._zmq.Context.instance().socket(kind)
         self._sockets.append(socket)
         socket.set_hwm(self._config.hwm if kind == self._zmq.PUB else 2 * (self._config.buffer_steps + 1))
         binds = always_binds or not address.startswith("tcp://") or "*" in address or "::" in address
@@ -102,14 +104,14 @@ class EventPublisher:
             ready = dict(poller.poll())
             if not self._send_waiting():
                 return
-            if self._replay in ready:  # behind what was said before
+            if self._replay is not None and self._replay in ready:  # behind what was said before
                 self._answer(self._replay.recv_multipart())
 
     def _send_waiting(self) -> bool:
         """Send all batches that wait; whether more may come."""
         while True:
             try:
-                frames = self._inbox.recv_multipart(self._zmq.NOBLOCK)
+                frames: list[bytes] = self._inbox.recv_multipart(self._zmq.NOBLOCK)
             except self._zmq.Again:
                 return True
             if len(frames) == 1:
