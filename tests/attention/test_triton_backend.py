@@ -41,6 +41,17 @@ def test_any_step_equals_the_reference(query_lens, deterministic):
     torch.testing.assert_close(batch.kv_cache, prepared.kv_cache, atol=1e-5, rtol=1e-5, equal_nan=True)
 
 
+def test_a_table_with_a_row_for_each_token_is_read_at_the_tokens():
+    """As of models whose positions have several axes."""
+    batch = make_batch([40, 33, 5, 90], [1, 1, 1, 1], rotary_dim=16, has_norm=True)
+    assert batch.rope is not None
+    batch.rope = dataclasses.replace(batch.rope, is_by_token=True)
+    batch.metadata.positions[:4] = torch.arange(4)
+    prepared = batch.prepared()
+    torch.testing.assert_close(attend(batch)[:4], prepared.expected()[:4], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(batch.kv_cache, prepared.kv_cache, atol=1e-5, rtol=1e-5, equal_nan=True)
+
+
 def test_a_deterministic_token_has_the_same_bits_in_any_batch_and_any_chunk():
     """The last token of the first request: alone, beside others, and as the end of a chunk."""
     lengths, whole = [70, 30, 18], make_batch([70, 30, 18], [70, 30, 18], rotary_dim=16, deterministic=True)

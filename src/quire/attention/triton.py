@@ -71,7 +71,8 @@ class TritonBackend(PagedBackend):
     ) -> None:
         from quire.kernels.triton.attention.decode import fused_decode_attention
 
-        if metadata.max_query_len == 1 and not params.deterministic:
+        is_by_token = rope is not None and rope.is_by_token  # the fused kernel turns by a request's length
+        if metadata.max_query_len == 1 and not params.deterministic and not is_by_token:
             fused_decode_attention(qkv, kv_cache, metadata, params, out, rope, q_norm, k_norm, eps)
         else:
             super().attend(qkv, kv_cache, metadata, params, out, rope, q_norm, k_norm, eps)

@@ -42,11 +42,13 @@ class Rope:
     Attributes:
         cos_sin: float32 [max_positions, rotary_dim]: cosines, then sines.
         interleaved: pairs are (0, 1), (2, 3) … (GPT-J style) rather than (i, i + rotary_dim / 2).
+        is_by_token: row t is of the step's token t, whose `positions` says so; a request's length does not tell the row.
     """
 
     cos_sin: Tensor
     rotary_dim: int
     interleaved: bool = False
+    is_by_token: bool = False
 
 
 @dataclasses.dataclass

@@ -74,7 +74,8 @@ class DraftBatch:
         self._query_start[: count + 1] = queries * width
         self._seq_lens[:count] = torch.where(self._count_up[:count] < live, positions_NW[:, -1] + 1, 0)
         self._index_N[:count] = self._count_up[:count] * width + (width - 1)
-        self._shape[0], self._shape[1], self._shape[2] = live[0] * width, live[0], width
+        self._shape[0], self._shape[1] = live[0] * width, live[0]
+        self._shape[2:3] = width  # of one element it would be a copy from the host, which no graph can capture
         self._shape[3] = self._seq_lens[:count].max()
         return self._step(count, width)
 

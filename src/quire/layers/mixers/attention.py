@@ -286,7 +286,7 @@ def rotary_table(rope: Rope, context: LayerContext) -> RopeTable:
             cos_sin = torch.zeros(context.max_tokens, rope.rotary_dim, device=context.device)
         else:
             cos_sin = rope.table(context.max_positions).to(context.device)
-        context.tables[rope] = RopeTable(cos_sin, cos_sin.shape[1], rope.interleaved)
+        context.tables[rope] = RopeTable(cos_sin, cos_sin.shape[1], rope.interleaved, bool(rope.axes))
     return context.tables[rope]
 
 
