@@ -6,6 +6,7 @@ Knows the model's limits and the tokenizer. Queues nothing: a request that is re
 import concurrent.futures
 import copy
 import dataclasses
+import functools
 import itertools
 import operator
 import random
@@ -24,6 +25,7 @@ from quire.engine.virtual_tokens import VirtualTokens
 from quire.errors import RequestError
 from quire.inputs import PromptType
 from quire.media import EMBEDS, MediaItem
+from quire.multimodal.media_source import in_threads
 from quire.multimodal.processor import MediaProcessor
 from quire.multimodal.prompt_embeds import PLACEHOLDER, embeds_items, read_embeds
 from quire.parsers.choice import AUTO, NONE, apply_response_template, apply_strings, choose_formats
@@ -192,7 +194,7 @@ class InputProcessor:
         """Characters that have to be tokenized; 0 for a prompt that is token ids already. Media count as a long text."""
         if isinstance(prompt, str):
             return len(prompt)
-        if isinstance(prompt, Mapping) and prompt.get("multi_modal_data") is not None:
+        if _has_media(prompt):
             return _LONG_TEXT
         if isinstance(prompt, Mapping) and "prompt_token_ids" not in prompt:
             text: Any = prompt.get("prompt")
@@ -209,20 +211,23 @@ class InputProcessor:
         return TokenizedPrompt(self._check_token_ids(prompt, "prompt"))
 
     def tokenize_batch(self, prompts: Sequence[PromptType], add_special_tokens: bool = True) -> list[TokenizedPrompt]:
-        """Several prompts; their texts are tokenized together, in parallel where the library can."""
+        """Several prompts; their texts are tokenized together, in parallel where the library can, and media side by side."""
         texts = {index: text for index, prompt in enumerate(prompts) if (text := _plain_text(prompt)) is not None}
-        if len(texts) < 2:
-            return [self.tokenize(prompt, add_special_tokens) for prompt in prompts]
-        ids = self.require_tokenizer().encode_batch(list(texts.values()), add_special_tokens)
-        encoded = dict(zip(texts, ids, strict=True))
-        result: list[TokenizedPrompt] = []
-        for index, prompt in enumerate(prompts):
-            if index not in texts:
-                result.append(self.tokenize(prompt, add_special_tokens))
-                continue
-            salt = self._check_salt(prompt.get("cache_salt")) if isinstance(prompt, Mapping) else None
-            result.append(TokenizedPrompt(encoded[index], texts[index], salt))
-        return result
+        result: dict[int, TokenizedPrompt] = {}
+        if len(texts) > 1:
+            ids = self.require_tokenizer().encode_batch(list(texts.values()), add_special_tokens)
+            for (index, text), token_ids in zip(texts.items(), ids, strict=True):
+                prompt = prompts[index]
+                salt = self._check_salt(prompt.get("cache_salt")) if isinstance(prompt, Mapping) else None
+                result[index] = TokenizedPrompt(token_ids, text, salt)
+        others = [index for index in range(len(prompts)) if index not in result]
+        rest, one = (
+            [prompts[i] for i in others],
+            functools.partial(self.tokenize, add_special_tokens=add_special_tokens),
+        )
+        has_media = self.media is not None and any(map(_has_media, rest))
+        result.update(zip(others, in_threads(one, rest) if has_media else list(map(one, rest)), strict=True))
+        return [result[index] for index in range(len(prompts))]
 
     def _tokenize_mapping(self, prompt: Mapping[str, Any], add_special_tokens: bool) -> TokenizedPrompt:
         for key, what in _UNSUPPORTED_PROMPT_KEYS.items():
@@ -567,6 +572,10 @@ class InputProcessor:
             self._bad_words.clear()
         self._bad_words[key] = sequences
         return sequences
+
+
+def _has_media(prompt: PromptType) -> bool:
+    return isinstance(prompt, Mapping) and prompt.get("multi_modal_data") is not None
 
 
 def _plain_text(prompt: PromptType) -> str | None:

@@ -5,6 +5,7 @@ Thin: what may be asked is checked by the input processor before anything is que
 
 import copy
 import dataclasses
+import functools
 import itertools
 import signal
 import threading
@@ -39,6 +40,7 @@ from quire.entrypoints.pooling import PoolingMethods
 from quire.errors import EngineDeadError, EngineError, RequestError
 from quire.inputs import PromptType
 from quire.logprobs import LogprobsOnePosition
+from quire.multimodal.media_source import in_threads
 from quire.outputs import AnyOutput, RequestOutput
 from quire.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from quire.tokenizers.content_format import ContentFormat
@@ -292,10 +294,10 @@ class LLM(PoolingMethods, EngineControl):
         """One prompt a conversation."""
         tokenizer, processor = self.get_tokenizer(), self.llm_engine.input_processor
         if (marker := processor.image_marker) is not None and not tokenizer.writes_tokens:
-            return [
-                self._render_media(MediaMessages(each, marker), template, add_special_tokens, mm_processor_kwargs)
-                for each in split_conversations(messages)
-            ]
+            render = functools.partial(
+                self._render_media, template=template, special=add_special_tokens, options=mm_processor_kwargs
+            )
+            return in_threads(render, [MediaMessages(each, marker) for each in split_conversations(messages)])
         rendered: list[Any] = [
             tokenizer.apply_chat_template(
                 normalize_messages(conversation), tokenize=tokenizer.writes_tokens, **template

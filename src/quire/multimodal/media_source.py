@@ -9,7 +9,7 @@ import os
 import stat
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -22,7 +22,8 @@ from quire.multimodal.web_fetch import MediaError, WebFetcher
 
 Parameters = ParamSpec("Parameters")
 ResultT = TypeVar("ResultT")
-MAX_DECODERS = 4
+ItemT = TypeVar("ItemT")
+MAX_DECODERS = 16
 
 
 class MediaSource:
@@ -39,8 +40,7 @@ class MediaSource:
         self._fetcher = fetcher or WebFetcher(
             settings.allowed_media_domains, envs.QUIRE_IMAGE_FETCH_TIMEOUT, max_redirects=redirects
         )
-        decoders = min(MAX_DECODERS, os.cpu_count() or 1)
-        self._decoders = ThreadPoolExecutor(decoders, "quire-decode")
+        self._decoders = ThreadPoolExecutor(_num_decoders(), "quire-decode")
         self._fetchers = ThreadPoolExecutor(envs.QUIRE_MEDIA_LOADING_THREAD_COUNT, "quire-fetch")
 
     def run(
@@ -82,6 +82,19 @@ class MediaSource:
         if len(data) > limits.MAX_MEDIA_BYTES:
             raise MediaError(f"it has more than {limits.MAX_MEDIA_BYTES} bytes")
         return data
+
+
+def in_threads(function: Callable[[ItemT], ResultT], items: Iterable[ItemT]) -> list[ResultT]:
+    """Call a function that works on images for each of some items, side by side; results are in the order of the items.
+    Raises what it raised for the first of them that failed."""
+    with ThreadPoolExecutor(_num_decoders(), "quire-images") as threads:
+        return list(threads.map(function, items))
+
+
+def _num_decoders() -> int:
+    """Half of the processor's cores: the others are for the engine."""
+    cores = os.cpu_count() or 1
+    return min(MAX_DECODERS, max(min(cores, 2), cores // 2))
 
 
 def _refuse(url: str) -> Pixels:
