@@ -5,12 +5,18 @@ import io
 import re
 import shlex
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import uvicorn
 from tests.docs.pages import ROOT, read_blocks
-from tests.oracles.server_process import SERVE, ServerProcess
+
+from quire import AsyncEngineArgs, AsyncLLM
+from quire.entrypoints.cli.main import build_parser
+from quire.entrypoints.cli.serve import make_app
+from quire.entrypoints.http.listen import ListenOptions, open_socket
 
 PAGE = ROOT / "docs" / "lora.md"
 BLOCKS = read_blocks(PAGE)
@@ -28,15 +34,24 @@ def run(code: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """The page's own, with what its other sections turn on."""
+def server() -> Iterator[str]:
+    """The address of the page's own server, with what its other sections turn on. It runs here too: its flags, application and
+    engine are `quire serve`'s."""
     command = next(block.text for block in BLOCKS if block.text.startswith("quire serve --lora-modules"))
-    flags = ["--port", "0", "--cpu-threads", "1", "--kv-cache-memory-bytes", "64M", "--enable-prompt-embeds"]
-    with pytest.MonkeyPatch.context() as patch:
+    flags = ["--enable-lora", "--cpu-threads", "1", "--kv-cache-memory-bytes", "64M", "--enable-prompt-embeds"]
+    args = build_parser("serve").parse_args([*shlex.split(command)[2:], *flags])
+    listener, options = open_socket(ListenOptions(port=0))
+    with pytest.MonkeyPatch.context() as patch, contextlib.chdir(ROOT):
         patch.setenv("QUIRE_ALLOW_RUNTIME_LORA_UPDATING", "1")
-        server = ServerProcess(*SERVE, *shlex.split(command)[2:], *flags)
-    yield server
-    server.kill()
+        app, state = make_app(args, [])
+        state.engine_or_none = engine = AsyncLLM.from_engine_args(AsyncEngineArgs.from_cli_args(args))
+        served = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+        thread = threading.Thread(target=served.run, args=([listener],))
+        thread.start()
+        yield options.url
+        served.should_exit = True
+        thread.join()
+        engine.shutdown()
 
 
 @pytest.mark.parametrize("number", SCRIPTS)
@@ -47,9 +62,9 @@ def test_a_script_prints_what_the_page_says(number: int):
     assert "\n".join(lines).strip() == says.text.strip()
 
 
-def test_every_request_of_the_page_is_answered(server: ServerProcess, tmp_path: Path):
+def test_every_request_of_the_page_is_answered(server: str, tmp_path: Path):
     assert len(REQUESTS) == 2
-    script = "\n".join(block.text for block in REQUESTS).replace("http://localhost:8000", server.url)
+    script = "\n".join(block.text for block in REQUESTS).replace("http://localhost:8000", server)
     script = f'set -e\ncurl() {{ command curl -sS --fail-with-body "$@"; echo; }}\n{script}'
     ran = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
@@ -57,6 +72,6 @@ def test_every_request_of_the_page_is_answered(server: ServerProcess, tmp_path: 
     assert "'json' added successfully" in ran.stdout and "'json' removed successfully" in ran.stdout
 
 
-def test_the_pages_client_gets_its_answer(server: ServerProcess):
+def test_the_pages_client_gets_its_answer(server: str):
     (block,) = CLIENTS
-    assert run(block.text.replace("http://localhost:8000", server.url)).strip() == "6"
+    assert run(block.text.replace("http://localhost:8000", server)).strip() == "6"

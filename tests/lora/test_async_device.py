@@ -113,5 +113,5 @@ def test_experts_and_absorbed_heads_are_adapted_in_groups_of_rows(
     first = make_adapter(base, tmp_path / "one", 1, r=3, **targets)
     heads = make_adapter(base, tmp_path / "heads", 2, r=5, target_modules=["kv_b_proj"])
     llm, _ = make_llm(monkeypatch, base, TritonAdapters)
-    assert_parity(llm, base, [heads, None], prompts=[[3, 4, 5]], max_tokens=3)
-    assert_parity(llm, base, [first, heads, None], prompts=[[3, 4, 5], [9, 8, 7, 6]], max_tokens=3)
+    assert_parity(llm, base, [heads], prompts=[[3, 4]], max_tokens=2)
+    assert_parity(llm, base, [first, heads, None], prompts=[[3, 4]], max_tokens=2)

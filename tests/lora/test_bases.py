@@ -8,18 +8,26 @@ import numpy as np
 import peft
 import pytest
 import torch
+from tests.engine.test_prompt_embeds import check as check_prompts_of_embeddings
 from tests.lora.conftest import PROMPTS, assert_parity, request
 from tests.oracles.gguf_models import write_gguf
+from tests.oracles.model_driver import build_tiny
 from tests.oracles.peft_adapters import make_adapter, make_virtual, randomize
 from tests.oracles.quantized_models import FLOAT8, WEIGHT_ONLY, store
-from tests.oracles.tiny_models import make_tiny_model
+from tests.oracles.tiny_models import load_oracle, make_tiny_model
 from tests.oracles.tiny_poolers import hidden_states, load_pooling_oracle
 
 from quire import LLM
+from quire.distributed.communicator import SingleRank
 from quire.errors import ConfigError
+from quire.kernels import ops
+from quire.kernels.adapters import AdapterPart
+from quire.lora.kinds import read_adapter
+from quire.lora.placement import Places
 
 SETTINGS = {"dtype": "float32", "max_model_len": 64, "max_num_seqs": 8, "max_logprobs": -1}
-FORMATS = ("compressed fp8 weights", "compressed int8 weights", "gptq 4 bits, act order", "awq")
+EXPERTS = ["experts.gate_up_proj", "experts.down_proj"]
+FORMATS = ("compressed fp8 weights", "gptq 4 bits, act order")
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +57,7 @@ def test_an_adapter_over_any_format_is_added_to_what_the_base_is_worth(name: str
     check_format(llama, tmp_path, name)
 
 
-@pytest.mark.parametrize("kind", ["Q4_K", "Q8_0"])
+@pytest.mark.parametrize("kind", ["Q4_K", pytest.param("Q8_0", marks=pytest.mark.exhaustive)])
 def test_an_adapter_over_a_gguf_file_is_added_to_what_the_file_is_worth(kind: str, tmp_path: Path):
     wide = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 2}
     base = make_tiny_model("LlamaForCausalLM", tmp_path / "base", **wide)
@@ -59,25 +67,59 @@ def test_an_adapter_over_a_gguf_file_is_added_to_what_the_file_is_worth(kind: st
     assert_parity(llm, tmp_path / "worth", [None, adapter], PROMPTS[:2], max_tokens=3)
 
 
-def test_two_ranks_share_an_adapter_as_they_share_the_model(llama: Path, tmp_path: Path):
-    every = make_adapter(llama, tmp_path / "every", 1, r=8, target_modules="all-linear", use_rslora=True)
-    ends = make_adapter(llama, tmp_path / "ends", 2, r=4, target_modules=["embed_tokens", "lm_head", "k_proj"])
-    dora = make_adapter(llama, tmp_path / "dora", 3, r=4, target_modules=["o_proj", "v_proj"], use_dora=True)
-    tokens = make_adapter(llama, tmp_path / "t", 5, r=2, target_modules=["v_proj"], trainable_token_indices=[3, 200])
-    keys = make_virtual(llama, tmp_path / "keys", "PREFIX_TUNING", 4)
-    llm = LLM(str(llama), enable_lora=True, tensor_parallel_size=2, **SETTINGS)
+def test_two_ranks_share_adapters_as_they_share_the_model(tmp_path: Path):
+    base = make_tiny_model("MixtralForCausalLM", tmp_path / "base", num_hidden_layers=2, num_local_experts=3)
+    every = make_adapter(base, tmp_path / "every", 1, r=8, target_modules="all-linear", use_rslora=True)
+    ends = make_adapter(base, tmp_path / "ends", 2, r=4, target_modules=["embed_tokens", "lm_head", "k_proj"])
+    dora = make_adapter(base, tmp_path / "dora", 3, r=4, target_modules=["o_proj", "v_proj"], use_dora=True)
+    experts = make_adapter(base, tmp_path / "experts", 4, r=3, target_modules=["q_proj"], target_parameters=EXPERTS)
+    tokens = make_adapter(base, tmp_path / "t", 5, r=2, target_modules=["v_proj"], trainable_token_indices=[3, 200])
+    keys = make_virtual(base, tmp_path / "keys", "PREFIX_TUNING", 4)
+    settings = SETTINGS | {"enable_prompt_embeds": True, "max_model_len": 128}
+    llm = LLM(str(base), enable_lora=True, tensor_parallel_size=2, **settings)
     try:
-        assert_parity(llm, llama, [None, every, ends, dora, keys, tokens], PROMPTS[:2], max_tokens=4)
-        assert llm.list_loras() == {2, 3, 4, 5, 6} and llm.remove_lora(2) and llm.list_loras() == {3, 4, 5, 6}
+        assert_parity(llm, base, [None, every, ends, dora, experts, keys, tokens], PROMPTS[:2], max_tokens=3)
+        assert llm.list_loras() == {2, 3, 4, 5, 6, 7} and llm.remove_lora(2) and llm.list_loras() == {3, 4, 5, 6, 7}
+        check_prompts_of_embeddings(llm, load_oracle(base))
     finally:
         llm.shutdown()
 
 
-def test_two_ranks_share_adapters_of_experts_and_of_latent_heads(tmp_path: Path):
+class OneOfTwo(SingleRank):
+    size = 2
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+
+def test_each_of_two_ranks_has_its_own_latent_heads_of_an_adapter(tmp_path: Path, kept_selection: None):
+    ops.select("any")
+    base = make_tiny_model("DeepseekV3ForCausalLM", tmp_path / "base", num_hidden_layers=1)
+    adapter = read_adapter(str(make_adapter(base, tmp_path / "heads", 2, r=5, target_modules=["kv_b_proj"])))
+
+    def parts_of(communicator: SingleRank) -> dict[str, AdapterPart]:
+        model = build_tiny(base, communicator=communicator)
+        places = Places(model.spec, model.sources, model.plan, lambda name: None, model.fixed)
+        return places.place(adapter, torch.float32)
+
+    whole, *shares = (parts_of(each) for each in (SingleRank(), OneOfTwo(0), OneOfTwo(1)))
+    for name, part in whole.items():
+        for mine, first, second in zip(
+            *((each.down, each.up) for each in (part, *(s[name] for s in shares))), strict=True
+        ):
+            if mine.ndim == 3:  # a matrix for each head
+                assert len(first) == len(second) == len(mine) // 2
+                torch.testing.assert_close(torch.cat([first, second]), mine)
+            else:  # the latent, which all heads share
+                assert torch.equal(first, mine) and torch.equal(second, mine)
+    assert sorted(whole) == ["layers.0.kv_b to latent", "layers.0.kv_b to values"]
+
+
+@pytest.mark.exhaustive
+def test_two_ranks_share_adapters_of_latent_heads(tmp_path: Path):
     base = make_tiny_model("DeepseekV3ForCausalLM", tmp_path / "base", num_hidden_layers=2)
-    experts = ["experts.gate_up_proj", "experts.down_proj"]
     both = make_adapter(
-        base, tmp_path / "both", 1, r=3, target_modules=["kv_b_proj", "o_proj"], target_parameters=experts
+        base, tmp_path / "both", 1, r=3, target_modules=["kv_b_proj", "o_proj"], target_parameters=EXPERTS
     )
     heads = make_adapter(base, tmp_path / "heads", 2, r=5, target_modules=["kv_b_proj", "q_b_proj"])
     llm = LLM(str(base), enable_lora=True, tensor_parallel_size=2, **SETTINGS)

@@ -1,17 +1,20 @@
 """Adapters over the life of an engine: a core that dies under them, more of them than places, adapters of a hub."""
 
 import asyncio
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 from tests.lora.conftest import PROMPTS, request, run
 from tests.oracles.fake_hub import FakeHub
-from tests.oracles.peft_adapters import make_adapter
-from tests.oracles.tiny_models import make_tiny_model
+from tests.oracles.peft_adapters import make_adapter, make_virtual
+from tests.oracles.tiny_models import load_oracle, make_tiny_model
 
 from quire import LLM, AsyncEngineArgs, AsyncLLM, LoRARequest, SamplingParams
+from quire.outputs import RequestOutput
 
 SETTINGS = {"dtype": "float32", "enable_lora": True, "max_model_len": 64, "max_num_seqs": 8, "max_logprobs": -1}
 
@@ -21,61 +24,87 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model("LlamaForCausalLM", tmp_path_factory.mktemp("llama"))
 
 
-def test_a_core_that_is_killed_under_adapters_is_replaced_and_tokens_stay_the_same(
-    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    paths = [make_adapter(llama, tmp_path / f"a{n}", n, r=4, target_modules="all-linear") for n in range(2)]
-    adapters = [None, *(request(path, number) for number, path in enumerate(paths, 1))]
-    expected = run(LLM(str(llama), **SETTINGS), PROMPTS, adapters, max_tokens=30)
-    now = tmp_path / "now"
+def drawn_embeddings(base: Path) -> torch.Tensor:
+    """Embeddings like those of tokens, of none that there is."""
+    table = load_oracle(base).get_input_embeddings().weight.detach()
+    return torch.randn(40, table.shape[1], generator=torch.Generator().manual_seed(1)) * table.std()
+
+
+@dataclasses.dataclass
+class Killed:
+    """What was asked of a core that was killed under its requests, what the same engine without a death gives, and what is known
+    of the adapters afterwards, when others have been used too."""
+
+    names: list[str]
+    expected: list[RequestOutput]
+    outputs: list[RequestOutput]
+    known: set[int]
+    places: dict[str, bool]
+
+
+@pytest.fixture(scope="module")
+def killed(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Killed:
+    folder = tmp_path_factory.mktemp("killed")
+    loras = [make_adapter(llama, folder / f"a{n}", n, r=4, target_modules="all-linear") for n in range(4)]
+    virtual = [make_virtual(llama, folder / kind, kind, 3) for kind in ("PROMPT_TUNING", "PREFIX_TUNING")]
+    adapters = [request(path, number) for number, path in enumerate([*loras, *virtual], 1)]
+    embeds = {"prompt_embeds": drawn_embeddings(llama)}
+    asked = [(prompt, adapter) for adapter in (None, *adapters[:2], *adapters[4:]) for prompt in PROMPTS[1:]]
+    given = [*({"prompt_token_ids": prompt} for prompt, _ in asked), embeds]
+    requests = [*(adapter for _, adapter in asked), None]
+    params = SamplingParams(temperature=1.0, seed=5, max_tokens=16, ignore_eos=True)
+    settings = SETTINGS | {"max_num_seqs": 16, "enable_prompt_embeds": True}
+    expected = LLM(str(llama), **settings).generate(given, params, lora_request=requests, use_tqdm=False)
+    now = folder / "now"
     now.touch()
-    monkeypatch.setenv("QUIRE_FAULTS", f"before-execute@core:kill:12:{now}")
-    llm = LLM(str(llama), recovery=True, **SETTINGS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("QUIRE_FAULTS", f"before-execute@core:kill:8:{now}")
+        llm = LLM(str(llama), recovery=True, max_loras=4, **settings)
     try:
-        outputs = run(llm, PROMPTS, adapters, max_tokens=30)
+        assert llm.add_lora(adapters[0]) and llm.pin_lora(1)
+        outputs = llm.generate(given, params, lora_request=requests, use_tqdm=False)
         assert not now.exists()
-        assert [output.outputs[0].token_ids for output in outputs] == [each.outputs[0].token_ids for each in expected]
-        assert llm.list_loras() == {1, 2}
+        known = llm.list_loras()
+        for adapter in adapters[2:]:
+            run(llm, PROMPTS[:1], [adapter], max_tokens=1)
+        places = {place["name"]: place["is_pinned"] for place in llm.call("inspect")["adapters"]}
     finally:
         llm.shutdown()
+    names = ["base" if each is None else each.lora_name for each in requests[:-1]]
+    return Killed([*names, "embeddings"], expected, outputs, known, places)
 
 
-def test_an_adapter_that_was_pinned_is_pinned_in_the_core_that_comes_after(
-    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    paths = [make_adapter(llama, tmp_path / f"a{n}", n, r=4, target_modules=["q_proj"]) for n in range(3)]
-    now = tmp_path / "now"
-    monkeypatch.setenv("QUIRE_FAULTS", f"before-execute@core:kill:1:{now}")
-    llm = LLM(str(llama), recovery=True, max_loras=2, **SETTINGS)
-    try:
-        first, second, third = (request(path, number) for number, path in enumerate(paths, 1))
-        assert llm.add_lora(first) and llm.pin_lora(1)
-        now.touch()
-        run(llm, PROMPTS[:1], [first])
-        assert not now.exists()
-        for adapter in (second, third):
-            run(llm, PROMPTS[:1], [adapter])
-        assert {place["name"]: place["is_pinned"] for place in llm.call("inspect")["adapters"]} == {
-            "a0": True,
-            "a2": False,
-        }
-    finally:
-        llm.shutdown()
+@pytest.mark.parametrize("name", ["base", "a0", "a1", "PROMPT_TUNING", "PREFIX_TUNING", "embeddings"])
+def test_requests_of_a_core_that_was_killed_go_on_with_the_same_tokens(killed: Killed, name: str):
+    pairs = [
+        (one, other)
+        for its, one, other in zip(killed.names, killed.outputs, killed.expected, strict=True)
+        if its == name
+    ]
+    assert pairs
+    for output, expected in pairs:
+        assert output.error is None and output.outputs[0].token_ids == expected.outputs[0].token_ids
+        assert output.prompt_token_ids == expected.prompt_token_ids
 
 
-def test_fifty_adapters_share_four_places_and_each_gives_its_own_tokens(llama: Path, tmp_path: Path):
+def test_adapters_are_known_and_pinned_in_the_core_that_comes_after(killed: Killed):
+    assert killed.known == {1, 2, 5, 6}
+    assert killed.places == {"a0": True, "a3": False, "PROMPT_TUNING": False, "PREFIX_TUNING": False}
+
+
+def test_thirty_adapters_share_four_places_and_each_gives_its_own_tokens(llama: Path, tmp_path: Path):
     llm = LLM(str(llama), max_loras=4, max_cpu_loras=10, disable_log_stats=False, **SETTINGS)
-    for number in range(50):
+    for number in range(30):
         llm.collective_rpc(
             "write_random_adapter", args=(str(tmp_path / str(number)), 1 + number % 9, number, None, 0.5)
         )
-    adapters = [LoRARequest(f"a{number}", number + 1, str(tmp_path / str(number))) for number in range(50)]
-    together = run(llm, [PROMPTS[0]] * 100, adapters * 2, max_tokens=4)
-    first, again = together[:50], together[50:]
+    adapters = [LoRARequest(f"a{number}", number + 1, str(tmp_path / str(number))) for number in range(30)]
+    together = run(llm, [PROMPTS[0]] * 60, adapters * 2, max_tokens=3)
+    first, again = together[:30], together[30:]
     assert [each.outputs[0].token_ids for each in first] == [each.outputs[0].token_ids for each in again]
-    assert len({tuple(each.outputs[0].token_ids) for each in first}) > 40
-    for number in (0, 17, 49):
-        (alone,) = run(llm, [PROMPTS[0]], [adapters[number]], max_tokens=4)
+    assert len({tuple(each.outputs[0].token_ids) for each in first}) > 22
+    for number in (0, 17, 29):
+        (alone,) = run(llm, [PROMPTS[0]], [adapters[number]], max_tokens=3)
         assert alone.outputs[0].token_ids == first[number].outputs[0].token_ids
     assert len(llm.list_loras()) <= 4 + 10 and len(llm.call("inspect")["adapters"]) == 4
 
