@@ -59,12 +59,12 @@ def check(llm: LLM, oracle: Any) -> None:
     table = oracle.get_input_embeddings()
     tokens = [3, 4, 5, 6, 7]
     given = [drawn(oracle, 70), drawn(oracle, 3, 1), table(torch.tensor(tokens)).detach(), None]
-    prompts = [{"prompt_token_ids": tokens} if each is None else {"prompt_embeds": each} for each in given]
+    prompts: Any = [{"prompt_token_ids": tokens} if each is None else {"prompt_embeds": each} for each in given]
     outputs = llm.generate(prompts, PARAMS, use_tqdm=False)
     assert [output.error for output in outputs] == [None] * 4
     for embeds, output in zip(given, outputs, strict=True):
         assert worst_difference(oracle, given[2] if embeds is None else embeds, output) < TOLERANCE
-    assert [len(output.prompt_token_ids) for output in outputs] == [70, 3, 5, 5]
+    assert [len(output.prompt_token_ids or ()) for output in outputs] == [70, 3, 5, 5]
 
 
 def check_family(architecture: str, tmp_path: Path) -> None:
@@ -120,14 +120,15 @@ def test_a_prompt_that_gives_its_pages_up_is_computed_anew(llama: Path):
 def test_what_is_no_prompt_of_embeddings_is_refused(llama: Path):
     llm, width = LLM(str(llama), **SETTINGS), load_oracle(llama).config.hidden_size
     rows = torch.zeros(3, width)
-    for given, message in (
+    wrong: tuple[tuple[Any, str], ...] = (
         ({"prompt_embeds": rows[0]}, r"has shape \[\d+\]; it must be"),
         ({"prompt_embeds": rows[:0]}, "it must be"),
         ({"prompt_embeds": rows / 0.0}, "not finite"),
         ({"prompt_embeds": "text"}, "no tensor"),
         ({"prompt_embeds": rows, "prompt": "x"}, "leave prompt out"),
         ({"prompt_embeds": torch.zeros(200, width)}, "max_model_len is 128"),
-    ):
+    )
+    for given, message in wrong:
         with pytest.raises(RequestError, match=message):
             llm.generate(given, PARAMS, use_tqdm=False)
     with pytest.raises(RequestError, match="no prompt_logprobs"):

@@ -1,6 +1,7 @@
 """Adapters on a device that works beside the host: two steps in flight, graphs, groups of rows, Triton's kernels."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.lora.conftest import TOLERANCE, assert_parity, request, run
@@ -77,6 +78,7 @@ def test_steps_without_adapters_replay_the_graphs_of_the_base(
     adapter = request(make_adapter(llama, tmp_path / "a", 1, r=8, target_modules="all-linear"))
     llm, platform = make_llm(monkeypatch, llama)
     prompt = [5, 6, 7, 8]
+    assert platform.last_runtime is not None
     counts = platform.last_runtime.counts
 
     def captured() -> int:
@@ -96,12 +98,13 @@ def test_prompt_logprobs_of_an_adapted_head_are_those_of_its_row(
     adapter = make_adapter(llama, tmp_path / "head", 1, r=6, target_modules=["lm_head"])
     llm, _ = make_llm(monkeypatch, llama)
     prompt, params = [7, 9, 11, *range(20, 44)], SamplingParams(max_tokens=1, prompt_logprobs=0, temperature=0.0)
-    given = [{"prompt_token_ids": prompt}] * 2
+    given: Any = [{"prompt_token_ids": prompt}] * 2
     outputs = llm.generate(given, params, use_tqdm=False, lora_request=[None, request(adapter)])
     for path, output in zip((None, adapter), outputs, strict=True):
         expected = PeftOracle(llama, path).logprobs(prompt)
+        assert output.prompt_logprobs is not None
         for position, token_id in enumerate(prompt[1:], 1):
-            ours = output.prompt_logprobs[position][token_id].logprob
+            ours = (output.prompt_logprobs[position] or {})[token_id].logprob
             assert abs(ours - float(expected[position - 1, token_id])) < TOLERANCE
 
 
@@ -109,7 +112,10 @@ def test_experts_and_absorbed_heads_are_adapted_in_groups_of_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_selection: None
 ):
     base = make_tiny_model("DeepseekV3ForCausalLM", tmp_path / "base", num_hidden_layers=2)
-    targets = {"target_modules": ["kv_b_proj"], "target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}
+    targets: dict[str, Any] = {
+        "target_modules": ["kv_b_proj"],
+        "target_parameters": ["experts.gate_up_proj", "experts.down_proj"],
+    }
     first = make_adapter(base, tmp_path / "one", 1, r=3, **targets)
     heads = make_adapter(base, tmp_path / "heads", 2, r=5, target_modules=["kv_b_proj"])
     llm, _ = make_llm(monkeypatch, base, TritonAdapters)

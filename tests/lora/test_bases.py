@@ -3,6 +3,7 @@ values in a plain checkpoint."""
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import peft
@@ -59,7 +60,7 @@ def test_an_adapter_over_any_format_is_added_to_what_the_base_is_worth(name: str
 
 @pytest.mark.parametrize("kind", ["Q4_K", pytest.param("Q8_0", marks=pytest.mark.exhaustive)])
 def test_an_adapter_over_a_gguf_file_is_added_to_what_the_file_is_worth(kind: str, tmp_path: Path):
-    wide = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 2}
+    wide: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 2}
     base = make_tiny_model("LlamaForCausalLM", tmp_path / "base", **wide)
     file = write_gguf(base, tmp_path, "llama", {"": kind, "token_embd": "F16", "output": "F16"})
     adapter = make_adapter(tmp_path / "worth", tmp_path / "adapter", scale=0.1, r=4, target_modules="all-linear")

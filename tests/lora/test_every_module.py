@@ -82,7 +82,7 @@ def check_every_module(architecture: str, tmp_path: Path, **overrides: Any) -> N
     params = SamplingParams(temperature=1.0, seed=5, max_tokens=3, ignore_eos=True, logprobs=-1)
     refused, wrong = dict[str, str](), list[str]()
     for number, (kind, path, oracle) in enumerate(adapters_of(base, tmp_path), 1):
-        given = {"prompt_token_ids": PROMPT}
+        given: Any = {"prompt_token_ids": PROMPT}
         (output,) = llm.generate(given, params, use_tqdm=False, lora_request=request(path, number))
         if output.error is not None:
             refused[kind] = output.error

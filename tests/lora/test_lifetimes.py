@@ -175,7 +175,7 @@ def test_an_adapter_of_a_hub_is_fetched_by_its_name(llama: Path, tmp_path: Path)
     lines = [line for line in ran.stdout.splitlines() if line.startswith(("owner", "other", "["))]
     params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
     local = request(tmp_path / "many" / "inner")
-    prompt = [{"prompt_token_ids": [3, 4, 5]}]
+    prompt: Any = [{"prompt_token_ids": [3, 4, 5]}]
     (expected,) = LLM(str(llama), **SETTINGS).generate(prompt, params, lora_request=local, use_tqdm=False)
     assert lines[0].startswith("owner/style ") and "/snapshots/" in lines[0]
     assert lines[1:5] == ["owner/many/inner inner", "owner/style None", "owner/many/../style None", "other/secret None"]
