@@ -120,14 +120,14 @@ def test_a_prompt_that_gives_its_pages_up_is_computed_anew(llama: Path):
 def test_what_is_no_prompt_of_embeddings_is_refused(llama: Path):
     llm, width = LLM(str(llama), **SETTINGS), load_oracle(llama).config.hidden_size
     rows = torch.zeros(3, width)
-    wrong: tuple[tuple[Any, str], ...] = (
+    wrong: list[tuple[Any, str]] = [
         ({"prompt_embeds": rows[0]}, r"has shape \[\d+\]; it must be"),
         ({"prompt_embeds": rows[:0]}, "it must be"),
         ({"prompt_embeds": rows / 0.0}, "not finite"),
         ({"prompt_embeds": "text"}, "no tensor"),
         ({"prompt_embeds": rows, "prompt": "x"}, "leave prompt out"),
         ({"prompt_embeds": torch.zeros(200, width)}, "max_model_len is 128"),
-    )
+    ]
     for given, message in wrong:
         with pytest.raises(RequestError, match=message):
             llm.generate(given, PARAMS, use_tqdm=False)
