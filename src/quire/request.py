@@ -186,7 +186,6 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True):
         num_drafts, num_draft_tokens: rows that verified guessed tokens, and those tokens.
         accepted_per_position: how many of them were right, by their place in the guess.
         adapters: what became of them, where that has changed.
-        engine: which of the model's copies tells; set by the client of the copies.
     """
 
     num_running: int = 0
@@ -205,7 +204,6 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True):
     num_draft_tokens: int = 0
     accepted_per_position: list[int] = []
     adapters: AdapterStats | None = None
-    engine: int = 0
 
 
 class WeightState(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
@@ -246,6 +244,7 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True):
     Attributes:
         weights: after these outputs the weights have changed.
         queue: of the core, where it has changed.
+        engine: which of the model's copies tells; set by the client of the copies.
     """
 
     plain_ids: list[str] = []
@@ -254,6 +253,7 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True):
     stats: SchedulerStats | None = None
     weights: WeightState | None = None
     queue: QueueState | None = None
+    engine: int = 0
 
     @property
     def has_content(self) -> bool:

@@ -75,6 +75,11 @@ def test_two_copies_answer_as_one_and_share_the_work() -> None:
             assert engine.metrics.num_running == 0
             text = PrometheusExposition(engine.metrics, cache_info(engine.config.cache)).exposition()[0].decode()
             assert f'quire:engine_steps_total{{engine="1",model_name="hash"}} {float(steps[1])}' in text
+            ended = [copy.success["length"] for copy in engine.metrics.copies]
+            assert sum(ended) == engine.metrics.success["length"] == 18 and min(ended) > 0
+            assert [copy.generation_tokens for copy in engine.metrics.copies] == [30 * count for count in ended]
+            assert f'engine="1",finished_reason="length",model_name="hash"}} {float(ended[1])}' in text
+            assert f'quire:e2e_request_latency_seconds_count{{engine="0",model_name="hash"}} {float(ended[0])}' in text
             assert await engine.reset_prefix_cache() is True
             assert await engine.is_paused() is False
             with pytest.raises(RequestError, match="data_parallel_size"):
@@ -226,7 +231,7 @@ def test_an_ended_request_counts_no_more_and_an_abort_reaches_its_copy_alone() -
     owner, other = (one, two) if "a" in one.ids() else (two, one)
     output = EngineCoreOutput("a", [1], finish_reason=FinishReason.LENGTH)
     owner.hear(messages.Outputs(EngineCoreOutputs(outputs=[output], stats=SchedulerStats())))
-    assert heard[-1].outputs.stats.engine == client.clients.index(owner)
+    assert heard[-1].outputs.engine == client.clients.index(owner)
     client.send(messages.AbortRequests(["a", "b", "unknown"]))
     assert other.sent[-1] == messages.AbortRequests(["b"]) and not isinstance(owner.sent[-1], messages.AbortRequests)
     assert all(load.cost == 0 for load in client._chooser.loads)

@@ -187,8 +187,7 @@ class CopiesClient(CoreClient):
                 self._end(output.request_id)
             elif output.new_token_ids:
                 self._begin_answer(output.request_id)
-        if outputs.stats is not None:
-            outputs.stats.engine = number
+        outputs.engine = number
         if outputs.queue is not None:
             self._queues[number] = outputs.queue
             outputs.queue = _join_queues(self._queues.values(), len(self.clients))

@@ -61,11 +61,11 @@ class Frontend(Generic[ClientT]):
         self.events = EventLog() if metrics is None else metrics.events
         self.tokenizer_source = source = TokenizerSource(config.model, for_server=for_server)
         own = [] if metrics is None else [metrics]
-        self._outputs = OutputProcessor([*own, *stat_hooks, *load_stat_loggers(config)])
+        num_copies = config.parallel.data_parallel_size
+        copies = metrics.divide(num_copies) if metrics is not None and num_copies > 1 else ()
+        self._outputs = OutputProcessor([*own, *stat_hooks, *load_stat_loggers(config)], copies)
         self.io_processor = load_io_processor(config)
         self._stats_logger: StatsLogger | None = None
-        if metrics is not None and config.parallel.data_parallel_size > 1:
-            metrics.divide(config.parallel.data_parallel_size)
         if metrics is not None and config.lora is not None:
             metrics.max_loras = config.lora.num_slots(config.scheduler.max_num_seqs)
         if metrics is not None and not config.observability.disable_log_stats:

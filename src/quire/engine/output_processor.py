@@ -40,13 +40,18 @@ class StatsHook(Protocol):
 class OutputProcessor:
     """Every unfinished request, by its own id and by its sequences' ids in the core.
 
+    Args:
+        hooks: hear of everything.
+        copies: by the number of the model's copy, those that hear of what it does alone, before the others; none where there is one.
+
     Attributes:
         on_end: called with each sequence that ends, its record and its figures.
         weight_version: of the weights that tokens come from.
     """
 
-    def __init__(self, hooks: Sequence[StatsHook] = ()) -> None:
+    def __init__(self, hooks: Sequence[StatsHook] = (), copies: Sequence[StatsHook] = ()) -> None:
         self.hooks: list[StatsHook] = list(hooks)
+        self._copies = copies
         self.on_end: list[Callable[[RequestRecord, SequenceState, FinishedRequest], None]] = []
         self.weight_version = WeightState().version
         self._records: dict[str, RequestRecord] = {}
@@ -139,6 +144,7 @@ class OutputProcessor:
                 sequence.token_ids.append(token_id)
             last = sequence.last_token_time
             if not last:
+                record.copy = outputs.engine
                 self._record_tokens(record, sequence, 1, now)
             elif has_hooks:
                 waits[last] = waits.get(last, 0) + 1
@@ -148,13 +154,17 @@ class OutputProcessor:
                 self._end(record, sequence, now)
             if not sequence.is_quiet:
                 touched.append(record)
-        self._record_waits(waits, now)
+        hooks = self._hooks_of(outputs.engine)
+        for last, times in waits.items():
+            for hook in hooks:
+                hook.record_next_tokens(now - last, 1, times)
         for output in outputs.outputs:
             found = sequences.get(output.request_id)
             if found is not None:
+                found[0].copy = outputs.engine
                 self._process_one(*found, output, now, touched, aborts)
         if outputs.stats is not None:
-            for hook in self.hooks:
+            for hook in hooks:
                 hook.record_step(outputs.stats)
         if outputs.weights is not None:
             self._change_weights(outputs.weights)
@@ -224,19 +234,18 @@ class OutputProcessor:
             record.refusal = None if output.refusal is None else to_error(output.refusal, output.error)
         sequence.finish(reason, output.stop_reason)
 
-    def _record_waits(self, waits: dict[float, int], now: float) -> None:
-        for last, times in waits.items():
-            for hook in self.hooks:
-                hook.record_next_tokens(now - last, 1, times)
+    def _hooks_of(self, copy: int) -> Sequence[StatsHook]:
+        """Who hears of what one of the model's copies does."""
+        return [self._copies[copy], *self.hooks] if self._copies else self.hooks
 
     def _record_tokens(self, record: RequestRecord, sequence: SequenceState, count: int, now: float) -> None:
         if not sequence.first_token_time:
             sequence.first_token_time = now
-            for hook in self.hooks:
+            for hook in self._hooks_of(record.copy):
                 hook.record_first_token(now - record.arrival_time, len(sequence.prompt_token_ids))
             count -= 1
         if count > 0:
-            for hook in self.hooks:
+            for hook in self._hooks_of(record.copy):
                 hook.record_next_tokens(now - (sequence.last_token_time or sequence.first_token_time), count)
         sequence.last_token_time = now
 
@@ -252,7 +261,7 @@ class OutputProcessor:
             self._silent.clear()
         if self.hooks or self.on_end:
             finished = _finished(record, sequence, now)
-            for hook in self.hooks:
+            for hook in self._hooks_of(record.copy):
                 hook.record_finished(finished)
             for listener in self.on_end:
                 listener(record, sequence, finished)

@@ -345,6 +345,7 @@ class RequestRecord:
         pooled: what the pooler gave, if it is a pooling request.
         scheduled_time: when its first sequence left the core's queue; 0 as long as that is not known.
         trace_headers: of the caller, where spans are written.
+        copy: the model's copy that computes it, as soon as it has told anything.
     """
 
     request_id: str
@@ -369,6 +370,7 @@ class RequestRecord:
     pooled: Pooled | None = None
     scheduled_time: float = 0.0
     trace_headers: Mapping[str, str] | None = None
+    copy: int = 0
 
     def __post_init__(self) -> None:
         self.sequences = [

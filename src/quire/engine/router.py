@@ -109,7 +109,7 @@ class FrontendRouter:
 
     def _split(self, outputs: EngineCoreOutputs) -> list[EngineCoreOutputs]:
         owners = self._owners
-        parts = [EngineCoreOutputs(weights=outputs.weights) for _ in self._outboxes]
+        parts = [EngineCoreOutputs(weights=outputs.weights, engine=outputs.engine) for _ in self._outboxes]
         for core_id, token_id in zip(outputs.plain_ids, outputs.plain_tokens, strict=True):
             number = owners.get(core_id)
             if number is not None:

@@ -126,7 +126,7 @@ class EngineMetrics:
         batch_lines: lines of batches that were answered, by how.
         adapters: what became of adapters, and the names of those that are in use; None until that is told.
         max_loras: adapters that can be on the device at once.
-        copies: the figures of steps of each of the model's copies, by number; none where there is one.
+        copies: the figures of each of the model's copies, by number, which are told what it does first; none where there is one.
     """
 
     def __init__(self, model_name: str, max_model_len: int) -> None:
@@ -174,14 +174,14 @@ class EngineMetrics:
         self.request_preemptions = Histogram(PREEMPTION_BOUNDS)
         self.history = History()
 
-    def divide(self, num_copies: int) -> None:
-        """Keep the figures of steps for each of the model's copies as well."""
+    def divide(self, num_copies: int) -> Sequence["EngineMetrics"]:
+        """Have figures for each of the model's copies as well; returns them."""
         self.copies = [EngineMetrics(self.model_name, self._max_model_len) for _ in range(num_copies)]
+        return self.copies
 
     def record_step(self, stats: SchedulerStats) -> None:
         """One step's figures; counters in them are of that step alone."""
         if self.copies:
-            self.copies[stats.engine].record_step(stats)
             self.num_running, self.num_waiting, self.num_deferred = (
                 sum(getattr(copy, name) for copy in self.copies)
                 for name in ("num_running", "num_waiting", "num_deferred")

@@ -26,7 +26,7 @@ PREFIXES: dict[str, tuple[str, ...]] = {"quire": (PREFIX,), "vllm": ("vllm:",), 
 
 _LABELS = ["model_name", "engine"]
 _ENGINE = "0"
-"""The engine's number among those of one server; figures of requests have this one also where there are several."""
+"""The engine's number where a server has one; what is counted of no engine in particular has this one, too."""
 
 _GAUGES = (
     ("num_requests_running", "num_running", "Sequences that hold a row of the batch."),
@@ -51,10 +51,6 @@ _COUNTERS = (
     ("lora_evictions", "num_adapter_evictions", "Adapters that gave up their place on the device to another one."),
     ("engine_steps", "num_steps", "Steps that computed at least one token."),
 )
-_OF_REQUESTS = frozenset({"prompt_tokens", "prompt_tokens_cached", "generation_tokens"})
-"""Counters that steps do not tell: they are of all copies of the model together. The others are of each."""
-_OF_STEPS = frozenset({"iteration_tokens", "step_time", "adapter_load_time"})
-"""Histograms that steps tell."""
 _EVENTS = {
     EventKind.RESTART: ("engine_restarts", "Times that the engine core ended by itself and was started again."),
     EventKind.HANG: ("engine_hangs", "Times that the engine core made no progress and was ended."),
@@ -143,14 +139,15 @@ class EngineCollector(Collector):
         yield waiting
         for name, field, text in _COUNTERS:
             counter = CounterMetricFamily(prefix + name, text, labels=_LABELS)
-            for engine, copy in self._copies(field not in _OF_REQUESTS):
+            for engine, copy in self._copies():
                 counter.add_metric([metrics.model_name, engine], getattr(copy, field))
             yield counter
         success = CounterMetricFamily(
             prefix + "request_success", "Finished sequences.", labels=[*_LABELS, "finished_reason"]
         )
-        for reason, count in metrics.success.items():
-            success.add_metric([*labels, reason], count)
+        for engine, copy in self._copies():
+            for reason, count in copy.success.items():
+                success.add_metric([metrics.model_name, engine, reason], count)
         yield success
         rejected = CounterMetricFamily(
             prefix + "admission_rejections", "Requests for which there was no room.", labels=["model_name", "reason"]
@@ -160,7 +157,7 @@ class EngineCollector(Collector):
         yield from self._happenings(prefix, labels)
         for name, field, text in _HISTOGRAMS:
             family = HistogramMetricFamily(prefix + name, text, labels=_LABELS)
-            for engine, copy in self._copies(field in _OF_STEPS):
+            for engine, copy in self._copies():
                 histogram = getattr(copy, field)
                 family.add_metric([metrics.model_name, engine], histogram.cumulative(), sum_value=histogram.total)
             yield family
@@ -175,10 +172,10 @@ class EngineCollector(Collector):
             adapters.add_metric(told, time.time())
             yield adapters
 
-    def _copies(self, is_of_steps: bool = True) -> list[tuple[str, EngineMetrics]]:
-        """The figures of each copy of the model with its number; `is_of_steps`: whether they are told by steps."""
-        copies = self._metrics.copies if is_of_steps else []
-        return [(str(number), copy) for number, copy in enumerate(copies)] or [(_ENGINE, self._metrics)]
+    def _copies(self) -> list[tuple[str, EngineMetrics]]:
+        """The figures of each copy of the model with its number."""
+        copies = enumerate(self._metrics.copies)
+        return [(str(number), copy) for number, copy in copies] or [(_ENGINE, self._metrics)]
 
     def _happenings(self, prefix: str, labels: list[str]) -> Iterable[Metric]:
         """What happened besides answers, and each tenant's part."""
@@ -197,8 +194,9 @@ class EngineCollector(Collector):
             "Guessed tokens that were right, by place in the guess.",
             labels=[*_LABELS, "position"],
         )
-        for position, count in enumerate(self._metrics.accepted_per_position):
-            accepted.add_metric([*labels, str(position)], count)
+        for engine, copy in self._copies():
+            for position, count in enumerate(copy.accepted_per_position):
+                accepted.add_metric([copy.model_name, engine, str(position)], count)
         yield accepted
         for name, field, text in _TENANTS:
             counter = CounterMetricFamily(prefix + name, text, labels=[*_LABELS, "tenant"])

@@ -56,7 +56,7 @@ def take_snapshot(metrics: EngineMetrics, info: dict[str, str], names: str = "qu
     found: list[Metric] = []
     for family in EngineCollector(metrics, info, names).collect():
         if family.type == "histogram":
-            found.append(_histogram(family))
+            found += _histograms(family)
             continue
         for sample in family.samples:
             if family.type == "counter":
@@ -66,9 +66,16 @@ def take_snapshot(metrics: EngineMetrics, info: dict[str, str], names: str = "qu
     return found
 
 
-def _histogram(family: Any) -> Histogram:
-    """A family of one histogram: its samples are buckets, their count and the values' sum."""
-    values = {sample.name.removeprefix(family.name): sample for sample in family.samples}
-    buckets = {sample.labels["le"]: int(sample.value) for sample in family.samples if sample.name.endswith("_bucket")}
-    count = values["_count"]
-    return Histogram(family.name, dict(count.labels), int(count.value), float(values["_sum"].value), buckets)
+def _histograms(family: Any) -> list[Histogram]:
+    """One for each copy of the model: its samples are buckets, their count and the values' sum."""
+    by_engine: dict[str, list[Any]] = {}
+    for sample in family.samples:
+        by_engine.setdefault(sample.labels["engine"], []).append(sample)
+    found: list[Histogram] = []
+    for samples in by_engine.values():
+        values = {sample.name.removeprefix(family.name): sample for sample in samples}
+        buckets = {sample.labels["le"]: int(sample.value) for sample in samples if sample.name.endswith("_bucket")}
+        count = values["_count"]
+        labels = dict(count.labels)
+        found.append(Histogram(family.name, labels, int(count.value), float(values["_sum"].value), buckets))
+    return found
