@@ -73,6 +73,22 @@ def test_pages_of_a_tier_give_the_tokens_of_computing_them(llama: Path, expected
         assert ask(llm, PROMPT) == [(expected, WHOLE)]  # from the device's own cache
 
 
+@pytest.mark.exhaustive
+def test_copies_share_a_folder_and_each_finds_what_another_saved_after_a_restart(
+    llama: Path, expected: list[int], tmp_path: Path
+) -> None:
+    copies: dict[str, Any] = {"data_parallel_size": 2, "max_num_seqs": 2}
+    others = [[7 + number] * 40 for number in range(3)]
+    with engine(llama, tmp_path, **copies) as llm:
+        first = ask(llm, PROMPT, *others)
+        assert ask(llm, PROMPT)[0][0] == expected  # what is saved is told with a later step
+    saved = files_of(tmp_path)
+    assert first[0] == (expected, 0) and len(saved) >= 9 and len({file.name for file in saved}) == len(saved)
+    with engine(llama, tmp_path, **copies) as llm:
+        found = ask(llm, *[PROMPT] * 4)  # both are asked
+    assert found == [(expected, WHOLE)] * 4 and files_of(tmp_path) == saved
+
+
 def test_a_tier_in_memory_has_what_the_devices_cache_has_lost(llama: Path, expected: list[int]) -> None:
     with engine(llama, transfer={"kv_connector": "memory"}) as llm:
         assert ask(llm, PROMPT) == [(expected, 0)]

@@ -66,7 +66,9 @@ class ParallelConfig:
         spare_core: a process that has imported what a core needs waits for a death; None: for one device that is no CPU.
         rank: which of the workers that share a layer this is; the executor sets it when it starts them.
         rendezvous: the address where these meet; set with the rank.
-        data_parallel_rank: which of the model's copies this is; set when the copy starts.
+        data_parallel_size: copies of the model that this engine has.
+        data_parallel_start: the number of the first of them among those of all engines.
+        data_parallel_rank: which of this engine's copies this is; set when the copy starts.
         stage: which of the pipeline's stages it belongs to. `stage_rendezvous`: where stages meet; both set with the rank.
         layer_split: how many layers each stage has (`QUIRE_PP_LAYER_PARTITION`); empty: about as many each.
     """
@@ -80,6 +82,7 @@ class ParallelConfig:
     disable_custom_all_reduce: bool = False
     recovery: bool | None = None
     spare_core: bool | None = None
+    data_parallel_start: int = 0
     data_parallel_rank: int = 0
     rank: int = 0
     rendezvous: str = ""
@@ -101,6 +104,11 @@ class ParallelConfig:
     def device_number(self) -> int:
         """This worker's number among those of all copies."""
         return self.data_parallel_rank * self.world_size + self.world_rank
+
+    @property
+    def copy_number(self) -> int:
+        """This copy's number among those of all engines."""
+        return self.data_parallel_start + self.data_parallel_rank
 
     @property
     def wish_for_processes(self) -> str | None:

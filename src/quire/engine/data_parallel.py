@@ -17,7 +17,6 @@ from quire.engine import messages
 from quire.engine.core_client import CoreClient, OnMessage
 from quire.engine.pausing import PauseState
 from quire.engine.replica_choice import Assignment, ReplicaChooser, chain_of
-from quire.errors import RequestError
 from quire.logger import init_logger
 from quire.request import EngineCoreOutputs, EngineRequest, QueueState
 
@@ -28,9 +27,6 @@ PIECE_TOKENS = 64
 
 StartCopy = Callable[[OnMessage], CoreClient]
 """Starts one copy, which calls what it is given with its messages."""
-
-_ONE_COPY_ONLY = frozenset({"init_weight_transfer_engine"})
-"""Calls that would have to say something else to each copy."""
 
 
 def config_of_copy(config: EngineConfig, number: int) -> EngineConfig:
@@ -143,11 +139,6 @@ class CopiesClient(CoreClient):
 
     def _call(self, call: messages.UtilityCall) -> None:
         """Have all copies do something; while one is started again, the call waits for it."""
-        if call.utility in _ONE_COPY_ONLY:
-            text = f"{call.utility} is not available with data_parallel_size above 1"
-            refusal = messages.refusal_of(RequestError(text))
-            self._on_message(messages.UtilityResult(call.call_id, error=text, refusal=refusal))
-            return
         with self._lock:
             if self._down:
                 self._deferred.append(call)

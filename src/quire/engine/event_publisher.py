@@ -141,7 +141,7 @@ class PublishCacheEvents(CoreHooks):
 
     def __init__(self, config: EngineConfig, settings: KVEventsConfig, kv_cache: KVCacheConfig) -> None:
         super().__init__(config)
-        self._copy = config.parallel.data_parallel_rank
+        self._copy = config.parallel.copy_number
         self._publisher = EventPublisher(settings, self._copy)
         numbers = envs.QUIRE_KV_EVENTS_USE_INT_BLOCK_HASHES
         self.events = CacheEvents(kv_cache.groups, self._publish, numbers=numbers)

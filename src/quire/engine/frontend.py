@@ -62,6 +62,8 @@ class Frontend(Generic[ClientT]):
         self.tokenizer_source = source = TokenizerSource(config.model, for_server=for_server)
         own = [] if metrics is None else [metrics]
         num_copies = config.parallel.data_parallel_size
+        if metrics is not None:
+            metrics.first_copy = config.parallel.data_parallel_start
         copies = metrics.divide(num_copies) if metrics is not None and num_copies > 1 else ()
         self._outputs = OutputProcessor([*own, *stat_hooks, *load_stat_loggers(config)], copies)
         self.io_processor = load_io_processor(config)

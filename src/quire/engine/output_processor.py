@@ -42,7 +42,7 @@ class OutputProcessor:
 
     Args:
         hooks: hear of everything.
-        copies: by the number of the model's copy, those that hear of what it does alone, before the others; none where there is one.
+        copies: for each of the model's copies, who hears first of what it alone does; none where there is one.
 
     Attributes:
         on_end: called with each sequence that ends, its record and its figures.

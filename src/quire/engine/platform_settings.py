@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from quire.config import EngineConfig
 from quire.config.checks import default_of
 from quire.config.hf_config import HFConfig
+from quire.engine.copies_here import copies_here
 from quire.engine.settings import EngineSettings
 from quire.errors import ConfigError, did_you_mean
 from quire.logger import init_logger
@@ -94,7 +95,7 @@ def check_stages(config: EngineConfig) -> None:
 def check_ranks(args: EngineSettings, platform: Platform) -> None:
     """Refuse numbers of ranks that the platform cannot have. Raises ConfigError."""
     capabilities, size = platform.capabilities(), args.tensor_parallel_size
-    stages, copies = args.pipeline_parallel_size, args.data_parallel_size
+    stages, copies = args.pipeline_parallel_size, copies_here(args).count
     if copies > 1 and args.distributed_executor_backend in ("ray", "external_launcher"):
         message = (
             f"data_parallel_size={copies} does not go with distributed_executor_backend="

@@ -195,6 +195,21 @@ class EngineSettings:
     pipeline_parallel_size: int = setting(1, whole(1), "ranks that share the layers, one after another")
     tensor_parallel_size: int = setting(1, whole(1), "ranks that share every layer")
     data_parallel_size: int = setting(1, whole(1), "copies of the model, each with its own devices, behind one engine")
+    data_parallel_rank: int | None = setting(
+        None,
+        whole(0),
+        "the number of the one copy that this engine has; another load balancer has the others (external)",
+    )
+    data_parallel_start_rank: int | None = setting(
+        None, whole(0), "the number of the first copy of this engine (hybrid)"
+    )
+    data_parallel_size_local: int | None = setting(None, whole(0), "how many of the copies this engine has (hybrid)")
+    data_parallel_external_lb: bool = setting(False, FLAG, "this engine has one of the copies: see data_parallel_rank")
+    data_parallel_hybrid_lb: bool = setting(
+        False,
+        FLAG,
+        "this engine has some of the copies, and spreads its requests over them: see data_parallel_size_local",
+    )
     enable_expert_parallel: bool = setting(False, FLAG, "give each rank whole experts")
     distributed_executor_backend: str | type[Any] | None = setting(
         None, class_path("uni", "mp", "ray", "external_launcher"), "uni, mp, ray, external_launcher or a class path"

@@ -126,12 +126,14 @@ class EngineMetrics:
         batch_lines: lines of batches that were answered, by how.
         adapters: what became of adapters, and the names of those that are in use; None until that is told.
         max_loras: adapters that can be on the device at once.
-        copies: the figures of each of the model's copies, by number, which are told what it does first; none where there is one.
+        copies: the figures of each of the model's copies, in order, which are told what it does first; none where there is one.
+        first_copy: the number of the first of them.
     """
 
     def __init__(self, model_name: str, max_model_len: int) -> None:
         self.model_name, self._max_model_len = model_name, max_model_len
         self.copies: list[EngineMetrics] = []
+        self.first_copy = 0
         lengths = steps_1_2_5(max_model_len)
         self.num_running = 0
         self.num_waiting = 0

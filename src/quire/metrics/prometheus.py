@@ -25,9 +25,6 @@ PREFIXES: dict[str, tuple[str, ...]] = {"quire": (PREFIX,), "vllm": ("vllm:",), 
 """What `--metrics-names` may say, and the prefixes that it means."""
 
 _LABELS = ["model_name", "engine"]
-_ENGINE = "0"
-"""The engine's number where a server has one; what is counted of no engine in particular has this one, too."""
-
 _GAUGES = (
     ("num_requests_running", "num_running", "Sequences that hold a row of the batch."),
     ("num_requests_waiting", "num_waiting", "Sequences in the queue."),
@@ -122,7 +119,7 @@ class EngineCollector(Collector):
             yield from self._families(prefix)
 
     def _families(self, prefix: str) -> Iterable[Metric]:
-        metrics, labels = self._metrics, [self._metrics.model_name, _ENGINE]
+        metrics, labels = self._metrics, [self._metrics.model_name, str(self._metrics.first_copy)]
         for name, field, text in _GAUGES if prefix == PREFIX else _GAUGES + _OLDER_GAUGES:
             gauge = GaugeMetricFamily(prefix + name, text, labels=_LABELS)
             for engine, copy in self._copies():
@@ -174,8 +171,8 @@ class EngineCollector(Collector):
 
     def _copies(self) -> list[tuple[str, EngineMetrics]]:
         """The figures of each copy of the model with its number."""
-        copies = enumerate(self._metrics.copies)
-        return [(str(number), copy) for number, copy in copies] or [(_ENGINE, self._metrics)]
+        copies = self._metrics.copies or [self._metrics]
+        return [(str(number), copy) for number, copy in enumerate(copies, self._metrics.first_copy)]
 
     def _happenings(self, prefix: str, labels: list[str]) -> Iterable[Metric]:
         """What happened besides answers, and each tenant's part."""

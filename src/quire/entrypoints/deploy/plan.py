@@ -67,9 +67,10 @@ class Plan:
 
 def make_plan(args: argparse.Namespace, words: list[str]) -> Plan:
     """The plan of parsed flags. Raises ConfigError: the server could not be reached, or gets fewer devices than it has ranks."""
+    from quire.engine.copies_here import copies_here
     from quire.metrics.prometheus import PREFIXES
 
-    ranks = args.tensor_parallel_size * args.pipeline_parallel_size * args.data_parallel_size
+    ranks = args.tensor_parallel_size * args.pipeline_parallel_size * copies_here(args).count
     if args.uds or not args.port:
         raise ConfigError.of(
             "port", "a server that is deployed needs a port: leave --uds out, and give a --port from 1"

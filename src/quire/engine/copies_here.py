@@ -1,0 +1,60 @@
+"""Which of a model's copies an engine has: all, or those that another load balancer has given it (hybrid, external).
+
+Copies do not talk to one another: nothing but their numbers has to fit together.
+"""
+
+import dataclasses
+
+from quire.engine.settings import EngineSettings
+from quire.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class CopiesHere:
+    """`count` copies, numbered from `first`."""
+
+    count: int
+    first: int = 0
+
+
+def copies_here(args: EngineSettings) -> CopiesHere:
+    """The copies of this engine, of `data_parallel_size` in all.
+
+    Raises:
+        ConfigError: settings of load balancing that contradict one another, or numbers beyond the size.
+    """
+    size, rank, local = args.data_parallel_size, args.data_parallel_rank, args.data_parallel_size_local
+    start = args.data_parallel_start_rank
+    if args.data_parallel_external_lb or rank is not None:
+        return _one_copy(args)
+    if not args.data_parallel_hybrid_lb and start is None:
+        if local not in (None, size):
+            text = (
+                f"data_parallel_size_local={local} of data_parallel_size={size}: an engine has no copies on other hosts"
+            )
+            raise _wrong("data_parallel_size_local", f"{text}; start one on each host with data_parallel_hybrid_lb")
+        return CopiesHere(size)
+    if local is None:
+        raise _wrong("data_parallel_size_local", "hybrid load balancing needs it: how many copies this engine has")
+    first = start or 0
+    if local < 1 or first + local > size:
+        numbers = f"{local} copies from number {first} on are not among data_parallel_size={size}"
+        raise _wrong("data_parallel_start_rank" if first else "data_parallel_size_local", numbers)
+    return CopiesHere(local, first)
+
+
+def _one_copy(args: EngineSettings) -> CopiesHere:
+    size, rank = args.data_parallel_size, args.data_parallel_rank
+    if args.data_parallel_hybrid_lb:
+        raise _wrong("data_parallel_hybrid_lb", "it does not go with data_parallel_external_lb or data_parallel_rank")
+    if rank is None:
+        raise _wrong("data_parallel_rank", "data_parallel_external_lb needs it: the number of this engine's copy")
+    if rank >= size:
+        raise _wrong("data_parallel_rank", f"it is {rank}; with data_parallel_size={size} it is below that")
+    if args.data_parallel_size_local not in (None, 1):
+        raise _wrong("data_parallel_size_local", "an engine behind an external balancer has 1 copy")
+    return CopiesHere(1, rank)
+
+
+def _wrong(setting: str, text: str) -> ConfigError:
+    return ConfigError(text if text.startswith("data_parallel") else f"{setting}: {text}", setting=setting)

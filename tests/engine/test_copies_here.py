@@ -1,0 +1,66 @@
+"""Hybrid and external load balancing: which of a model's copies an engine has, and under which numbers it tells of them."""
+
+import asyncio
+import dataclasses
+from typing import Any
+
+import pytest
+from tests.engine.test_async_llm import collect, sampling
+from tests.engine.test_data_parallel import copies_config
+
+from quire.engine.async_llm import AsyncLLM
+from quire.engine.copies_here import CopiesHere, copies_here
+from quire.engine.settings import EngineSettings
+from quire.errors import ConfigError
+from quire.metrics.prometheus import PrometheusExposition, cache_info
+
+
+def here(**given: Any) -> CopiesHere:
+    names = {f"data_parallel_{name}": value for name, value in given.items()}
+    return copies_here(EngineSettings(**names))
+
+
+def test_settings_of_load_balancing_give_the_copies_of_an_engine() -> None:
+    assert here() == CopiesHere(1)
+    assert here(size=3) == here(size=3, size_local=3) == CopiesHere(3)
+    assert here(size=4, rank=2) == here(size=4, rank=2, external_lb=True, size_local=1) == CopiesHere(1, 2)
+    assert here(size=8, size_local=2, start_rank=6) == CopiesHere(2, 6)
+    assert here(size=8, size_local=2, hybrid_lb=True) == CopiesHere(2)
+
+
+@pytest.mark.parametrize(
+    ("given", "setting", "message"),
+    [
+        ({"size": 2, "rank": 2}, "rank", "below that"),
+        ({"size": 2, "external_lb": True}, "rank", "needs it"),
+        ({"size": 4, "rank": 1, "size_local": 2}, "size_local", "1 copy"),
+        ({"size": 4, "rank": 1, "hybrid_lb": True}, "hybrid_lb", "does not go with"),
+        ({"size": 4, "hybrid_lb": True}, "size_local", "needs it"),
+        ({"size": 4, "size_local": 2}, "size_local", "hybrid_lb"),
+        ({"size": 4, "size_local": 2, "start_rank": 3}, "start_rank", "not among"),
+        ({"size": 4, "size_local": 0, "hybrid_lb": True}, "size_local", "not among"),
+    ],
+)
+def test_settings_that_contradict_one_another_are_refused_by_name(
+    given: dict[str, Any], setting: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
+        here(**given)
+    assert error.value.setting == f"data_parallel_{setting}"
+
+
+def test_figures_have_the_numbers_that_copies_have_among_those_of_all_engines() -> None:
+    async def main() -> None:
+        config = copies_config()
+        parallel = dataclasses.replace(config.parallel, data_parallel_start=4)
+        engine = AsyncLLM.from_engine_config(dataclasses.replace(config, parallel=parallel))
+        try:
+            await collect(engine.generate([5, 6], sampling(max_tokens=3), "a", data_parallel_rank=1))
+            text = PrometheusExposition(engine.metrics, cache_info(engine.config.cache)).exposition()[0].decode()
+        finally:
+            engine.shutdown()
+        assert 'quire:generation_tokens_total{engine="5",model_name="hash"} 3.0' in text
+        assert 'quire:generation_tokens_total{engine="4",model_name="hash"} 0.0' in text
+        assert 'engine="0"' not in text
+
+    asyncio.run(main())
