@@ -7,7 +7,12 @@ from typing import Any
 import pytest
 from tests.engine.test_async_llm import collect, sampling
 from tests.engine.test_data_parallel import copies_config
+from tests.engine.test_weight_updates import SETTINGS, connected, fresh, send, tensors_of
+from tests.engine.test_weight_updates import tokens_of as weight_tokens
+from tests.oracles.tiny_models import make_tiny_model
 
+from quire import LLM
+from quire.distributed.weight_transfer import TrainerGroup
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.copies_here import CopiesHere, copies_here
 from quire.engine.settings import EngineSettings
@@ -64,3 +69,23 @@ def test_figures_have_the_numbers_that_copies_have_among_those_of_all_engines() 
         assert 'engine="0"' not in text
 
     asyncio.run(main())
+
+
+@pytest.mark.exhaustive
+def test_a_trainer_s_weights_reach_the_ranks_of_all_copies(tmp_path_factory: pytest.TempPathFactory) -> None:
+    old, new = (
+        make_tiny_model("LlamaForCausalLM", tmp_path_factory.mktemp("tiny"), tokenizer=False, seed=seed)
+        for seed in (0, 1)
+    )
+    expected = fresh(new)
+    with LLM(str(old), data_parallel_size=2, **SETTINGS) as llm:
+        group, tensors = connected(llm, 2), tensors_of(new)
+        llm.start_weight_update()
+        sender = send(group, tensors)
+        llm.update_weights({"update_info": TrainerGroup.update_info(tensors)})
+        sender.join()
+        llm.finish_weight_update()
+        for _ in range(2):
+            assert weight_tokens(llm) == expected
+        llm.shutdown_weight_transfer_engine()
+        group.close()

@@ -40,7 +40,7 @@ def engine(model: Path, folder: Path | None = None, **given: Any) -> Iterator[LL
 def ask(llm: LLM, *prompts: list[int], **fields: Any) -> list[tuple[list[int], int]]:
     """Each request's tokens, and how many of its prompt were not computed."""
     params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
-    asked = [{"prompt_token_ids": prompt, **fields} for prompt in prompts]
+    asked: Any = [{"prompt_token_ids": prompt, **fields} for prompt in prompts]
     outputs = llm.generate(asked, params, use_tqdm=False)
     return [(list(output.outputs[0].token_ids), output.num_cached_tokens or 0) for output in outputs]
 
