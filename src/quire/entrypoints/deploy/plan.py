@@ -8,6 +8,7 @@ import dataclasses
 import os
 import secrets
 from pathlib import Path
+from typing import cast
 
 from quire.errors import ConfigError
 from quire.version import __version__
@@ -68,9 +69,10 @@ class Plan:
 def make_plan(args: argparse.Namespace, words: list[str]) -> Plan:
     """The plan of parsed flags. Raises ConfigError: the server could not be reached, or gets fewer devices than it has ranks."""
     from quire.engine.copies_here import copies_here
+    from quire.engine.settings import EngineSettings
     from quire.metrics.prometheus import PREFIXES
 
-    ranks = args.tensor_parallel_size * args.pipeline_parallel_size * copies_here(args).count
+    ranks = args.tensor_parallel_size * args.pipeline_parallel_size * copies_here(cast(EngineSettings, args)).count
     if args.uds or not args.port:
         raise ConfigError.of(
             "port", "a server that is deployed needs a port: leave --uds out, and give a --port from 1"
