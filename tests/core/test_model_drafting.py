@@ -6,7 +6,8 @@ from tests.oracles.hash_model import HashModel
 from tests.oracles.scheduler_harness import SchedulerHarness
 
 from quire.config.speculative import SpeculativeConfig
-from quire.core.model_drafting import FOLLOW, NOTHING, DraftCosts, GivenProposer, ModelDrafting
+from quire.core.draft_times import DraftCosts
+from quire.core.model_drafting import FOLLOW, NOTHING, GivenProposer, ModelDrafting
 
 KEYS = {"method": "draft_model", "model": "small", "num_speculative_tokens": 4}
 
@@ -53,18 +54,10 @@ def test_a_drafter_follows_where_guesses_of_other_rows_would_pay() -> None:
     assert drafting._decide(rows) == FOLLOW
 
 
-def test_a_row_that_got_no_guesses_for_long_is_tried_again() -> None:
-    drafting, rows = drafting_of(0.5, 0.02)
-    decisions = [drafting._decide(rows) for _ in range(6000)]
-    assert decisions[0] == NOTHING and max(decisions) > FOLLOW
-
-
-def test_nothing_is_decided_anew_while_the_drafter_rests_unless_rows_come_or_go() -> None:
+def test_a_drafter_rests_where_no_guesses_pay_unless_rows_come_or_go() -> None:
     drafting, rows = drafting_of(30.0, 0.9, num_requests=2)
     assert drafting._decide(rows) == NOTHING
-    drafting._costs = DraftCosts()
-    assert drafting._decide(rows) == NOTHING
-    assert drafting._decide(rows[:1]) > FOLLOW
+    assert drafting._rests(rows) and not drafting._rests(rows[:1])
 
 
 def test_costs_of_unknown_sizes_are_those_of_the_next_smaller_one() -> None:

@@ -91,9 +91,9 @@ def test_a_row_whose_prefix_it_has_not_read_gets_no_guesses(
     path, keys, _ = make("eagle3")
     engine = speculating(make_engine(monkeypatch, path, "host", speculative_config=keys))
     prompt = [5 + 7 * number % 300 for number in range(49)]
-    engine.scheduler.drafting._times.num_paused = 10**6  # type: ignore[attr-defined]
+    engine.scheduler.drafting._times.is_paused = True  # type: ignore[attr-defined]
     engine.generate([make_request("unread", prompt)])
-    engine.scheduler.drafting._times.num_paused = 0  # type: ignore[attr-defined]
+    engine.scheduler.drafting._times.is_paused = False  # type: ignore[attr-defined]
     engine.raw.clear()
     engine.generate([make_request("found", prompt)])
     assert not any(output.proposals for output in engine.raw)

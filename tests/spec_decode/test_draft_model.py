@@ -118,10 +118,10 @@ def test_what_it_has_read_of_a_cached_prefix_it_does_not_read_again_and_what_it_
     drafting = engine.scheduler.drafting
     assert isinstance(drafting, ModelDrafting)
     prompt = [5 + 7 * number % 300 for number in range(49)]
-    drafting._times.num_paused = 10**6
+    drafting._times.is_paused = True
     (expected,) = engine.generate([make_request("unread", prompt)]).values()
     assert not engine.scheduler._stats.drafts.num_draft_tokens
-    drafting._times.num_paused = 0
+    drafting._times.is_paused = False
     for name in ("reads it all", "reads the rest"):
         assert list(engine.generate([make_request(name, prompt)]).values()) == [expected]
     counts = engine.scheduler._stats.drafts

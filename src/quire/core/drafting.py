@@ -21,6 +21,7 @@ from quire.config import SchedulerConfig
 from quire.config.speculative import SUFFIX_METHODS, SpeculativeConfig
 from quire.core.cost_model import CostModel
 from quire.core.draft_length import choose_lengths
+from quire.core.draft_times import DraftTimes
 from quire.core.kv_cache_manager import KVCacheManager
 from quire.core.output import IntArray, ModelRunnerOutput, SchedulerOutput
 from quire.core.proposers import FIRST_CHANCE, NgramProposer, Proposer, RepeatingProposer, RowGuesses
@@ -39,51 +40,8 @@ state after them is kept."""
 MOST_KEPT = 16
 """Rows with states that have drafts in a step: a copy of each one's is kept meanwhile."""
 PATIENCE = 4
-"""Plans without a draft after which steps overlap again."""
-_SLOW = 0.9
-_PAUSE = 64
-_LONGEST_PAUSE = 4096
-
-
-class DraftTimes:
-    """How long steps with drafts take, compared with what the cost model says, and whether they have paid.
-
-    Attributes:
-        num_paused: plans from now on that are to have no drafts.
-        gap_ms: how long the device has nothing to do around such a step, where it works beside the host.
-    """
-
-    def __init__(self) -> None:
-        self._ratios = np.ones(32, dtype=np.float64)
-        self._gain = 1.0
-        self._pause = _PAUSE
-        self.num_paused = 0
-        self.gap_ms = 0.0
-
-    def ratio(self, num_tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """What a prediction for steps of so many tokens is to be multiplied with."""
-        return self._ratios[np.frexp(num_tokens)[1]]
-
-    def observe(self, num_tokens: int, step_ms: float, predicted_ms: float) -> None:
-        """A step with drafts took so long."""
-        if step_ms > 0.0 and predicted_ms > 0.0:
-            size = int(np.frexp(num_tokens)[1])
-            ratio = min(max(step_ms / predicted_ms, 0.25), 4.0)
-            self._ratios[size] += 0.1 * (ratio - self._ratios[size])
-
-    def observe_gap(self, gap_ms: float) -> None:
-        """The device stood still for so long."""
-        self.gap_ms += 0.1 * (max(0.0, gap_ms) - self.gap_ms)
-
-    def judge(self, gain: float) -> None:
-        """A step with drafts was so many times faster for each token than one without; if that is not so on the whole, there
-        are none for a while, and for longer each time."""
-        self._gain += 0.05 * (min(gain, 2.0) - self._gain)
-        if self._gain < _SLOW:
-            self.num_paused, self._gain = self._pause, 1.0
-            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
-        elif self._gain > 1.0 / _SLOW:
-            self._pause = _PAUSE
+"""Plans without a draft after which steps overlap again, and guesses are looked at once in `_STRIDE` plans."""
+_STRIDE = 4
 
 
 class NoDrafting:
@@ -165,7 +123,7 @@ class Drafting(NoDrafting):
             self._texts = SharedTexts(config.suffix_decoding_max_cached_requests, config.suffix_decoding_max_tree_depth)
         self._chance = FIRST_CHANCE
         self._times = DraftTimes()
-        self._num_without = 0
+        self._num_without = self._num_skipped = 0
         self._without = (0.0, 0)
         """Of the step with drafts that is planned or in flight: its milliseconds and its tokens if it had none."""
         self.lengths: IntArray = np.zeros(len(batch.requests), dtype=np.int32)
@@ -189,10 +147,9 @@ class Drafting(NoDrafting):
         self, rows: IntArray, counts: IntArray, budget: int, limit: int, has_flights: bool
     ) -> tuple[IntArray, int]:
         self.lengths.fill(0)
-        if has_flights or not len(rows):
+        if has_flights or not len(rows) or self._times.is_paused or not self._is_due():
             return counts, budget
-        if self._times.num_paused:
-            self._times.num_paused -= 1
+        if self._times.wants_comparison() and self._config.enable_adaptive_verification:
             return counts, budget
         members = self._members(rows, counts)
         self._look_at(members)
@@ -201,12 +158,19 @@ class Drafting(NoDrafting):
         self.lengths[members] = lengths
         return counts + self.lengths[rows], budget - sum(lengths)
 
+    def _is_due(self) -> bool:
+        """Whether guesses are looked at in this plan: where none pays, a row's last few tokens can be read together."""
+        if self._num_without < PATIENCE or not self._config.enable_adaptive_verification:
+            return True
+        self._num_skipped = (self._num_skipped + 1) % _STRIDE
+        return not self._num_skipped
+
     def known_ends(self, rows: IntArray, ends: IntArray) -> IntArray:
         return ends - self.lengths[rows]
 
     def look_ahead(self) -> None:
         # Whether the next step should have some, the one in flight having none.
-        if self._num_without < PATIENCE or self._times.num_paused:
+        if not self._overlaps or self._num_without < PATIENCE or self._times.is_paused or not self._is_due():
             return
         rows = self._batch.order()
         ones = np.ones(len(rows), dtype=np.int32)
@@ -217,6 +181,8 @@ class Drafting(NoDrafting):
 
     def launch(self, step: SchedulerOutput) -> None:
         lengths = self.lengths[step.rows]
+        if not lengths.any():
+            return
         for index in lengths.nonzero()[0].tolist():
             row = int(step.rows[index])
             step.drafts[row] = self._guesses[row].guess[: int(lengths[index])]
@@ -274,9 +240,10 @@ class Drafting(NoDrafting):
         with_ms = times.ratio(total + more) * (step_ms + more * more_ms) + times.gap_ms
         num_tokens = int(np.count_nonzero(ends == batch.length[rows]))
         num_again = sum(counts_of[row] - 1 for row in members)  # are due to earlier drafts
-        self._without = (model.predict(total - num_again, len(rows), attended), num_tokens)
+        without_ms = model.predict(total - num_again, len(rows), attended)
+        self._without = (without_ms * times.ratio_without(total - num_again), num_tokens)
         chance_NK = self._chances(members, max(most))
-        return choose_lengths(chance_NK, most, len(more), num_tokens, step_ms, with_ms)
+        return choose_lengths(chance_NK, most, len(more), num_tokens, step_ms * times.ratio_without(total), with_ms)
 
     def _chances(self, members: list[int], width: int) -> npt.NDArray[np.float64]:
         """How likely the guesses of each member are right, each together with all before it."""
@@ -302,9 +269,14 @@ class Drafting(NoDrafting):
     # Results.
 
     def settle(self, flight: StepInFlight, output: ModelRunnerOutput) -> int:
-        step, num_more = flight.step, 0
-        if not step.drafts:
-            return 0
+        num_more = self._take_back(flight.step, output) if flight.step.drafts else 0
+        if output.step_ms > 0.0 and self._cost_model.is_ready and self._config.enable_adaptive_verification:
+            self._account(flight, output, num_more)
+        return num_more
+
+    def _take_back(self, step: SchedulerOutput, output: ModelRunnerOutput) -> int:
+        """Set rows back to what was right of their drafts; how many were."""
+        num_more = 0
         counts_of = dict(zip(step.rows.tolist(), step.num_scheduled_tokens.tolist(), strict=True))
         for row, drafts in step.drafts.items():
             num_accepted = len(output.accepted.get(row, ()))
@@ -314,20 +286,31 @@ class Drafting(NoDrafting):
                 self._batch.recompute(row, counts_of[row] - num_wrong)
             self.counts.add(len(drafts), num_accepted)
             num_more += num_accepted
-        self._observe(flight, output.step_ms, output.draft_ms, num_more)
         return num_more
 
-    def _observe(self, flight: StepInFlight, step_ms: float, draft_ms: float, num_more: int) -> None:
-        times, (without_ms, num_tokens) = self._times, self._without
-        if not (step_ms > 0.0 and self._cost_model.is_ready and self._config.enable_adaptive_verification):
+    def _account(self, flight: StepInFlight, output: ModelRunnerOutput, num_more: int) -> None:
+        """What the step gave and what it cost, beside a step without drafts."""
+        times, step, took_ms = self._times, flight.step, output.step_ms + output.draft_ms
+        without_ms, num_tokens = self._without if step.drafts else (flight.predicted_ms, 1)
+        if not flight.num_prompt_tokens:
+            times.observe(step.total_num_tokens, output.step_ms, flight.predicted_ms, has_drafts=bool(step.drafts))
+        if not (step.drafts or output.draft_ms):
+            if times.rest():
+                self._try_again()
             return
-        times.observe(flight.step.total_num_tokens, step_ms, flight.predicted_ms)
-        if self._overlaps:
-            times.observe_gap((self._clock() - flight.began) * 1e3 - step_ms - draft_ms)
+        if step.drafts:
+            took_ms = min(took_ms, 4.0 * flight.predicted_ms + output.draft_ms) + times.gap_ms
+            if self._overlaps:
+                times.observe_gap((self._clock() - flight.began) * 1e3 - output.step_ms - output.draft_ms)
+        else:  # a drafter has worked behind the step
+            without_ms = output.step_ms
         if without_ms > 0.0 and num_tokens:
-            times.judge((num_tokens + num_more) / num_tokens * without_ms / (step_ms + draft_ms + times.gap_ms))
-        if times.num_paused:
+            times.book(1.0 + num_more / num_tokens, took_ms / without_ms)
+        if times.is_paused:
             self._num_without = PATIENCE
+
+    def _try_again(self) -> None:
+        """It was long ago that drafts were tried: what is known of them may be out of date."""
 
     def ended(self, row: int) -> None:
         guesses = self._guesses.get(row)

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from quire.config.speculative import SpeculativeConfig
 from quire.core.draft_length import LEAST_GAIN
+from quire.core.draft_times import DraftCosts
 from quire.core.drafting import PATIENCE, Drafting
 from quire.core.output import IntArray, ModelRunnerOutput, SchedulerOutput
 from quire.core.proposers import FIRST_CHANCE, RowGuesses
@@ -25,8 +26,6 @@ NOTHING, FOLLOW = -1, 0
 """What a drafter can do behind a step, besides making guesses."""
 _REST = 16
 _SILENCE = 0.5
-_FORGETTING = 0.002
-"""How fast chances that nobody has tried for long go back to what is assumed of a new row."""
 
 
 class GivenProposer:
@@ -47,24 +46,6 @@ class GivenProposer:
         return self._given[:most] if self._end == self._num_tokens else []
 
 
-class DraftCosts:
-    """How long a drafter takes for one guess of each row, by the rows' number in powers of two."""
-
-    def __init__(self) -> None:
-        self._ms = np.zeros(32, dtype=np.float64)
-
-    def observe(self, num_rows: int, num_drafts: int, draft_ms: float) -> None:
-        """It took so long."""
-        size, each = int(np.frexp(num_rows)[1]), draft_ms / num_drafts
-        known = self._ms[size]
-        self._ms[size] = known + 0.1 * (min(each, 4.0 * known) - known) if known else each
-
-    def predict(self, num_rows: int) -> float:
-        """Milliseconds a guess; of sizes that never came, those of the next smaller one that did."""
-        known = self._ms[: int(np.frexp(num_rows)[1]) + 1].nonzero()[0]
-        return float(self._ms[known[-1]]) if len(known) else 0.0
-
-
 class ModelDrafting(Drafting):
     """Drafts of one scheduler's steps, made by a model of the workers. Takes what `Drafting` takes."""
 
@@ -72,7 +53,9 @@ class ModelDrafting(Drafting):
         super().__init__(*args, **kwargs)
         self._costs = DraftCosts()
         self._proposers: dict[int, GivenProposer] = {}
-        self._is_paused = self._has_flights = False
+        self._is_off = self._has_flights = False
+        self._num_looks = 0
+        """Plans in which there may be guesses to verify, or to compare with what came."""
         self._rest = (0, 0)
         """Plans for which nothing is decided anew, as long as they have so many rows."""
 
@@ -84,19 +67,35 @@ class ModelDrafting(Drafting):
     def join(
         self, rows: IntArray, counts: IntArray, budget: int, limit: int, has_flights: bool
     ) -> tuple[IntArray, int]:
-        self._is_paused, self._has_flights = bool(self._times.num_paused), has_flights
+        self._is_off, self._has_flights = self._times.is_paused or self._rests(rows), has_flights
+        if has_flights or not self._num_looks:
+            self.lengths.fill(0)
+            self._num_without = min(self._num_without + (not has_flights), PATIENCE)
+            return counts, budget
+        self._num_looks -= 1
         return super().join(rows, counts, budget, limit, has_flights)
+
+    def _is_due(self) -> bool:
+        return True
+
+    def _rests(self, rows: IntArray) -> bool:
+        """Whether the drafter rests in this plan."""
+        plans, num_rows = self._rest
+        if not plans or num_rows != len(rows):
+            return False
+        self._rest = (plans - 1, num_rows)
+        return True
 
     def ends_of_pages(self, rows: IntArray, ends: IntArray) -> IntArray:
         # The drafter writes behind the tokens, where pages are free for that.
-        if self._is_paused or self._kv.pool.num_free <= 4 * self._batch.num_active * self._kv.num_groups:
+        if self._is_off or self._kv.pool.num_free <= 4 * self._batch.num_active * self._kv.num_groups:
             return ends
         behind = np.minimum(ends + self._config.num_speculative_tokens, self._batch.limit[rows])
         return np.maximum(ends, behind)
 
     def launch(self, step: SchedulerOutput) -> None:
         super().launch(step)
-        if self._is_paused:
+        if self._is_off:
             return
         step.num_drafts = self._decide(step.rows)
         if self._has_flights or not step.needs_sample.any():
@@ -105,8 +104,8 @@ class ModelDrafting(Drafting):
             self._num_without = 0
 
     def look_ahead(self) -> None:
-        if self._num_without >= PATIENCE and not self._times.num_paused and self._decide(self._batch.order()) > FOLLOW:
-            self._num_without = 0
+        if self._overlaps and self._num_without >= PATIENCE and not (self._times.is_paused or self._rest[0]):
+            self._num_without = 0 if self._decide(self._batch.order()) > FOLLOW else PATIENCE
 
     def _decide(self, rows: IntArray) -> int:
         """What the drafter is to do behind a step of these rows."""
@@ -115,17 +114,10 @@ class ModelDrafting(Drafting):
             return config.num_speculative_tokens
         if not model.is_ready or not len(rows):
             return FOLLOW
-        plans, num_rows = self._rest
-        if plans and num_rows == len(rows):
-            self._rest = (plans - 1, num_rows)
-            return NOTHING
         chances = [self._row(row).chance for row in rows.tolist()]
         gains = self._gains(rows, np.array(chances))
         if gains.max() >= LEAST_GAIN:
             return int(gains.argmax()) + 1
-        for row in rows.tolist():
-            guesses = self._guesses[row]
-            guesses.chance += _FORGETTING * (FIRST_CHANCE - guesses.chance)
         usual = self._gains(rows, np.full(len(rows), self._chance))
         if usual.max() >= LEAST_GAIN:
             return FOLLOW
@@ -138,10 +130,11 @@ class ModelDrafting(Drafting):
         count, most = len(rows), self._config.num_speculative_tokens
         lengths = batch.length[rows].astype(np.float64)
         _, token_ms, _, pair_ms = model.coefficients
-        without_ms = model.predict(count, count, float(lengths.sum()))
+        plain_ms = model.predict(count, count, float(lengths.sum()))
+        without_ms = plain_ms * times.ratio_without(count)
         guesses = np.arange(1, most + 1)
         more = np.minimum(guesses * count, self._max_drafts)
-        step_ms = times.ratio(count + more) * (without_ms + more * (token_ms + pair_ms * float(lengths.max())))
+        step_ms = times.ratio(count + more) * (plain_ms + more * (token_ms + pair_ms * float(lengths.max())))
         cycle_ms = step_ms + times.gap_ms + guesses * self._costs.predict(count)
         tokens = count + np.cumsum((chances[:, None] ** guesses).sum(0))
         return tokens / count * without_ms / np.maximum(cycle_ms, 1e-9)
@@ -168,18 +161,21 @@ class ModelDrafting(Drafting):
     # Results.
 
     def settle(self, flight: StepInFlight, output: ModelRunnerOutput) -> int:
-        num_more = super().settle(flight, output)
-        num_drafts = flight.step.num_drafts
+        num_more, num_drafts = super().settle(flight, output), flight.step.num_drafts
         if num_drafts > FOLLOW:
             self._take_proposals(output)
             if output.draft_ms > 0.0 and not flight.num_prompt_tokens:
                 self._costs.observe(len(flight.step.rows), num_drafts, output.draft_ms)
-                if not flight.step.drafts and self._config.enable_adaptive_verification and self._cost_model.is_ready:
-                    self._times.judge(flight.predicted_ms / (output.step_ms + output.draft_ms))
         return num_more
 
+    def _try_again(self) -> None:
+        self._costs.doubt()
+        self._chance, self._rest = max(self._chance, FIRST_CHANCE), (0, 0)
+        for guesses in self._guesses.values():
+            guesses.chance = max(guesses.chance, FIRST_CHANCE)
+
     def _take_proposals(self, output: ModelRunnerOutput) -> None:
-        batch = self._batch
+        batch, self._num_looks = self._batch, 2
         for row in output.rows.tolist():
             if not batch.accepts[row]:
                 continue

@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 from quire.core.token_history import TokenHistory
 
 _LEARNING = 0.12
-"""How much one more guess counts among those before it."""
+"""How much one more guess counts among those before it; a row's first ones count more, as if two had come before them."""
 FIRST_CHANCE = 0.5
 """Of a row about which nothing is known."""
 
@@ -83,12 +83,12 @@ class RowGuesses:
         chance: how likely a guess is right whose predecessors are; of what the proposer says, how much it is worth.
     """
 
-    __slots__ = ("_learning", "_most", "_proposer", "chance", "guess", "num_seen", "shares")
+    __slots__ = ("_learning", "_most", "_num_learned", "_proposer", "chance", "guess", "num_seen", "shares")
 
     def __init__(self, proposer: Proposer, most: int, chance: float = FIRST_CHANCE) -> None:
         self._proposer, self._most = proposer, most
         self._learning = proposer if isinstance(proposer, LearningProposer) else None
-        self.num_seen = 0
+        self.num_seen = self._num_learned = 0
         self.guess: list[int] = []
         self.shares: list[float] = []
         self.chance = chance
@@ -115,6 +115,7 @@ class RowGuesses:
     def _learn(self, token_ids: Sequence[int]) -> None:
         for guessed, token_id, share in zip(self.guess, token_ids, self.shares or itertools.repeat(1.0), strict=False):
             is_right = guessed == token_id
-            self.chance += _LEARNING * (is_right - share * self.chance)
+            self._num_learned += 1
+            self.chance += max(_LEARNING, 1.0 / (self._num_learned + 2)) * (is_right - share * self.chance)
             if not is_right:
                 return

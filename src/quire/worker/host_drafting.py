@@ -50,7 +50,12 @@ class HostDrafting:
 
     Args:
         max_tokens, max_draws: the largest step of the model.
+
+    Attributes:
+        begin_ms: how long it took to catch up with the rows of a step, before that was prepared.
     """
+
+    begin_ms = 0.0
 
     def __init__(
         self,
@@ -99,15 +104,23 @@ class HostDrafting:
     def begin(self, plan: SchedulerOutput) -> npt.NDArray[np.bool_] | None:
         """Before a step is prepared: catch up with its rows. Returns which of them can have guesses; None where the drafter has
         nothing to do."""
-        return self._drafter.begin(plan, self._sizes[0], self._read)
+        began = time.perf_counter()
+        is_ready = self._drafter.begin(plan, self._sizes[0], self._read)
+        self.begin_ms = (time.perf_counter() - began) * 1e3
+        return is_ready
 
     def _read(self, plan: SchedulerOutput) -> None:
         self._inputs.prepare(plan)
         self._over_step.run(self._step(0))
 
     def propose(self, plan: SchedulerOutput, is_ready: npt.NDArray[np.bool_], output: ModelRunnerOutput) -> None:
-        """Have the drafter guess behind a step whose tokens are known."""
-        begin, drafter = time.perf_counter(), self._drafter
+        """Have the drafter follow a step whose tokens are known, and guess behind it."""
+        began = time.perf_counter()
+        self._follow(plan, is_ready, output)
+        output.draft_ms = self.begin_ms + (time.perf_counter() - began) * 1e3
+
+    def _follow(self, plan: SchedulerOutput, is_ready: npt.NDArray[np.bool_], output: ModelRunnerOutput) -> None:
+        drafter = self._drafter
         is_head = isinstance(drafter, HeadDrafter)
         reads_all = is_head or plan.total_num_tokens > len(plan.rows) + sum(map(len, plan.drafts.values()))
         rows, count = plan.rows[plan.needs_sample], int(np.count_nonzero(plan.needs_sample))
@@ -128,7 +141,6 @@ class HostDrafting:
         is_filtered = bool(self._sampler.wanted(rows) & FILTER)
         drafter.guess(count, plan.num_drafts, first, self._over_rows.run, is_filtered=is_filtered)
         output.proposals = drafter.proposals(plan, is_ready, drafter.batch.drafts_KN.numpy())
-        output.draft_ms = (time.perf_counter() - begin) * 1e3
 
     def _point(self, drafter: HeadDrafter, plan: SchedulerOutput) -> None:
         """The token behind each token of the step, and each row's last one that the model computed."""

@@ -166,7 +166,7 @@ class ModelRunner(Runner):
                 plan, starts_B, self._inputs.arrays.query_start_B, self._state, self._whole_step()
             )
             self._inputs.forget_counts()
-        output.step_ms = (time.perf_counter() - begin) * 1e3
+        output.step_ms = (time.perf_counter() - begin) * 1e3 - (drafting.begin_ms if drafting is not None else 0.0)
         if drafting is not None and is_ready is not None:
             drafting.propose(plan, is_ready, output)
         return output
