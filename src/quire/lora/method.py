@@ -109,9 +109,13 @@ class AdaptedProducts(LinearMethod):
         self, x_TK: torch.Tensor, table: AdapterTable, out_TN: torch.Tensor, rows: AdapterRows | None = None
     ) -> None:
         rows = rows or self.adapters.rows
+        ops.adapter_expand(self._shrink(x_TK, table, rows), rows, table, out_TN)
+
+    def _shrink(self, x_TK: torch.Tensor, table: AdapterTable, rows: AdapterRows) -> torch.Tensor:
+        """What `adapter_expand` takes. Before the base's product, whose matrix a GPU fetches meanwhile."""
         h_PTH = self.adapters.room(len(x_TK), table, x_TK.shape[1])
         ops.adapter_shrink(x_TK, rows, table, h_PTH)
-        ops.adapter_expand(h_PTH, rows, table, out_TN)
+        return h_PTH
 
     def adapts(self, name: str) -> bool:
         return self.adapters.named(name) is not None
@@ -164,10 +168,13 @@ class AdaptedProducts(LinearMethod):
             given_TK, x_TK = x_TK, torch.empty_like(x_TK)
             recurrent.scale_columns(given_TK, None, x_TK)
             self._stretch(x_TK, inputs)
-        super().apply(x_TK, weight, out_TN)
         table = self.adapters.table(weight)
-        if table is not None:
-            self._adapt(x_TK, table, out_TN)
+        if table is None:
+            super().apply(x_TK, weight, out_TN)
+            return
+        h_PTH = self._shrink(x_TK, table, self.adapters.rows)
+        super().apply(x_TK, weight, out_TN)
+        ops.adapter_expand(h_PTH, self.adapters.rows, table, out_TN)
 
     def apply_normed(
         self,
@@ -212,9 +219,10 @@ class AdaptedProducts(LinearMethod):
             self.apply(x_TK, weight, scratch_TN)
             ops.add(scratch_TN, residual_TN)
             return
+        h_PTH = self._shrink(x_TK, table, self.adapters.rows)
         with self.adapters.paused():
             super().apply_add(x_TK, weight, residual_TN, scratch_TN)
-        self._adapt(x_TK, table, residual_TN)
+        ops.adapter_expand(h_PTH, self.adapters.rows, table, residual_TN)
 
     def apply_gated_mlp(
         self,

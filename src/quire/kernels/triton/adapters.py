@@ -14,6 +14,8 @@ from quire.kernels.triton.launch import cdiv, gdc_launch_dependents, gdc_wait, l
 
 RANK_BLOCK = 16
 """Ranks of a program."""
+PARTS_AT_ONCE = (1, 4, 16)
+"""How many parts of a sum are loaded together."""
 ROWS, RANKS, INPUTS, OUTPUTS = tl.constexpr(GROUP), tl.constexpr(RANK_BLOCK), tl.constexpr(128), tl.constexpr(TILE)
 DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
@@ -65,34 +67,56 @@ def shrink_kernel(
     blocks = tl.maximum(tl.cdiv(rank, RANKS), 1)
     segment = tl.program_id(1) // blocks
     number = tl.program_id(1) % blocks * RANKS + tl.arange(0, RANKS)
-    down_ptr = _numbers(entries_ptr, 0, slot, num_slots, DTYPE)
     line = (segment * rank + number).to(tl.int64)
+    down_R = _numbers(entries_ptr, 0, slot, num_slots, DTYPE) + line * K
+    is_updated = (rank > 0) & (((segments >> tl.minimum(segment, 31)) & 1) == 1)
+    each = tl.cdiv(tl.cdiv(K, tl.num_programs(2)), INPUTS) * INPUTS
+    begin = tl.program_id(2) * each
+    end = tl.minimum(begin + each, K)
+    x_T1, inside_R = x_ptr + row[:, None] * x_stride, (number < rank) & is_updated
+    first_KR = _down(down_R, begin, end, inside_R)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    if (rank > 0) & (((segments >> tl.minimum(segment, 31)) & 1) == 1):
-        each = tl.cdiv(tl.cdiv(K, tl.num_programs(2)), INPUTS) * INPUTS
-        begin = tl.program_id(2) * each
-        end = tl.minimum(begin + each, K)
+    if is_updated:
         sums = tl.zeros((ROWS, RANKS), dtype=tl.float32)
-        for start in range(begin, end, INPUTS):
-            k = start + tl.arange(0, INPUTS)
-            x = tl.load(x_ptr + row[:, None] * x_stride + k, mask=inside[:, None] & (k < end), other=0.0)
-            mask = (number < rank) & (k < end)[:, None]
-            down = tl.load(down_ptr + line * K + k[:, None], mask=mask, other=0.0)
-            sums = tl.dot(x.to(DTYPE), down, sums, input_precision="ieee")
+        sums = tl.dot(_inputs(x_T1, begin, end, inside).to(DTYPE), first_KR, sums, input_precision="ieee")
+        for start in range(begin + INPUTS, end, INPUTS):
+            down_KR = _down(down_R, start, end, inside_R)
+            sums = tl.dot(_inputs(x_T1, start, end, inside).to(DTYPE), down_KR, sums, input_precision="ieee")
         out = out_ptr + (tl.program_id(2).to(tl.int64) * num_rows + row[:, None]) * out_width
         tl.store(out + line, sums, mask=inside[:, None] & (number < rank))
 
 
 @triton.jit
-def _summed(h_at, mask, num_parts, part_stride):
-    """The parts of sums together."""
+def _down(down_R, start, end, inside_R):
+    """Some inputs' weights of a program's ranks, [INPUTS, RANKS]."""
+    k_K1 = start + tl.arange(0, INPUTS)[:, None]
+    return tl.load(down_R + k_K1, mask=inside_R & (k_K1 < end), other=0.0)
+
+
+@triton.jit
+def _inputs(x_T1, start, end, inside):
+    """Some inputs of a group's rows, [ROWS, INPUTS]."""
+    k = start + tl.arange(0, INPUTS)
+    return tl.load(x_T1 + k, mask=inside[:, None] & (k < end), other=0.0)
+
+
+@triton.jit
+def _summed(h_at, mask, num_parts, part_stride, PARTS: tl.constexpr):
+    """The parts of sums together; so many of them are loaded at once, since each load takes its time."""
     h = tl.zeros((ROWS, RANKS), dtype=tl.float32)
-    for _ in range(num_parts):
-        h += tl.load(h_at, mask=mask, other=0.0)
-        h_at += part_stride
+    for start in range(0, num_parts, PARTS):
+        part_P11 = start + tl.arange(0, PARTS)[:, None, None]
+        each = tl.load(h_at[None] + part_P11 * part_stride, mask=mask[None] & (part_P11 < num_parts), other=0.0)
+        h += tl.sum(each, 0)
     return h
+
+
+@triton.jit
+def _up(up_ptr, r, n, rank, inside_n, N):
+    """Some ranks' weights of a tile's outputs, [RANKS, OUTPUTS]."""
+    return tl.load(up_ptr + r.to(tl.int64)[:, None] * N + n, mask=(r < rank)[:, None] & inside_n, other=0.0)
 
 
 @triton.jit
@@ -120,6 +144,7 @@ def expand_kernel(
     num_rows,
     num_parts,
     DTYPE: tl.constexpr,
+    PARTS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One tile of outputs of one group. Grid: groups, tiles."""
@@ -129,19 +154,19 @@ def expand_kernel(
     gain, shift = _field(entries_ptr, 4, slot, num_slots), _field(entries_ptr, 5, slot, num_slots)
     is_updated = ((_field(entries_ptr, 3, slot, num_slots).to(tl.int32) >> segment) & 1) == 1
     rank = tl.where(is_updated, _field(entries_ptr, 2, slot, num_slots).to(tl.int32), 0)
-    up_ptr = _numbers(entries_ptr, 1, slot, num_slots, DTYPE)
+    up_ptr, r = _numbers(entries_ptr, 1, slot, num_slots, DTYPE), tl.arange(0, RANKS)
+    first_RN = _up(up_ptr, r, n, rank, inside_n, N)
+    h_T1, part_stride = h_ptr + row[:, None] * h_width + segment * rank, tl.cast(num_rows, tl.int64) * h_width
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
     if (rank > 0) | (gain != 0):
-        sums = tl.zeros((ROWS, OUTPUTS), dtype=tl.float32)
-        for start in range(0, rank, RANKS):
-            r = start + tl.arange(0, RANKS)
-            h_at = h_ptr + row[:, None] * h_width + segment * rank + r
-            h = _summed(h_at, inside[:, None] & (r < rank), num_parts, tl.cast(num_rows, tl.int64) * h_width)
-            mask = (r < rank)[:, None] & inside_n
-            up = tl.load(up_ptr + r.to(tl.int64)[:, None] * N + n, mask=mask, other=0.0)
-            sums = tl.dot(h.to(DTYPE), up, sums, input_precision="ieee")
+        h = _summed(h_T1 + r, inside[:, None] & (r < rank), num_parts, part_stride, PARTS)
+        sums = tl.dot(h.to(DTYPE), first_RN, tl.zeros((ROWS, OUTPUTS), dtype=tl.float32), input_precision="ieee")
+        for start in range(RANKS, rank, RANKS):
+            h = _summed(h_T1 + start + r, inside[:, None] & (start + r < rank), num_parts, part_stride, PARTS)
+            up_RN = _up(up_ptr, start + r, n, rank, inside_n, N)
+            sums = tl.dot(h.to(DTYPE), up_RN, sums, input_precision="ieee")
         out, mask = out_ptr + row[:, None] * out_stride + n, inside[:, None] & inside_n
         y = _stretched(tl.load(out, mask=mask, other=0.0).to(tl.float32), gain, shift, n, inside_n)
         tl.store(out, (y + scale * sums).to(out_ptr.dtype.element_ty), mask=mask)
@@ -218,6 +243,7 @@ def adapter_expand(
             count,
             parts,
             DTYPE=DTYPES[table.dtype],
+            PARTS=next((size for size in PARTS_AT_ONCE if parts <= size), PARTS_AT_ONCE[-1]),
             num_warps=4,
             num_stages=2,
             **launch_options(),
