@@ -34,6 +34,7 @@ from quire.models.features import Features, features_of
 from quire.models.registry import ModelRegistry
 from quire.models.text_part import ARCHITECTURES as TEXT_PARTS
 from quire.models.text_part import text_part
+from quire.multimodal.encoder_half import HALVES
 from quire.version import __version__
 
 ROOT = Path(__file__).parents[1]
@@ -138,6 +139,7 @@ def check(architecture: str) -> Result:
         return Result(architecture, "skipped", f"not in the installed Transformers; {where}", compared_with=where)
     begin = time.perf_counter()
     compare = _largest_difference if answer.generates else _largest_difference_of_vectors
+    compare = _largest_difference_of_halves if architecture in HALVES else compare
     try:
         difference = compare(architecture)
     except Exception as error:  # whatever goes wrong with one row must not end the table
@@ -227,6 +229,40 @@ def _largest_difference(architecture: str) -> float | None:
                         return None
                     for row, token, ours in zip(logprobs, token_ids, completion.logprobs or (), strict=True):
                         largest = max(largest, abs(float(row[token]) - ours[token].logprob))
+    return largest
+
+
+def _largest_difference_of_halves(architecture: str) -> float | None:
+    """As `_largest_difference`, with an encoder beside the decoder."""
+    from tests.oracles.tiny_encoder_decoder import EncoderDecoderOracle, draw_sound, make_tiny_encoder_decoder
+
+    from quire import LLM, SamplingParams
+
+    hears = HALVES[architecture].modality == "audio"
+    params = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=1, detokenize=False)
+    halves = [({"sound": draw_sound(n, 4000 * n)} if hears else {"ids": [*range(30, 35 + 9 * n)]}) for n in (1, 2, 3)]
+    prompts = [(half, [5, *range(20, 20 + count)]) for half in halves for count in (0, 30)]
+    settings = {name: value for name, value in SETTINGS.items() if name != "max_model_len"}
+    largest = 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        path = make_tiny_encoder_decoder(architecture, folder)
+        oracle = EncoderDecoderOracle(path)
+        with LLM(model=str(path), **settings) as llm:
+            given = [
+                {
+                    "encoder_prompt": {"multi_modal_data": {"audio": half["sound"]}} if hears else half["ids"],
+                    "decoder_prompt": ids,
+                }
+                for half, ids in prompts
+            ]
+            for (half, ids), output in zip(prompts, llm.generate(given, params, use_tqdm=False), strict=True):
+                completion = output.outputs[0]
+                token_ids = list(completion.token_ids)
+                logprobs = oracle.logprobs(ids + token_ids, **half)[len(ids) - 1 : -1]
+                if token_ids != logprobs.argmax(-1).tolist():
+                    return None
+                for row, token, ours in zip(logprobs, token_ids, completion.logprobs or (), strict=True):
+                    largest = max(largest, abs(float(row[token]) - ours[token].logprob))
     return largest
 
 

@@ -18,6 +18,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "gguf": ("gguf>=0.17",),
     "flash": ("flash-attn-4>=4.0.0b36",),
     "flashinfer": ("flashinfer-python>=0.7.2",),
+    "audio": ("soundfile>=0.13", "soxr>=0.5"),
     "otel": ("opentelemetry-sdk>=1.27", "opentelemetry-exporter-otlp>=1.27"),
 }
 

@@ -3,6 +3,7 @@
 Knows shapes only; a prompt is checked where it becomes a request.
 """
 
+from collections.abc import Mapping
 from typing import Any, NotRequired, TypedDict
 
 
@@ -48,3 +49,20 @@ class DataPrompt(TypedDict):
 
 PromptType = str | list[int] | TextPrompt | TokensPrompt | EmbedsPrompt
 """Every form that `LLM.generate` and its like take for one prompt."""
+
+
+def has_media(prompt: PromptType) -> bool:
+    """Whether a prompt has something to be read besides its text."""
+    return isinstance(prompt, Mapping) and any(
+        prompt.get(name) is not None for name in ("multi_modal_data", "encoder_prompt")
+    )
+
+
+def plain_text(prompt: PromptType) -> str | None:
+    """The text of a prompt that has nothing else to it."""
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, Mapping) and set(prompt) <= {"prompt", "cache_salt"}:
+        text = prompt.get("prompt")
+        return text if isinstance(text, str) else None
+    return None

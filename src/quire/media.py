@@ -17,6 +17,10 @@ IMAGE_EMBEDS = "image_embeds"
 """An image whose embeddings were made before; they are the item's tensor `EMBEDS`."""
 
 
+BESIDE = -1
+"""The token of an item that stands beside the whole prompt: a model's encoder reads it, and every token sees what it has read."""
+
+
 class MediaTensor(msgspec.Struct, array_like=True, frozen=True):
     """An array of any shape: its bytes as they are in memory, never a pickle."""
 
@@ -54,6 +58,11 @@ class MediaItem(msgspec.Struct, array_like=True, omit_defaults=True):
     num_embeds: int
     grid: list[int] = []
     tensors: dict[str, MediaTensor] = {}
+
+    @property
+    def is_beside(self) -> bool:
+        """Whether it stands beside the prompt; then its place is the first token, and it is needed to the end."""
+        return self.token_id == BESIDE
 
     @property
     def end(self) -> int:

@@ -11,7 +11,7 @@ from quire.core.encoding import Encoding
 from quire.core.output import ModelRunnerOutput
 from quire.core.scheduler import Scheduler
 from quire.errors import RequestError
-from quire.media import MediaItem
+from quire.media import BESIDE, MediaItem
 from quire.request import EngineRequest
 from quire.sampling_params import SamplingParams
 
@@ -40,7 +40,7 @@ class Worker:
         self.num_encoded: dict[str, int] = {}
         self.rows: dict[int, list[MediaItem]] = {}
         self.computed: dict[int, int] = {}
-        self.most = 0
+        self.most = self.most_pages = 0
 
     def run(self, step) -> ModelRunnerOutput:
         for row in step.finished_rows:
@@ -52,13 +52,14 @@ class Worker:
             self.kept[item.key] = item.num_embeds
             self.num_encoded[item.key] = self.num_encoded.get(item.key, 0) + 1
         self.most = max(self.most, sum(self.kept.values()))
+        self.most_pages = max(self.most_pages, sum(-(-count // 4) for count in self.kept.values()))
         for request in step.new_requests:
             self.rows[request.row], self.computed[request.row] = request.media, request.num_computed_tokens
             assert all(not item.tensors for item in request.media)
         for row, count in zip(step.rows.tolist(), step.num_scheduled_tokens.tolist(), strict=True):
             start = self.computed[row]
             for item in self.rows[row]:
-                if item.offset < start + count and item.end > start:
+                if item.is_beside or (item.offset < start + count and item.end > start):
                     assert item.key in self.kept, "a token lacks its embedding"
             self.computed[row] += count
         rows = step.rows[step.needs_sample]
@@ -140,3 +141,26 @@ def test_every_request_ends_and_no_token_lacks_its_embedding(drawn, most, more, 
     scheduler = make_scheduler(most, most + more, tokens, blocks, depth)
     worker, encoded = run(scheduler, requests, depth)
     assert worker.most <= most + more and max(encoded, default=0) <= most
+
+
+def test_what_stands_beside_a_prompt_is_kept_as_long_as_its_request_runs() -> None:
+    scheduler = make_scheduler(budget=8, room=100)
+    scheduler.encoding = Encoding(MultiModalConfig(encoder_budget=8), pages=(4, 4))
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
+    halves = [("long", 7), ("short", 1), ("other", 5), ("long", 7)]
+    worker, encoded = run(
+        scheduler,
+        [
+            EngineRequest(str(number), [1] * 20, params, media=[MediaItem(key, "text", 0, 1, BESIDE, rows)])
+            for number, (key, rows) in enumerate(halves)
+        ],
+    )
+    assert max(encoded) <= 8 and worker.num_encoded["long"] <= 2
+    assert worker.most_pages <= 4 and worker.num_encoded["short"] == worker.num_encoded["other"] == 1
+
+
+def test_what_can_never_be_read_beside_a_prompt_is_refused() -> None:
+    encoding = Encoding(MultiModalConfig(encoder_budget=100), pages=(2, 4))
+    item = MediaItem("sound", "audio", 0, 1, BESIDE, 9)
+    with pytest.raises(RequestError, match="at most 8"):
+        encoding.check(EngineRequest("0", [1], SamplingParams(), media=[item]))

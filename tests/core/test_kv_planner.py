@@ -192,3 +192,27 @@ def test_a_step_planned_ahead_holds_pages_too() -> None:
     config = SchedulerConfig(max_num_batched_tokens=7)
     assert config.max_open_tokens == 7
     assert dataclasses.replace(config, async_scheduling=True).max_open_tokens == 14
+
+
+CROSS = KVCacheSpec(kind=KVKind.CROSS, block_size=16, bytes_per_token=64, window=1500)
+
+
+def test_cross_attention_has_pages_for_as_many_requests_as_the_others() -> None:
+    config = plan_kv_cache([FULL, CROSS] * 2, 1 << 22, CacheConfig(), SCHEDULER)
+    assert [group.layers for group in config.groups] == [(0, 2)] and config.cross is not None
+    assert config.cross.layers == (1, 3)
+    needed = blocks_for_one_request(config.groups, 1024, SCHEDULER.max_open_tokens) - 1
+    requests = (config.num_cross_blocks - 1) // 94
+    assert config.num_cross_blocks == 1 + 94 * requests and requests == 12
+    assert requests <= config.num_blocks // needed
+    used = config.num_blocks * config.page_bytes + config.num_cross_blocks * config.cross.page_bytes
+    assert (1 << 22) - config.page_bytes < used <= 1 << 22
+
+
+def test_cross_attention_needs_pages_for_one_request_and_has_none_for_more_than_may_run() -> None:
+    few = dataclasses.replace(SCHEDULER, max_num_seqs=2)
+    assert plan_kv_cache([FULL, CROSS], 1 << 24, CacheConfig(), few).num_cross_blocks == 1 + 2 * 94
+    with pytest.raises(ConfigError, match="kv_cache_memory_bytes=") as refusal:
+        plan_kv_cache([FULL, CROSS], 100_000, CacheConfig(), SCHEDULER)
+    size = int(re.search(r"kv_cache_memory_bytes=(\d+)", str(refusal.value))[1])
+    assert plan_kv_cache([FULL, CROSS], size, CacheConfig(), SCHEDULER).num_cross_blocks == 95

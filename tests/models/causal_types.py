@@ -88,7 +88,7 @@ ASSISTANT = (
     "inputs_embeds and shared_kv_states cannot be None",
 )
 LOOPS = "it runs some layers several times for each token"
-SEQUENCES = "encoder-decoder models are not supported yet"
+SEQUENCES = "encoder-decoder models need a spec"
 
 CHECKED = "5.24.0"
 """The newest version of Transformers that the table was made for; a newer one may list further types."""

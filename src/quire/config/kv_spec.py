@@ -19,6 +19,8 @@ class KVKind(enum.StrEnum):
     CHUNKED_LOCAL = "chunked_local"
     MLA = "mla"
     RECURRENT = "recurrent"
+    CROSS = "cross"
+    """Of what an encoder has read beside the prompt: written once, read by every token, in pages of their own."""
 
 
 class KVCacheSpec(msgspec.Struct, frozen=True):
@@ -27,7 +29,8 @@ class KVCacheSpec(msgspec.Struct, frozen=True):
     Attributes:
         block_size: tokens a page.
         bytes_per_token: keys and values of one token in this layer (for `RECURRENT`, bytes of one state).
-        window: tokens that stay visible, for `SLIDING_WINDOW` and `CHUNKED_LOCAL`; 0 means all.
+        window: tokens that stay visible, for `SLIDING_WINDOW` and `CHUNKED_LOCAL`; 0 means all. Of `CROSS`: the longest that an
+            encoder may read.
         num_kv_heads, head_dim, dtype: what the allocator needs.
         rules: the name of rules of a layer's own, by which its pages are kept and given back (`core/kv_groups.py`); empty:
             those of its kind.
@@ -66,6 +69,11 @@ class KVCacheGroup(msgspec.Struct, frozen=True):
         specs = tuple(self.specs[index] for index in kept) if self.specs else ()
         return KVCacheGroup(self.spec, tuple(self.layers[index] - layers.start for index in kept), specs)
 
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page in all of its layers, each with a tensor of its own."""
+        return sum(self.spec_of(index).page_bytes for index in range(len(self.layers)))
+
     def spec_of(self, index: int) -> KVCacheSpec:
         """The spec of the group's layer of this number."""
         return self.specs[index] if self.specs else self.spec
@@ -77,11 +85,16 @@ class KVCacheConfig(msgspec.Struct, frozen=True):
     All groups take page ids from one pool of `num_blocks`. Memory is `num_tensors` tensors of `num_blocks` pages each;
     the j-th layer of *every* group lives in tensor j, so that a page id is used by exactly one group at a time and no
     byte is reserved twice. Page 0 is the null page: never handed out, and where padding writes go.
+
+    The layers of `cross` have `num_cross_blocks` pages of their own, of which one is never handed out, too: they belong to what
+    encoders have read rather than to requests, so that several requests may read the same.
     """
 
     num_blocks: int
     groups: tuple[KVCacheGroup, ...]
     num_host_blocks: int = 0
+    cross: KVCacheGroup | None = None
+    num_cross_blocks: int = 0
 
     @property
     def is_uniform(self) -> bool:
@@ -133,12 +146,16 @@ def group_layers(specs: list[KVCacheSpec]) -> tuple[KVCacheGroup, ...]:
     shorter than the longest, or whose pages are smaller, leaves part of its pages unused. Where there are several specs,
     each one's layers are therefore split into groups of about equal size: 25 sliding-window and 5 full layers become five
     groups of 5 and one of 5. The size is the one that wastes the fewest bytes, counting `GROUP_COST` for every group.
+    Layers with cross attention are in none of them (`cross_group`).
     """
     by_use: dict[KVCacheSpec | str, list[int]] = {}
+    own_bytes = 0
     for layer, spec in enumerate(specs):
+        if spec.kind is KVKind.CROSS:
+            continue
+        own_bytes += spec.page_bytes
         keeps_all = spec.kind is KVKind.FULL and not spec.rules
         by_use.setdefault(FULL_TABLE if keeps_all else spec, []).append(layer)
-    own_bytes = sum(spec.page_bytes for spec in specs)
 
     def cost(groups: tuple[KVCacheGroup, ...]) -> float:
         reserved = len(groups) * KVCacheConfig(num_blocks=0, groups=groups).page_bytes
@@ -146,6 +163,17 @@ def group_layers(specs: list[KVCacheSpec]) -> tuple[KVCacheGroup, ...]:
 
     sizes = range(max(map(len, by_use.values()), default=1), 0, -1)
     return min((_groups_of(specs, list(by_use.values()), size) for size in sizes), key=cost)
+
+
+def cross_group(specs: list[KVCacheSpec]) -> KVCacheGroup | None:
+    """The layers with cross attention; None where there are none."""
+    layers = [layer for layer, spec in enumerate(specs) if spec.kind is KVKind.CROSS]
+    return _group_of([specs[layer] for layer in layers], layers) if layers else None
+
+
+def cross_pages(cross: KVCacheGroup) -> int:
+    """Pages of the longest that an encoder may read."""
+    return -(-cross.spec.window // cross.spec.block_size)
 
 
 def _groups_of(specs: list[KVCacheSpec], uses: list[list[int]], size: int) -> tuple[KVCacheGroup, ...]:
@@ -186,7 +214,7 @@ def describe_memory(specs: list[KVCacheSpec]) -> dict[str, int | str]:
     """What requests cost in pages, and why pages are as long as they are; padding is counted.
 
     `kv_bytes_per_token`: for each token, in groups that keep all of them. `kv_bytes_per_request`: besides, for a request
-    that is longer than every window, in groups that keep a bounded past or a state.
+    that is longer than every window, in groups that keep a bounded past or a state; and for what an encoder has read at most.
     """
     groups = group_layers(specs)
     page_bytes = KVCacheConfig(num_blocks=0, groups=groups).page_bytes
@@ -194,8 +222,10 @@ def describe_memory(specs: list[KVCacheSpec]) -> dict[str, int | str]:
     full = sum(group.spec.kind in (KVKind.FULL, KVKind.MLA) for group in groups)
     bounded = sum(_pages_kept(group.spec) for group in groups)
     numbers: dict[str, int | str] = {"block_size": size, "kv_bytes_per_token": full * page_bytes // size}
-    if bounded:
-        numbers["kv_bytes_per_request"] = bounded * page_bytes
+    cross = cross_group(specs)
+    if bounded or cross is not None:
+        read = 0 if cross is None else cross_pages(cross) * cross.page_bytes
+        numbers["kv_bytes_per_request"] = bounded * page_bytes + read
     if why := _explain_block_size(specs):
         numbers["block_size_reason"] = why
     return numbers

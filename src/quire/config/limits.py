@@ -45,6 +45,11 @@ MAX_CACHE_SALT_CHARS = 1024
 """Characters of `cache_salt`."""
 MAX_REQUEST_ID_CHARS = 1024
 """Characters of a request id."""
+SAMPLE_RATES = (1000, 768_000)
+"""Samples a second that sound may have."""
+MAX_AUDIO_CHANNELS = 64
+MAX_AUDIO_SECONDS = 4 * 3600.0
+"""Of one sound; as samples at 16 kHz that is 0.9 GB."""
 MAX_JSON_DEPTH = 64
 """Nesting of a request's body, and of JSON texts inside of it (a schema, a tool call's arguments)."""
 MAX_GRAMMAR_BYTES = 1 << 20

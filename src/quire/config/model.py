@@ -31,6 +31,7 @@ class ModelConfig:
             (`auto`).
         pooling: what prompts become; None for a model that generates.
         modalities: what prompts may have besides text.
+        encoder_length: the longest that an encoder may read beside a prompt; 0: the model has none.
         hub: where weights that are not in `path` yet are fetched from; None for a model of this machine.
     """
 
@@ -71,6 +72,7 @@ class ModelConfig:
     pooling: PoolingConfig | None = None
     io_processor_plugin: str | None = None
     modalities: tuple[str, ...] = ()
+    encoder_length: int = 0
     hub: HubModel | None = None
 
     @property
@@ -119,7 +121,7 @@ class ModelConfig:
     @property
     def is_encoder_decoder(self) -> bool:
         """Whether prompts have an encoder's half."""
-        return False
+        return self.encoder_length > 0
 
     def get_vocab_size(self) -> int:
         """As `vocab_size`."""

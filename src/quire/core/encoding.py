@@ -62,11 +62,18 @@ class Encoding(NoEncoding):
     Args:
         config: a step's budget, and the room that workers have.
         widths: columns that embeddings in a prompt must have, by their modality.
+        pages: how many workers have for what stands beside prompts, and how long each is; else embeddings are kept one by one.
     """
 
-    def __init__(self, config: MultiModalConfig, widths: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self, config: MultiModalConfig, widths: Mapping[str, int] | None = None, pages: tuple[int, int] | None = None
+    ) -> None:
         self._widths = widths or {}
         self._budget, self._room = config.encoder_budget, config.encoder_cache_size
+        self._page = 1
+        if pages is not None:
+            count, self._page = pages
+            self._room = count * self._page
         self._left, self._used = self._budget, 0
         self._kept: OrderedDict[str, int] = OrderedDict()  # embeddings by key, the one that was used last at the end
         self._holders: dict[str, set[str]] = {}
@@ -110,11 +117,11 @@ class Encoding(NoEncoding):
             if item.key in new or self._holders.get(item.key):
                 continue
             is_kept = item.key in self._kept
-            if (not is_kept and item.num_embeds > left) or item.num_embeds > room:
+            if (not is_kept and item.num_embeds > left) or self._size(item) > room:
                 return max(0, item.offset - start)
             new.add(item.key)
             left -= 0 if is_kept else item.num_embeds
-            room -= item.num_embeds
+            room -= self._size(item)
         return count
 
     def take(self, request: Request, start: int, count: int) -> None:
@@ -133,11 +140,15 @@ class Encoding(NoEncoding):
             else:
                 missing.append(item)
         for item in missing:
-            self._make_room(item.num_embeds)
-            self._kept[item.key] = item.num_embeds
-            self._used += item.num_embeds
+            self._make_room(self._size(item))
+            self._kept[item.key] = self._size(item)
+            self._used += self._size(item)
             self._left -= item.num_embeds
             self._encodes.append(item)
+
+    def _size(self, item: MediaItem) -> int:
+        """The room that it takes."""
+        return -(-item.num_embeds // self._page) * self._page
 
     def _make_room(self, count: int) -> None:
         """Drop what nobody holds until so many embeddings fit."""
@@ -161,7 +172,7 @@ class Encoding(NoEncoding):
 
     def computed(self, request: Request, num_tokens: int) -> None:
         for item in request.source.media:
-            if item.end <= num_tokens:
+            if item.end <= num_tokens and not item.is_beside:
                 self._let_go(request, item.key)
 
     def leave(self, request: Request) -> None:
@@ -178,4 +189,6 @@ class Encoding(NoEncoding):
 
 def _needed(request: Request, start: int, count: int) -> list[MediaItem]:
     """The items that have some of a request's next tokens."""
-    return [item for item in request.source.media if item.offset < start + count and item.end > start]
+    return [
+        item for item in request.source.media if (item.offset < start + count and item.end > start) or item.is_beside
+    ]

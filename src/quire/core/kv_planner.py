@@ -6,7 +6,15 @@ Knows bytes, pages and limits. Allocates nothing.
 from collections.abc import Callable
 
 from quire.config import CacheConfig, SchedulerConfig
-from quire.config.kv_spec import KVCacheConfig, KVCacheGroup, KVCacheSpec, group_layers
+from quire.config.kv_spec import (
+    KVCacheConfig,
+    KVCacheGroup,
+    KVCacheSpec,
+    KVKind,
+    cross_group,
+    cross_pages,
+    group_layers,
+)
 from quire.core.kv_groups import group_rules
 from quire.errors import ConfigError
 
@@ -23,7 +31,8 @@ def plan_kv_cache(
     max_model_len: int | None = None,
     group: Callable[[list[KVCacheSpec]], tuple[KVCacheGroup, ...]] = group_layers,
 ) -> KVCacheConfig:
-    """Divide the memory into pages.
+    """Divide the memory into pages. Those of cross attention are for as many requests as the others', if each is as long as it
+    may be.
 
     Args:
         specs: one a layer.
@@ -41,14 +50,23 @@ def plan_kv_cache(
     _check_groups(groups, specs)
     page_bytes = KVCacheConfig(num_blocks=0, groups=groups).page_bytes
     budget = available_bytes if cache.kv_cache_memory_bytes is None else cache.kv_cache_memory_bytes
-    num_blocks = max(0, budget) // page_bytes
-    if cache.num_gpu_blocks_override is not None:
-        num_blocks = cache.num_gpu_blocks_override
     needed = blocks_for_one_request(groups, length, scheduler.max_open_tokens)
+    override = cache.num_gpu_blocks_override
+    cross, num_cross_blocks = cross_group(specs), 0
+    if cross is not None:
+        longest = (needed - 1) * page_bytes + cross_pages(cross) * cross.page_bytes
+        requests = budget // longest if override is None else override // needed
+        num_cross_blocks = 1 + cross_pages(cross) * max(1, min(requests, scheduler.max_num_seqs))
+    kept = 0 if cross is None else num_cross_blocks * cross.page_bytes
+    num_blocks = max(0, budget - kept) // page_bytes if override is None else override
     if num_blocks < needed:
-        raise _too_small(groups, num_blocks, needed, page_bytes, length, cache, scheduler)
+        raise _too_small(groups, num_blocks, needed, page_bytes, length, cache, scheduler, kept)
     return KVCacheConfig(
-        num_blocks=num_blocks, groups=groups, num_host_blocks=int(cache.swap_space * GIB) // page_bytes
+        num_blocks=num_blocks,
+        groups=groups,
+        num_host_blocks=int(cache.swap_space * GIB) // page_bytes,
+        cross=cross,
+        num_cross_blocks=num_cross_blocks,
     )
 
 
@@ -83,7 +101,7 @@ def _check_specs(specs: list[KVCacheSpec]) -> None:
 
 def _check_groups(groups: tuple[KVCacheGroup, ...], specs: list[KVCacheSpec]) -> None:
     layers = sorted(layer for group in groups for layer in group.layers)
-    if layers != list(range(len(specs))):
+    if layers != [layer for layer, spec in enumerate(specs) if spec.kind is not KVKind.CROSS]:
         raise ConfigError(
             f"the platform's kv_groups() gave groups of layers {layers}; each of {len(specs)} layers must be in one group",
             setting="device",
@@ -98,6 +116,7 @@ def _too_small(
     length: int,
     cache: CacheConfig,
     scheduler: SchedulerConfig,
+    kept: int,
 ) -> ConfigError:
     """The refusal, with the numbers and each setting that would help."""
     fits = largest_model_len(groups, num_blocks, scheduler.max_open_tokens, length)
@@ -106,7 +125,8 @@ def _too_small(
         setting = "num_gpu_blocks_override"
     else:
         remedy = (
-            f"give the cache at least {needed * page_bytes / MIB:.1f} MiB (kv_cache_memory_bytes={needed * page_bytes}"
+            f"give the cache at least {(needed * page_bytes + kept) / MIB:.1f} MiB "
+            f"(kv_cache_memory_bytes={needed * page_bytes + kept}"
         )
         remedy += ")" if cache.kv_cache_memory_bytes is not None else ", or a higher gpu_memory_utilization)"
         setting = "max_model_len"

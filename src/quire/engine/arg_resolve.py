@@ -41,6 +41,7 @@ from quire.engine.vllm_settings import LIST, NO_EFFECT
 from quire.errors import ConfigError
 from quire.guards import is_mapping, is_sequence
 from quire.logger import init_logger, leave_logging_alone, use_log_config, use_log_format, use_log_level
+from quire.multimodal.encoder_half import AUDIO, HALVES
 from quire.multimodal.image_families import FAMILIES
 from quire.platforms.host import usable_memory
 from quire.platforms.interface import Capabilities, Platform
@@ -65,6 +66,8 @@ DEMO_MODEL = "quire-demo"
 """The name of the built-in demo model, which is also used if no model is named."""
 DEFAULT_BLOCK_SIZE = 16
 MAX_ENCODER_BUDGET = 16384
+ENCODED_TOGETHER = 8
+"""Halves of prompts of the longest kind that an encoder beside a decoder reads in one step."""
 """Embeddings of media that a step may compute: as many as the largest image of Qwen2.5-VL has."""
 STEP_FACTOR = 2.0
 """A prompt makes the steps of those who decode at most so many times longer, by default."""
@@ -133,6 +136,7 @@ class Resolver:
         name = args.model or DEMO_MODEL
         architecture = resolve_architecture(hf_config)
         pooling = self._pooling(path, hf_config, architecture)
+        half = HALVES.get(architecture) if pooling is None else None
         if pooling is not None:
             length = limit_length(length, asked, pooling, hf_config)
         self.provenance["model.dtype"] = dtype.why
@@ -160,6 +164,7 @@ class Resolver:
             override_generation_config=dict(args.override_generation_config),
             pooling=pooling,
             modalities=self._modalities(architecture, pooling),
+            encoder_length=0 if half is None else half.longest(hf_config),
             io_processor_plugin=args.io_processor_plugin,
             hub=hub,
         )
@@ -167,6 +172,8 @@ class Resolver:
     def _modalities(self, architecture: str, pooling: PoolingConfig | None) -> tuple[str, ...]:
         """What prompts may have besides text: what the model reads, but for what the user turned off."""
         args = self.args
+        if architecture in HALVES and HALVES[architecture].modality == AUDIO:
+            return (AUDIO,)
         if architecture not in FAMILIES or pooling is not None or args.language_model_only:
             return ()
         if args.model_impl == "transformers" or _limit_of(args.limit_mm_per_prompt, "image") == 0:
@@ -180,10 +187,14 @@ class Resolver:
             raise ConfigError(
                 "enable_prompt_embeds: a pooling model takes texts and token ids", setting="enable_prompt_embeds"
             )
-        if not model.modalities and not takes_embeds:
+        if model.is_encoder_decoder:
+            self._check_encoder_decoder(model)
+        elif not model.modalities and not takes_embeds:
             return None
         limits_of = {name: _limit_of(self.args.limit_mm_per_prompt, name) for name in self.args.limit_mm_per_prompt}
         budget = MAX_ENCODER_BUDGET if takes_embeds else min(MAX_ENCODER_BUDGET, model.max_model_len)
+        if model.is_encoder_decoder:
+            budget = max(model.encoder_length, min(MAX_ENCODER_BUDGET, ENCODED_TOGETHER * model.encoder_length))
         return MultiModalConfig(
             prompt_embeds=takes_embeds,
             mm_embeds=self.args.enable_mm_embeds,
@@ -195,6 +206,25 @@ class Resolver:
             encoder_budget=budget,
             encoder_cache_size=budget,
         )
+
+    def _check_encoder_decoder(self, model: ModelConfig) -> None:
+        """Raises ConfigError: a setting that a model with an encoder beside its decoder does not have."""
+        args = self.args
+        refused = {
+            "enable_lora": args.enable_lora,
+            "speculative_config": args.speculative_config is not None or args.spec_method is not None,
+            "kv_transfer_config": args.kv_transfer_config is not None,
+            "enable_prompt_embeds": args.enable_prompt_embeds,
+            "pipeline_parallel_size": args.pipeline_parallel_size > 1,
+            "swap_space": bool(args.swap_space),
+        }
+        for setting, is_asked in refused.items():
+            if is_asked:
+                raise ConfigError(
+                    f"{setting} is not supported with {model.architecture}, which has an encoder beside its decoder: "
+                    "leave it out",
+                    setting=setting,
+                )
 
     def _media_folder(self) -> str:
         """The folder whose files requests may name, without links in its path."""

@@ -20,11 +20,13 @@ import numpy.typing as npt
 
 from quire.adapters import LoRARequest, check_adapter
 from quire.config import EngineConfig, ModelConfig, limits
+from quire.engine.prompt_halves import PromptHalves
 from quire.engine.tokenizer_source import TokenizerSource
 from quire.engine.virtual_tokens import VirtualTokens
 from quire.errors import RequestError
-from quire.inputs import PromptType
+from quire.inputs import PromptType, has_media, plain_text
 from quire.media import EMBEDS, MediaItem
+from quire.multimodal.encoder_half import EncoderHalf
 from quire.multimodal.media_source import in_threads
 from quire.multimodal.processor import MediaProcessor
 from quire.multimodal.prompt_embeds import PLACEHOLDER, embeds_items, read_embeds
@@ -41,9 +43,6 @@ _SEED_BITS = 63
 _GOLDEN = 0x9E3779B97F4A7C15
 _LONG_TEXT = 1 << 30
 _NOT_WITH_EMBEDS = ("prompt", "prompt_token_ids", "multi_modal_data")
-_UNSUPPORTED_PROMPT_KEYS = {
-    "encoder_prompt": "encoder-decoder prompts",
-}
 
 
 def check_params(params: object, kind: type[object], name: str) -> None:
@@ -180,7 +179,11 @@ class InputProcessor:
         self._bad_words: dict[tuple[str, ...], list[list[int]]] = {}
         self._takes_embeds = config.multimodal is not None and config.multimodal.prompt_embeds
         self.media: MediaProcessor | None = None
-        if config.multimodal is not None and config.model.modalities:
+        self.halves: PromptHalves | None = None
+        if config.multimodal is not None and config.model.is_encoder_decoder:
+            half = EncoderHalf(config.model, config.multimodal)
+            self.halves = PromptHalves(half, self._encode, self._check_token_ids)
+        elif config.multimodal is not None and config.model.modalities:
             self.media = MediaProcessor(config.model, config.multimodal, lambda text: self._encode(text, False))
 
     def distinguish(self, first_serial: int) -> None:
@@ -194,7 +197,7 @@ class InputProcessor:
         """Characters that have to be tokenized; 0 for a prompt that is token ids already. Media count as a long text."""
         if isinstance(prompt, str):
             return len(prompt)
-        if _has_media(prompt):
+        if has_media(prompt):
             return _LONG_TEXT
         if isinstance(prompt, Mapping) and "prompt_token_ids" not in prompt:
             text: Any = prompt.get("prompt")
@@ -204,6 +207,10 @@ class InputProcessor:
     def tokenize(self, prompt: PromptType, add_special_tokens: bool = True) -> TokenizedPrompt:
         """A prompt as token ids.
         Raises RequestError: it is no prompt, it is empty, or there is no tokenizer for its text."""
+        if self.halves is not None:
+            salt = prompt.get("cache_salt") if isinstance(prompt, Mapping) else None
+            ids, text, item = self.halves.read(prompt)
+            return TokenizedPrompt(ids, text, self._check_salt(salt), media=[item])
         if isinstance(prompt, str):
             return TokenizedPrompt(self._encode(prompt, add_special_tokens), prompt)
         if isinstance(prompt, Mapping):
@@ -212,27 +219,25 @@ class InputProcessor:
 
     def tokenize_batch(self, prompts: Sequence[PromptType], add_special_tokens: bool = True) -> list[TokenizedPrompt]:
         """Several prompts; their texts are tokenized together, in parallel where the library can, and media side by side."""
-        texts = {index: text for index, prompt in enumerate(prompts) if (text := _plain_text(prompt)) is not None}
+        texts = {index: text for index, prompt in enumerate(prompts) if (text := plain_text(prompt)) is not None}
         result: dict[int, TokenizedPrompt] = {}
-        if len(texts) > 1:
+        if len(texts) > 1 and self.halves is None:
             ids = self.require_tokenizer().encode_batch(list(texts.values()), add_special_tokens)
             for (index, text), token_ids in zip(texts.items(), ids, strict=True):
                 prompt = prompts[index]
                 salt = self._check_salt(prompt.get("cache_salt")) if isinstance(prompt, Mapping) else None
                 result[index] = TokenizedPrompt(token_ids, text, salt)
         others = [index for index in range(len(prompts)) if index not in result]
-        rest, one = (
-            [prompts[i] for i in others],
-            functools.partial(self.tokenize, add_special_tokens=add_special_tokens),
-        )
-        has_media = self.media is not None and any(map(_has_media, rest))
-        result.update(zip(others, in_threads(one, rest) if has_media else list(map(one, rest)), strict=True))
+        rest = [prompts[index] for index in others]
+        one = functools.partial(self.tokenize, add_special_tokens=add_special_tokens)
+        found = in_threads(one, rest) if any(map(has_media, rest)) else list(map(one, rest))
+        result.update(zip(others, found, strict=True))
         return [result[index] for index in range(len(prompts))]
 
     def _tokenize_mapping(self, prompt: Mapping[str, Any], add_special_tokens: bool) -> TokenizedPrompt:
-        for key, what in _UNSUPPORTED_PROMPT_KEYS.items():
-            if prompt.get(key) is not None:
-                raise RequestError(f"{what} ({key}) is not supported yet", param=key)
+        if prompt.get("encoder_prompt") is not None:
+            message = f"encoder_prompt: {self._model.model!r} has no encoder beside its decoder; give 'prompt' alone"
+            raise RequestError(message, param="encoder_prompt")
         salt = self._check_salt(prompt.get("cache_salt"))
         if (embeds := prompt.get("prompt_embeds")) is not None:
             if others := [key for key in _NOT_WITH_EMBEDS if prompt.get(key)]:
@@ -572,17 +577,3 @@ class InputProcessor:
             self._bad_words.clear()
         self._bad_words[key] = sequences
         return sequences
-
-
-def _has_media(prompt: PromptType) -> bool:
-    return isinstance(prompt, Mapping) and prompt.get("multi_modal_data") is not None
-
-
-def _plain_text(prompt: PromptType) -> str | None:
-    """The text of a prompt that has nothing else to it."""
-    if isinstance(prompt, str):
-        return prompt
-    if isinstance(prompt, Mapping) and set(prompt) <= {"prompt", "cache_salt"}:
-        text = prompt.get("prompt")
-        return text if isinstance(text, str) else None
-    return None

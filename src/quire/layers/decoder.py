@@ -257,6 +257,8 @@ class Decoder(CausalLM):
         ids_T = step.input_ids[:count]
         if step.patches is not None:
             self._embed_patches(step.patches, residual_TD)
+        elif step.embedded is not None:
+            residual_TD.copy_(step.embedded)
         elif spec.embedding_width:
             embedded = self.workspace.projected(count, spec.embedding_width)
             self._look_up(ids_T, embedded)

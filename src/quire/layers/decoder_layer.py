@@ -100,7 +100,9 @@ def modules_of(spec: DecoderSpec) -> list[Module]:
     """Every module of the model, embedding first, in the order of computation."""
     model = ModuleBuilder(spec)
     width = spec.embedding_width or spec.hidden
-    modules = list(_patch_modules(model, spec.patches)) if spec.patches else [_embedding(model, width)]
+    modules = list(_patch_modules(model, spec.patches)) if spec.patches else []
+    if spec.patches is None and spec.frames is None and not spec.borrows_embedding:
+        modules.append(_embedding(model, width))
     if spec.embedding_width:
         modules.append(model.linear("project_in", (model.hidden,), width))
     if spec.learned_positions is not None:

@@ -77,6 +77,7 @@ class StepInputs:
         axes: int32 [max_T, A]; each token's position on every axis, for models whose positions have several.
         patches: for encoders of images, in the place of `input_ids`.
         media: embeddings in the place of some tokens' own; None for a step without any.
+        embedded: [T, D]; for encoders of sound, in the place of `input_ids`.
     """
 
     input_ids: torch.Tensor
@@ -91,6 +92,7 @@ class StepInputs:
     axes: torch.Tensor | None = None
     patches: PatchInputs | None = None
     media: MediaInputs | None = None
+    embedded: torch.Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -309,6 +309,10 @@ class ModuleBuilder:
         if given is None:
             raise ValueError(f"the weight table has no {name!r}, which the spec needs")
         names, within = (given,) if isinstance(given, str) else given, (self.layer or 0) % self.spec.weights.sublayers
+        words = self.spec.weights.sub_words
+        word = words[within % len(words)]
         return tuple(
-            self._prefix + source.replace("{sub}", str(within)).replace("{sub1}", str(within + 1)) for source in names
+            self._prefix
+            + source.replace("{sub}", str(within)).replace("{sub1}", str(within + 1)).replace("{word}", word)
+            for source in names
         )

@@ -51,10 +51,10 @@ _HARMLESS = frozenset(
 """Arguments of Transformers' attention functions that do not change the result of causal attention."""
 
 OTHER_KINDS = {
-    "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES": "encoder-decoder models are not supported yet",
+    "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES": "encoder-decoder models need a spec",
     "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES": "models that read images need a spec",
     "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES": "models that read images, audio or video need a spec",
-    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES": "encoder-decoder models are not supported yet",
+    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES": "encoder-decoder models need a spec",
     "MODEL_FOR_MASKED_LM_MAPPING_NAMES": "masked language models generate no text",
 }
 """Transformers' tables of models that are no causal language models, and what the refusal says of them."""
@@ -422,7 +422,7 @@ def _heads_of(key: str) -> tuple[Heads, ...]:
     """
     config = _config(key)
     if getattr(config, "is_encoder_decoder", False):
-        raise refusal(config, "encoder-decoder models are not supported yet")
+        raise refusal(config, "encoder-decoder models need a spec")
     if not getattr(config, "is_causal", True):
         raise refusal(config, "its attention looks ahead")
     text = config.get_text_config()

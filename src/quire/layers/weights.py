@@ -168,8 +168,8 @@ def canonical_name(name: str, sources: Mapping[str, CheckpointTensor], spec: Dec
             if outside in sources:
                 return outside
     found = _renamed(name, sources, spec)
-    if found not in sources and spec.vision is not None:
-        return canonical_name(name, sources, spec.vision.trunk)
+    for tower in spec.towers:
+        found = found if found in sources else canonical_name(name, sources, tower)
     return found
 
 
@@ -260,7 +260,7 @@ def is_ignored(name: str, spec: DecoderSpec) -> bool:
 
 
 def _is_elsewhere(name: str, spec: DecoderSpec) -> bool:
-    if spec.vision is not None and _is_elsewhere(name, spec.vision.trunk):
+    if any(_is_elsewhere(name, tower) for tower in spec.towers):
         return True
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in spec.weights.ignored)
 

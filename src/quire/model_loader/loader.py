@@ -21,6 +21,8 @@ from quire.distributed.communicator import Communicator, SingleRank
 from quire.errors import ConfigError
 from quire.layers.assembly import Sliceable
 from quire.layers.decoder import Decoder, attention_requests
+from quire.layers.encoder.cross_decoder import CrossDecoder
+from quire.layers.encoder.encoder import Encoder
 from quire.layers.interface import CausalLM, ModelContext
 from quire.layers.linear import PLAIN, UnquantizedLinear
 from quire.layers.parallel import ParallelPlan, StagePlan
@@ -210,10 +212,35 @@ def build_model(
     if block_size != context.block_size:
         selection = select(block_size)
         context = dataclasses.replace(context, block_size=block_size, backend=selection.backend())
-    tower = _build_tower(config, spec, context, platform)
-    model = Decoder(spec, context) if tower is None else SeeingDecoder(spec, context, tower)
+    model = _build_decoder(config, spec, context, platform)
     _warn_of_experts(model, config.model.quantization)
     return model, selection
+
+
+def _build_decoder(config: EngineConfig, spec: DecoderSpec, context: ModelContext, platform: Platform) -> Decoder:
+    """The decoder, with what reads besides text, or beside the prompt."""
+    if spec.encoder is not None and config.multimodal is not None:
+        own = _beside(context, spec.encoder.trunk, platform, config.multimodal.encoder_budget)
+        slots = _torch_dtype(platform.capabilities().slot_dtype.value, "slot_dtype")
+        return CrossDecoder(spec, context, Encoder(spec.encoder, own, slots))
+    tower = _build_tower(config, spec, context, platform)
+    return Decoder(spec, context) if tower is None else SeeingDecoder(spec, context, tower)
+
+
+def _beside(context: ModelContext, trunk: DecoderSpec, platform: Platform, max_tokens: int) -> ModelContext:
+    """What an encoder beside a decoder is made from: whole on every rank, in plain numbers."""
+    requests = attention_requests(trunk, context.dtype, context.block_size, deterministic=context.deterministic)
+    return dataclasses.replace(
+        context,
+        kv_dtype=context.dtype,
+        max_tokens=max_tokens,
+        max_logits=1,
+        max_positions=0,
+        backend=select_backend(requests, platform.attention_backends()).backend(),
+        linear_method=UnquantizedLinear(),
+        plan=ParallelPlan(),
+        communicator=SingleRank(),
+    )
 
 
 def _build_tower(
@@ -223,21 +250,10 @@ def _build_tower(
     vision, settings = spec.vision, config.multimodal
     if vision is None or vision.trunk.patches is None or settings is None:
         return None
-    size, patches = context.block_size, vision.trunk.patches
-    requests = attention_requests(vision.trunk, context.dtype, size, deterministic=context.deterministic)
-    selection = select_backend(requests, platform.attention_backends())
-    own = dataclasses.replace(
-        context,
-        kv_dtype=context.dtype,
-        # An image may be one patch, with a class token beside it.
-        max_tokens=settings.encoder_budget * (patches.merge**2 + patches.class_token),
-        max_logits=1,
-        max_positions=0,
-        backend=selection.backend(),
-        linear_method=UnquantizedLinear(),
-        plan=ParallelPlan(),
-        communicator=SingleRank(),
-    )
+    patches = vision.trunk.patches
+    # An image may be one patch, with a class token beside it.
+    max_tokens = settings.encoder_budget * (patches.merge**2 + patches.class_token)
+    own = _beside(context, vision.trunk, platform, max_tokens)
     return VisionTower(vision, own, _torch_dtype(platform.capabilities().slot_dtype.value, "slot_dtype"))
 
 

@@ -8,6 +8,7 @@ from quire.layers.mixers import kind_of
 from quire.layers.parallel import ParallelPlan
 from quire.layers.stages import can_be_parted
 from quire.models.spec import Attention, DecoderSpec, MoE
+from quire.models.variants import CrossAttention
 
 RANKS = 2
 
@@ -23,7 +24,7 @@ class Features:
         pipeline_parallel: whether they can be parted into stages.
         generates: whether it gives tokens; otherwise only vectors and classes.
         quantization: whether it has matrices that may be in another number format.
-        multimodal: whether it also sees.
+        multimodal: whether it also sees or hears.
     """
 
     mixers: tuple[str, ...]
@@ -45,16 +46,21 @@ def features_of(spec: DecoderSpec) -> Features:
         mixers=tuple(dict.fromkeys(map(_kind, mixers))),
         experts=any(isinstance(mlp, MoE) for mlp in spec.mlps()),
         tensor_parallel=_can_be_split(spec),
-        generates=all(mixer.causal for mixer in mixers if isinstance(mixer, Attention)),
+        generates=all(
+            mixer.causal for mixer in mixers if type(mixer) is not CrossAttention and isinstance(mixer, Attention)
+        ),
+        pooling=spec.encoder is None,
         pipeline_parallel=can_be_parted(spec),
         quantization=any(module.is_quantizable for module in modules),
-        multimodal=spec.vision is not None,
+        multimodal=spec.vision is not None or any(tower.frames is not None for tower in spec.towers),
     )
 
 
 def _kind(mixer: object) -> str:
     if not isinstance(mixer, Attention):
         return type(mixer).__name__
+    if isinstance(mixer, CrossAttention):
+        return "cross attention"
     if not mixer.causal:
         return "bidirectional attention"
     return "window attention" if mixer.window else "attention"

@@ -45,6 +45,7 @@ BUILT_IN_FAMILIES = (
     "lfm2",
     "linear_attention",
     "pooling.bert",
+    "encoder_decoder.whisper",
 )
 
 

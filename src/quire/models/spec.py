@@ -298,6 +298,7 @@ class WeightNames:
             spec multiplies in the model only some of the terms.
         flattened: what is stored with more dimensions than it has here: its numbers are read in order.
         aliases: parts of names that a checkpoint may have in the place of ours: theirs -> ours.
+        sub_words: what names have in the place of `{word}`, by the number of the sublayer.
     """
 
     modules: Mapping[str, str | tuple[str, ...]]
@@ -316,6 +317,7 @@ class WeightNames:
     bias_scales: Mapping[str, float] = dataclasses.field(default_factory=dict)
     flattened: tuple[str, ...] = ()
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    sub_words: tuple[str, ...] = ("",)
 
     def but(self, drop: tuple[str, ...] = (), **modules: str | tuple[str, ...]) -> WeightNames:
         """A copy with some modules named otherwise, and those in `drop` left out."""
@@ -413,6 +415,28 @@ class VisionSpec:
 
 
 @dataclasses.dataclass(frozen=True)
+class Frames:
+    """What an encoder of sound reads in the place of tokens: frames of `bins` numbers, through convolutions over three of them
+    (the modules `conv1` and `conv2`), each with an activation behind it; the second one makes one row of two frames."""
+
+    bins: int
+    act: str = "gelu"
+
+
+@dataclasses.dataclass(frozen=True)
+class EncoderSpec:
+    """What reads something beside the prompt, for layers with `CrossAttention`.
+
+    Attributes:
+        trunk: the encoder. Of text it has the decoder's embeddings.
+        length: rows of the longest that it may read.
+    """
+
+    trunk: DecoderSpec
+    length: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Features:
     """What a head that drafts reads of the model that it drafts for, beside the next token's embedding.
 
@@ -464,6 +488,9 @@ class DecoderSpec:
         patches: what it reads in the place of tokens.
         taps: layers behind which the residual is kept for others to read.
         vision: how it sees images.
+        frames: what it reads in the place of tokens, of sound.
+        encoder: what reads beside the prompt.
+        borrows_embedding: it has no embedding of its own, but that of the decoder whose encoder it is.
     """
 
     vocab: int
@@ -498,6 +525,15 @@ class DecoderSpec:
     vision: VisionSpec | None = None
     features: Features | None = None
     scales_given: bool = False
+    frames: Frames | None = None
+    encoder: EncoderSpec | None = None
+    borrows_embedding: bool = False
+
+    @property
+    def towers(self) -> tuple[DecoderSpec, ...]:
+        """Encoders in the same checkpoint."""
+        parts = (self.vision, self.encoder)
+        return tuple(part.trunk for part in parts if part is not None)
 
     def mixers_of(self, layer: int) -> tuple[Mixer, ...]:
         """The mixers of one layer: one, several side by side, or none."""

@@ -22,6 +22,18 @@ class SharedKV(Attention):
 
 
 @dataclasses.dataclass(frozen=True)
+class CrossAttention(Attention):
+    """Attention with queries of its own over what the model's encoder has read: every token sees all of it.
+
+    Attributes:
+        length: rows of the longest that the encoder may read. width: of a row.
+    """
+
+    length: int = 0
+    width: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
 class NarrowValues(Attention):
     """Attention whose values have fewer numbers than its keys."""
 

@@ -15,6 +15,8 @@ from quire.kernels.step import HEADER, SAMPLE_FIELDS, allocate
 from quire.layers.interface import StepInputs
 from quire.platforms.interface import DeviceRuntime
 from quire.sample.sampling_rows import SamplingRows
+from quire.worker.cross_device import CrossOnDevice
+from quire.worker.cross_steps import CrossSteps
 from quire.worker.input_prep import InputPreparation, PreparedBatch
 
 MAX_UPDATES = 1 << 16
@@ -34,6 +36,8 @@ class DeviceInputs:
     Attributes:
         token_types: what `StepInputs.token_types` is, for models that read it; to be set before the first step.
     """
+
+    _cross: CrossOnDevice | None = None
 
     def __init__(self, host: InputPreparation, table: SamplingRows, block_size: int, runtime: DeviceRuntime) -> None:
         self._state, self._table, self._host = host.state, table, host
@@ -58,6 +62,16 @@ class DeviceInputs:
             self._axis_packets = [runtime.pinned(torch.zeros_like(axes)) for _ in range(NUM_PACKETS)]
         self._steps: dict[tuple[int, int, int, int, bool, bool, bool], StepInputs] = {}
         self._longest = state.row_length
+
+    def see_beside(self, cross: CrossSteps | None) -> None:
+        """Describe cross attention, too, of a model that has any; to be called before the first step."""
+        self._cross = None if cross is None else CrossOnDevice(cross, self.buffers)
+
+    def unpack(self, num_tokens: int, num_requests: int) -> None:
+        """Expand the packet on the device."""
+        ops.unpack_step(self.buffers, num_tokens, num_requests)
+        if self._cross is not None:
+            self._cross.fill()
 
     def prepare(self, plan: SchedulerOutput) -> PreparedBatch:
         """The step on the host; its tokens count as computed from now on."""
@@ -88,6 +102,8 @@ class DeviceInputs:
             at += len(values)
         self._send_axes(tokens)
         self._send(at)
+        if self._cross is not None:
+            self._cross.upload()
 
     def _send_axes(self, tokens: int) -> None:
         """The tokens' positions on several axes, if the model has them."""
@@ -161,6 +177,10 @@ class DeviceInputs:
                 metadata.short_tokens = SHORT_TOKENS if has_short else 0
             if is_narrow:
                 step.sampled = self._build_sampled(num_logits)
+            if self._cross is not None:
+                step.attention.append(self._cross.describe(step.attention[0], is_sampled=False))
+            if self._cross is not None and step.sampled is not None:
+                step.sampled.attention.append(self._cross.describe(step.sampled.attention[0], is_sampled=True))
         return step
 
     def _build(self, tokens: int, requests: int, logits: int, max_query_len: int) -> StepInputs:

@@ -191,8 +191,8 @@ class DeviceRunner(Runner):
         host = self._parts.input_preparation(self._state, self._max_tokens, block_size, slots, self._max_draws)
         host.axes = self._axes
         self._inputs = self._parts.device_inputs(host, self._sampler.table, block_size, self._runtime)
-        if self._pooler is not None:
-            self._inputs.token_types = self._pooler.token_types
+        self._inputs.token_types = None if self._pooler is None else self._pooler.token_types
+        self._inputs.see_beside(self._cross)
         self._graphs = self._make_graphs()
         parts = (self._runtime, self._inputs, self._state, self._sampler, self._graphs, self._out_S)
         self._drafting = make_device_drafting(self._drafter, *parts, is_captured=not self._config.model.enforce_eager)
@@ -415,7 +415,7 @@ class DeviceRunner(Runner):
 
     def _unpack(self, step: StepInputs, shape: StepShape) -> None:
         """Expand the packet on the device."""
-        ops.unpack_step(self._inputs.buffers, shape.num_tokens, shape.num_requests)
+        self._inputs.unpack(shape.num_tokens, shape.num_requests)
         for described in (step, step.sampled):
             for metadata in described.attention if described is not None else ():
                 self._backend.begin_step(metadata)

@@ -18,6 +18,7 @@ from quire.core.output import IntArray, SchedulerOutput
 from quire.layers.interface import StepInputs
 from quire.worker.axis_positions import AxisPositions
 from quire.worker.batch_state import BatchState
+from quire.worker.cross_steps import CrossBatch, CrossSteps
 
 
 @dataclasses.dataclass(slots=True)
@@ -68,6 +69,7 @@ class InputPreparation:
     """
 
     axes: AxisPositions | None = None
+    _cross: tuple[CrossBatch, CrossBatch] | None = None
 
     def __init__(
         self, state: BatchState, max_tokens: int, block_size: int, slot_dtype: Any = np.int64, max_logits: int = 0
@@ -138,6 +140,17 @@ class InputPreparation:
             attention=attention,
         )
 
+    def see_beside(self, cross: CrossSteps | None) -> None:
+        """Describe cross attention, too, behind the groups of the requests' own pages, of a model that has any."""
+        if cross is None:
+            return
+        assert self.step.sampled is not None
+        steps = (self.step, self.step.sampled)
+        own, sampled = (CrossBatch(cross, step.attention[0]) for step in steps)
+        self._cross = (own, sampled)
+        for step, batch in zip(steps, self._cross, strict=True):
+            step.attention.append(batch.metadata)
+
     def prepare(self, plan: SchedulerOutput) -> PreparedBatch:
         """Expand a step into `self.step` and count its tokens as computed."""
         requests = len(plan.rows)
@@ -160,6 +173,9 @@ class InputPreparation:
         samples = len(batch.rows_S)
         self._sample_lens_S[:samples], self._sample_rows_S[:samples] = batch.positions_S, batch.rows_S
         self._set_counts(plan.total_num_tokens, requests, max_query_len, int(seq_lens_B.max()), samples)
+        if self._cross is not None:
+            self._cross[0].fill(plan.rows, plan.total_num_tokens, max_query_len)
+            self._cross[1].fill(batch.rows_S, samples, 1)
         return batch
 
     def _prepare_decode(self, plan: SchedulerOutput, requests: int) -> PreparedBatch:

@@ -4,7 +4,7 @@ Knows sizes and settings. Asks no device.
 """
 
 from quire.config import EngineConfig
-from quire.config.kv_spec import KVCacheConfig, KVCacheSpec, group_layers
+from quire.config.kv_spec import KVCacheConfig, KVCacheSpec, cross_group, cross_pages, group_layers
 from quire.core.kv_planner import blocks_for_one_request
 from quire.errors import Explained
 
@@ -32,4 +32,6 @@ def longest_request_bytes(config: EngineConfig, specs: list[KVCacheSpec]) -> int
     """What one request of the full context length needs."""
     groups = group_layers(specs)
     blocks = blocks_for_one_request(groups, config.model.max_model_len, config.scheduler.max_open_tokens)
-    return blocks * KVCacheConfig(num_blocks=blocks, groups=groups).page_bytes
+    cross = cross_group(specs)
+    read = 0 if cross is None else (1 + cross_pages(cross)) * cross.page_bytes
+    return blocks * KVCacheConfig(num_blocks=blocks, groups=groups).page_bytes + read

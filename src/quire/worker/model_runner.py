@@ -72,6 +72,7 @@ class ModelRunner(Runner):
         if self._pooler is not None:
             self._inputs.step.token_types = self._pooler.token_types
             self._inputs.step.sampled = None
+        self._inputs.see_beside(self._cross)
         if self._drafter is not None:
             sizes = (self._max_tokens, self._max_draws)
             self._drafting = HostDrafting(self._drafter, self._inputs, self._state, self._sampler, *sizes)

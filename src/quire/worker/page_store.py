@@ -23,6 +23,7 @@ class PageStore:
         self._backend = backend
         self._page_dimension = backend.page_dimension if kv_cache.is_uniform else 0
         self.tensors = self._allocate(kv_cache.num_blocks, device)
+        self._cross = self._allocate_cross(device)
         self.host_tensors = self._allocate(kv_cache.num_host_blocks, torch.device("cpu"))
 
     def _allocate(self, num_blocks: int, device: torch.device) -> list[torch.Tensor]:
@@ -35,15 +36,27 @@ class PageStore:
         sizes = (kv_cache.tensor_page_bytes(tensor) for tensor in range(kv_cache.num_tensors))
         return [zeroed((num_blocks, size), torch.uint8, device) for size in sizes]
 
+    def _allocate_cross(self, device: torch.device) -> list[torch.Tensor]:
+        """Pages of what stands beside prompts, which are neither copied nor swapped: whoever needs it again has it read again."""
+        cross, count = self._kv_cache.cross, self._kv_cache.num_cross_blocks
+        if cross is None:
+            return []
+        specs = (cross.spec_of(index) for index in range(len(cross.layers)))
+        return [self._backend.allocate(spec, count, device) for spec in specs]
+
     def by_layer(self) -> tuple[list[torch.Tensor], list[int]]:
-        """Each layer's pages, and each layer's group."""
-        num_layers = 1 + max(layer for group in self._kv_cache.groups for layer in group.layers)
+        """Each layer's pages, and each layer's group; that of cross attention is the last."""
+        cross = self._kv_cache.cross
+        layers_beside = () if cross is None else cross.layers
+        num_layers = sum(len(group.layers) for group in self._kv_cache.groups) + len(layers_beside)
         tensors: list[torch.Tensor] = [torch.empty(0)] * num_layers
         group_of_layer = [0] * num_layers
         for number, group in enumerate(self._kv_cache.groups):
             for index, (tensor, layer) in enumerate(zip(self.tensors, group.layers, strict=False)):
                 tensors[layer] = self._shaped(tensor, group.spec_of(index))
                 group_of_layer[layer] = number
+        for layer, tensor in zip(layers_beside, self._cross, strict=False):
+            tensors[layer], group_of_layer[layer] = tensor, len(self._kv_cache.groups)
         return tensors, group_of_layer
 
     def _shaped(self, tensor: torch.Tensor, spec: KVCacheSpec) -> torch.Tensor:
@@ -67,7 +80,7 @@ class PageStore:
     @property
     def page_bytes(self) -> int:
         """Bytes of one page in all tensors."""
-        return self.num_bytes() // self._kv_cache.num_blocks
+        return sum(tensor.nbytes for tensor in self.tensors) // self._kv_cache.num_blocks
 
     def read(self, pages: list[int]) -> torch.Tensor:
         """Copies of pages, of all tensors, as bytes [pages, page bytes] on the device."""
@@ -90,7 +103,7 @@ class PageStore:
 
     def num_bytes(self) -> int:
         """Device bytes of all pages."""
-        return sum(tensor.nbytes for tensor in self.tensors)
+        return sum(tensor.nbytes for tensor in (*self.tensors, *self._cross))
 
     def _move(self, sources: list[torch.Tensor], targets: list[torch.Tensor], pairs: list[tuple[int, int]]) -> None:
         if not pairs:

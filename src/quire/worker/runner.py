@@ -23,6 +23,7 @@ from quire.distributed.communicator import Communicator
 from quire.distributed.stage_link import StageLink
 from quire.errors import EngineError
 from quire.layers.decoder import Decoder
+from quire.layers.encoder.cross_decoder import CrossDecoder
 from quire.layers.interface import CausalLM
 from quire.logger import init_logger
 from quire.media import EMBEDS, IMAGE_EMBEDS
@@ -35,6 +36,7 @@ from quire.spec_decode.verification import Acceptance, Verified
 from quire.worker.adapter_steps import AdapterSteps
 from quire.worker.axis_positions import AxisPositions
 from quire.worker.components import resolve_components
+from quire.worker.cross_steps import CrossSteps
 from quire.worker.drafter import make_drafter
 from quire.worker.grammar_source import WorkerGrammars
 from quire.worker.input_prep import PreparedBatch
@@ -136,10 +138,14 @@ class Runner(abc.ABC):
 
         self._axes = AxisPositions(self._max_rows, max_tokens) if self._model.num_axes else None
         self._media: MediaSteps | None = None
+        self._cross: CrossSteps | None = None
         media = config.multimodal
         if media is not None and media.prompt_embeds:
             check_takes_embeds(self._model)
-        if media is not None and isinstance(self._model, Decoder):
+        if media is not None and isinstance(self._model, CrossDecoder):
+            slots = getattr(torch, self._capabilities.slot_dtype.value)
+            self._cross = CrossSteps(self._model, media.encoder_budget, slots)
+        elif media is not None and isinstance(self._model, Decoder):
             self._media = MediaSteps(self._model, max_tokens, media.encoder_budget)
 
     @property
@@ -228,6 +234,8 @@ class Runner(abc.ABC):
         max_len = self._config.model.max_model_len
         self._state = self._parts.batch_state(self._max_rows, max_len, kv_cache.block_size, len(kv_cache.groups))
         self._states = KeptStates(kv_cache, self._runtime)
+        if self._cross is not None:
+            self._cross.allocate(kv_cache, self._max_rows)
         if self._drafter is not None:
             sizes = (kv_cache.num_blocks, kv_cache.block_size)
             self._drafter.bind(pages[own:], groups[own:], self._state, *sizes)
@@ -240,8 +248,9 @@ class Runner(abc.ABC):
     def free_pages(self) -> None:
         """Give the cache back; rows are forgotten with it."""
         self._pages = None
-        if self._media is not None:
-            self._media.clear()
+        for kept in (self._media, self._cross):
+            if kept is not None:
+                kept.clear()
         for model in self.weights:
             num_layers = len(model.kv_cache_specs())
             model.bind_kv_cache([torch.empty(0)] * num_layers, [0] * num_layers)
@@ -274,13 +283,17 @@ class Runner(abc.ABC):
             self._adapters.apply_diff(plan)
         if self._axes is not None:
             self._axes.apply_diff(plan)
-        if self._media is not None:
-            self._media.apply_diff(plan)
+        for kept in (self._media, self._cross):
+            if kept is not None:
+                kept.apply_diff(plan)
         nothing = plan.rows[:0]
         return None if plan.total_num_tokens else ModelRunnerOutput(plan.step_id, rows=nothing, token_ids=nothing)
 
     def _before_layers(self, num_tokens: int) -> None:
-        """Take in what a step's layers need from elsewhere: pages, and the states of its tokens from the stage before."""
+        """Take in what a step's layers need from elsewhere: pages, what stands beside prompts, and the states of its tokens
+        from the stage before."""
+        if self._cross is not None:
+            self._cross.prepare()
         if self._transfers is not None and self.connector is not None:
             self.connector.bind_connector_metadata(self._transfers)
             self.connector.start_load_kv()

@@ -8,6 +8,7 @@ from quire.layers.mixers.attention_variants import (
     SharedKVLayer,
 )
 from quire.layers.mixers.compressed import CompressedAttentionLayer
+from quire.layers.mixers.cross import CrossAttentionLayer
 from quire.layers.mixers.delta import DeltaNetLayer, KimiDeltaLayer
 from quire.layers.mixers.interface import MixerLayer
 from quire.layers.mixers.mamba import Mamba2Layer, MambaLayer
@@ -32,6 +33,7 @@ from quire.models.spec import (
 )
 from quire.models.variants import (
     CompressedAttention,
+    CrossAttention,
     DiffAttention,
     ExpertAttention,
     NarrowValues,
@@ -43,6 +45,7 @@ from quire.models.variants import (
 MIXERS: dict[type, type[MixerLayer]] = {
     Attention: AttentionLayer,
     SharedKV: SharedKVLayer,
+    CrossAttention: CrossAttentionLayer,
     NarrowValues: NarrowValuesLayer,
     ExpertAttention: ExpertAttentionLayer,
     DiffAttention: DiffAttentionLayer,

@@ -1,0 +1,1 @@
+"""Specs of models with an encoder beside their decoder."""

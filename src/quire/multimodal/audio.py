@@ -1,0 +1,113 @@
+"""What users give as sound, as samples of one channel at one rate.
+
+Knows samples. Knows no model, no file and no network.
+"""
+
+import importlib
+from types import ModuleType
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.config import limits
+from quire.errors import RequestError
+from quire.extras import install_command
+from quire.guards import is_sequence
+
+Samples = npt.NDArray[np.float32]
+"""Of one channel, between -1 and 1."""
+PARAM = "multi_modal_data"
+
+
+def require_audio_library(name: str) -> ModuleType:
+    """A library of the extra `audio`.
+    Raises RequestError: it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        message = f"sound needs the package {name} ({error}); install it with: {install_command('audio')}"
+        raise RequestError(message, param=PARAM) from error
+
+
+def read_audio(given: Any, rate: int, where: str) -> Samples:
+    """A sound as samples at this rate: an array, a tensor or a list of samples at that rate already, or a pair of these and
+    their own rate. Several channels become their mean.
+
+    Args:
+        where: the item's name, for errors.
+
+    Raises:
+        RequestError: it is none of these, or too long.
+    """
+    samples, own = _parts(given, rate, where)
+    if hasattr(samples, "detach"):  # a tensor, wherever it is
+        samples = samples.detach().cpu().float().numpy()
+    try:
+        array = np.asarray(samples)
+    except (TypeError, ValueError) as error:
+        raise _refusal(where, str(error)) from None
+    return resampled(mono(array, where), own, rate, where)
+
+
+def _parts(given: Any, rate: int, where: str) -> tuple[Any, int]:
+    if not isinstance(given, tuple):
+        return given, rate
+    pair = cast("tuple[Any, ...]", given)
+    if len(pair) != 2:
+        raise _refusal(where, f"it is a tuple of {len(pair)}")
+    samples, own = pair
+    if isinstance(own, bool) or not isinstance(own, int | float | np.integer | np.floating):
+        raise _refusal(where, f"its rate is {own!r}")
+    low, high = limits.SAMPLE_RATES
+    if not low <= own <= high or own != int(own):
+        raise RequestError(f"{where} has {own} samples a second; {low} to {high} can be read", param=PARAM)
+    return samples, int(own)
+
+
+def mono(array: npt.NDArray[Any], where: str) -> Samples:
+    """Samples of one channel: whole numbers become parts of the largest of their type, channels their mean.
+    Raises RequestError: these are no samples."""
+    if array.dtype.kind in "iu" and array.size:
+        info = np.iinfo(array.dtype)
+        middle = 0.0 if array.dtype.kind == "i" else (info.max + 1) / 2
+        array = (array.astype(np.float64) - middle) / (info.max + 1 - middle)
+    if array.dtype.kind != "f" and array.size:
+        raise _refusal(where, f"its numbers are {array.dtype}")
+    if array.ndim == 2 and 0 < min(array.shape) <= limits.MAX_AUDIO_CHANNELS:
+        array = array.mean(axis=int(array.shape[1] < array.shape[0]))
+    if array.ndim != 1:
+        raise _refusal(where, f"its shape is {list(array.shape)}")
+    if not array.size:
+        raise RequestError(f"{where} is empty: it has no samples", param=PARAM)
+    samples = np.ascontiguousarray(array, dtype=np.float32)
+    if not np.isfinite(samples).all():
+        raise _refusal(where, "some of its samples are not finite")
+    return samples
+
+
+def resampled(samples: Samples, own: int, rate: int, where: str) -> Samples:
+    """The sound at another rate.
+    Raises RequestError: it is too long, or the library is not installed."""
+    seconds = len(samples) / own
+    if seconds > limits.MAX_AUDIO_SECONDS:
+        message = f"{where} is {seconds:.0f} seconds long; at most {limits.MAX_AUDIO_SECONDS:.0f} are allowed"
+        raise RequestError(message, param=PARAM)
+    if own == rate:
+        return samples
+    return np.ascontiguousarray(require_audio_library("soxr").resample(samples, own, rate), dtype=np.float32)
+
+
+def is_one_sound(given: Any) -> bool:
+    """Whether it is one sound rather than several: lists hold sounds, unless they hold samples."""
+    if not isinstance(given, list):
+        return True
+    items = cast("list[Any]", given)
+    return bool(items) and isinstance(items[0], int | float) and not is_sequence(items[0])
+
+
+def _refusal(where: str, why: str) -> RequestError:
+    return RequestError(
+        f"{where} is no sound: {why}; it must be an array or tensor of samples, or a pair of these and their rate",
+        param=PARAM,
+    )

@@ -1,0 +1,85 @@
+"""Tiny random checkpoints with an encoder beside their decoder, made by Transformers; and what that gives for both halves."""
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tests.oracles.tiny_models import VOCAB_SIZE, load_oracle, randomize, write_tiny_tokenizer
+
+RATE = 16000
+START = 5
+"""The token that every decoder's prompt begins with."""
+_IDS: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE, "decoder_start_token_id": START, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2,
+}  # fmt: skip
+_LAYERS: dict[str, Any] = {
+    "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 4, "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 48, "decoder_ffn_dim": 56, "d_model": 32,
+}  # fmt: skip
+CONFIGS: dict[str, dict[str, Any]] = {
+    "WhisperForConditionalGeneration": _LAYERS
+    | {
+        "num_mel_bins": 16, "max_source_positions": 50, "max_target_positions": 96, "suppress_tokens": None,
+        "begin_suppress_tokens": None,
+    },
+}  # fmt: skip
+
+
+def make_tiny_encoder_decoder(architecture: str, path: str | Path, *, seed: int = 0, **overrides: Any) -> Path:
+    """Write a tiny checkpoint into the folder `path`; returns that path. Sounds are at most a second long."""
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    path = Path(path)
+    path.mkdir(parents=True, exist_ok=True)
+    model_class = getattr(transformers, architecture)
+    config = model_class.config_class(**(_IDS | CONFIGS[architecture] | overrides))
+    config._attn_implementation = "eager"
+    model = model_class(config).eval()
+    randomize(model, seed)
+    model.save_pretrained(path)
+    write_tiny_tokenizer(path)
+    if "num_mel_bins" in CONFIGS[architecture]:
+        bins = config.num_mel_bins
+        transformers.WhisperFeatureExtractor(feature_size=bins, chunk_length=1, sampling_rate=RATE).save_pretrained(
+            path
+        )
+    return path
+
+
+@functools.cache
+def draw_sound(seed: int, num_samples: int) -> np.ndarray:
+    """A few tones and some noise."""
+    draw = np.random.default_rng(seed)
+    times = np.arange(num_samples) / RATE
+    tones = sum(np.sin(2 * np.pi * draw.uniform(80, 4000) * times) * draw.uniform(0.05, 0.3) for _ in range(4))
+    return (tones + 0.02 * draw.standard_normal(num_samples)).astype(np.float32)
+
+
+class EncoderDecoderOracle:
+    """Transformers' model of a checkpoint, with Transformers' feature extractor."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.model = load_oracle(path)
+        self._path = str(path)
+
+    @functools.cached_property
+    def extractor(self) -> Any:
+        from transformers import AutoFeatureExtractor
+
+        return AutoFeatureExtractor.from_pretrained(self._path)
+
+    @torch.no_grad()
+    def logprobs(
+        self, decoder_ids: Sequence[int], *, sound: np.ndarray | None = None, ids: Sequence[int] = ()
+    ) -> torch.Tensor:
+        """Of each position of the decoder's tokens: [tokens, V]."""
+        inputs: dict[str, Any] = {"decoder_input_ids": torch.tensor([list(decoder_ids)])}
+        if sound is not None:
+            inputs["input_features"] = self.extractor(sound, sampling_rate=RATE, return_tensors="pt").input_features
+        else:
+            inputs["input_ids"] = torch.tensor([list(ids)])
+        return self.model(**inputs).logits[0].log_softmax(-1)
