@@ -23,6 +23,7 @@ from quire.models.recurrent import (
 )
 from quire.models.residual import PRE, HyperConnections, Joint, LayerInput, Norm, Placement, RMSNorm
 from quire.models.rope import Rope
+from quire.models.sound import Frames
 
 T = TypeVar("T")
 
@@ -412,15 +413,6 @@ class VisionSpec:
     projector: tuple[Stage, ...]
     taps: tuple[tuple[Stage, ...], ...] = ()
     row_end: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class Frames:
-    """What an encoder of sound reads in the place of tokens: frames of `bins` numbers, through convolutions over three of them
-    (the modules `conv1` and `conv2`), each with an activation behind it; the second one makes one row of two frames."""
-
-    bins: int
-    act: str = "gelu"
 
 
 @dataclasses.dataclass(frozen=True)

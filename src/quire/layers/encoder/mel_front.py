@@ -16,7 +16,7 @@ from quire.kernels.types import LinearWeight
 from quire.layers.activation import kernel_activation
 from quire.layers.assembly import Weight
 from quire.layers.modules import Module, ModuleBuilder
-from quire.models.spec import Frames
+from quire.models.sound import Frames
 
 WIDTH = 3
 """Frames that a convolution looks at."""
