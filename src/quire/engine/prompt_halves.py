@@ -29,13 +29,14 @@ class PromptHalves:
         """The decoder's token ids, their text where it is known, and what stands beside them. A prompt has both halves by name;
         or it is the encoder's where that reads text, and the decoder's where a sound is beside it.
         Raises RequestError: it is no such prompt."""
-        encoder, decoder = prompt, cast(Any, None)
+        encoder: Any = prompt
+        decoder: Any = None
         if isinstance(prompt, Mapping):
             given = cast("Mapping[str, Any]", prompt)
             if "encoder_prompt" in given:
                 encoder, decoder = given["encoder_prompt"], given.get("decoder_prompt")
             elif given.get("multi_modal_data"):
-                decoder = prompt
+                decoder = given
         text, ids = self._read_ids(decoder, "decoder_prompt", False)
         return self._begun(ids), text, self._beside(encoder)
 
