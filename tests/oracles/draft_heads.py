@@ -177,25 +177,32 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "layer": "model.mtp_layers.0.", "token": "token_layernorm", "hidden": "hidden_layernorm", "project": "input_proj",
         "final": "final_layernorm", "made_as": "Qwen2ForCausalLM", "hidden_first": True,
     },
+    "Qwen3NextForCausalLM": {
+        "layer": "mtp.layers.0.", "stem": "mtp.", "token": "pre_fc_norm_embedding", "hidden": "pre_fc_norm_hidden",
+        "project": "fc", "final": "norm", "offset": 1.0, "types": ["linear_attention", "full_attention"],
+    },
 }  # fmt: skip
 
 
 def make_mtp(architecture: str, path: Path) -> Head:
     """A model whose checkpoint has a layer for further tokens, at `path`: the last layer of one that was made with one more."""
     family = FAMILIES[architecture]
-    made_as = family.get("made_as", architecture)
-    layers = 3
-    make_tiny_model(made_as, path, num_hidden_layers=layers + 1)
+    made_as, types = family.get("made_as", architecture), family.get("types")
+    layers = 3 if types is None else len(types)
+    kinds = {} if types is None else {"layer_types": [*types, types[-1]]}
+    make_tiny_model(made_as, path, num_hidden_layers=layers + 1, **kinds)
     longer = load_oracle(path)
     weights, config = load_file(str(path / "model.safetensors")), json.loads((path / "config.json").read_bytes())
-    layer, hidden = family["layer"].format(layer=layers), config["hidden_size"]
+    layer, hidden, offset = family["layer"].format(layer=layers), config["hidden_size"], family.get("offset", 0.0)
+    stem = family.get("stem", layer)
     own = {
-        f"{layer}{family['token']}.weight": _norm(hidden, 11),
-        f"{layer}{family['hidden']}.weight": _norm(hidden, 12),
-        f"{layer}{family['project']}.weight": _random((hidden, 2 * hidden), 13),
-        f"{layer}{family['final']}.weight": _norm(hidden, 14),
+        f"{stem}{family['token']}.weight": _norm(hidden, 11) - offset,
+        f"{stem}{family['hidden']}.weight": _norm(hidden, 12) - offset,
+        f"{stem}{family['project']}.weight": _random((hidden, 2 * hidden), 13),
+        f"{stem}{family['final']}.weight": _norm(hidden, 14) - offset,
     }
     token, other, project, final = own.values()
+    token, other, final = token + offset, other + offset, final + offset
     last = f"model.layers.{layers}."
     short = {name: value for name, value in weights.items() if not name.startswith(last)}
     moved = {layer + name.removeprefix(last): value for name, value in weights.items() if name.startswith(last)}

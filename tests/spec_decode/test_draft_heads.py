@@ -69,7 +69,7 @@ def test_guesses_are_those_of_a_plain_computation(
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
-@pytest.mark.parametrize("kind", ["eagle3", "DeepseekV3ForCausalLM"])
+@pytest.mark.parametrize("kind", ["eagle3", "DeepseekV3ForCausalLM", "Qwen3NextForCausalLM"])
 @pytest.mark.parametrize("params", [PARAMS, EDITS], ids=["sampled", "edited"])
 def test_all_that_is_told_is_the_same(
     monkeypatch: pytest.MonkeyPatch, make: Callable[[str], Made], kind: str, runner: str, params: list[dict[str, Any]]

@@ -6,7 +6,11 @@ from typing import Any
 import pytest
 from tests.oracles.tiny_mixtures import RECURRENT
 from tests.oracles.tiny_models import make_tiny_model
+from tests.spec_decode import test_draft_model
 from tests.spec_decode.test_end_to_end import PARAMS, check
+from tests.worker.tiny_engine import TinyEngine
+
+from quire.errors import ConfigError
 
 KINDS = {
     "Mamba": "MambaForCausalLM",
@@ -58,3 +62,18 @@ def test_small_pages_chunks_and_preemption_change_nothing(
     monkeypatch.setattr("tests.spec_decode.test_end_to_end.MAX_TOKENS", 16)
     path = make_tiny_model("BambaForCausalLM", tmp_path)
     check(monkeypatch, path, "host", PARAMS[:4], **{"kv_cache_memory_bytes": 32 << 20} | settings)
+
+
+@pytest.mark.parametrize("runner", ["host", "device"])
+def test_a_draft_model_without_states_guesses_for_one_that_has_some(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, runner: str
+) -> None:
+    monkeypatch.setattr("tests.spec_decode.test_end_to_end.MAX_TOKENS", 14)
+    path, smaller = (make_tiny_model(name, tmp_path / name) for name in ("BambaForCausalLM", "LlamaForCausalLM"))
+    test_draft_model.check(monkeypatch, path, smaller, runner, PARAMS[:4], kv_cache_memory_bytes=32 << 20)
+
+
+def test_a_draft_model_with_states_is_refused(tmp_path: Path) -> None:
+    path, smaller = (make_tiny_model(name, tmp_path / name) for name in ("LlamaForCausalLM", "BambaForCausalLM"))
+    with pytest.raises(ConfigError, match="its layers keep a state"):
+        TinyEngine(path, **test_draft_model.drafted_by(smaller))

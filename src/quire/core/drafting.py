@@ -346,16 +346,6 @@ def make_drafting(
     counts: DraftCounts,
     clock: Callable[[], float],
 ) -> NoDrafting:
-    """Drafts for a scheduler.
-
-    Raises:
-        ConfigError: a model guesses, and layers keep states.
-    """
-    if kv.has_states and config.has_model:
-        raise ConfigError(
-            f"speculative_config.method={config.method!r} cannot be used: layers of the model or of its drafter keep a state, "
-            f"which the drafter cannot set back to before a wrong guess; use method suffix or ngram",
-            setting="speculative_config",
-        )
+    """Drafts for a scheduler."""
     parts = (config, batch, kv, cost_model, counts, config.drafts_of_step(scheduler.max_num_seqs))
     return kind(*parts, overlaps=scheduler.async_scheduling, clock=clock)

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import torch
 
 from quire.config import EngineConfig
-from quire.config.kv_spec import KVCacheSpec
+from quire.config.kv_spec import KVCacheSpec, KVKind
 from quire.core.output import IntArray, SchedulerOutput
 from quire.errors import ConfigError
 from quire.layers.decoder import Decoder
@@ -71,6 +71,12 @@ class Drafter:
             raise ConfigError(
                 f"speculative_config.model={config.drafter.model!r} cannot be used: its attention runs on {backends[0]!r}, "
                 f"and the model's on {backends[1]!r}, whose pages are laid out otherwise",
+                setting="speculative_config",
+            )
+        if any(spec.kind is KVKind.RECURRENT for spec in loaded.model.kv_cache_specs()):
+            raise ConfigError(
+                f"speculative_config.model={config.drafter.model!r} cannot be used: its layers keep a state, which it cannot set "
+                "back to before a wrong guess; choose a model whose layers have attention, or method suffix or ngram",
                 setting="speculative_config",
             )
         self.model, self._explained = loaded.model, loaded.explain()
