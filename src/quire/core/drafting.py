@@ -30,7 +30,6 @@ from quire.core.running import RunningBatch
 from quire.core.step import StepInFlight
 from quire.core.step_stats import DraftCounts
 from quire.core.suffix_texts import SharedTexts, SuffixProposer
-from quire.errors import ConfigError
 
 MAX_INDEXED = 4096
 """Tokens of a prompt that are read at a time, so that a long prompt holds up no step."""
