@@ -150,7 +150,7 @@ def test_what_virtual_tokens_cannot_do_is_refused_in_words(llama: Path, virtual:
             {"peft_type": "PREFIX_TUNING"},
             "has 64 numbers for a virtual token, and the model has 3 layers x 2 x 2 heads x 16",
         ),
-        ({"peft_type": "CPT"}, "peft_type is 'CPT'; LORA, IA3"),
+        ({"peft_type": "CPT"}, "peft_type is 'CPT'; LORA, TRAINABLE_TOKENS, IA3"),
     ],
 )
 def test_a_folder_that_is_not_what_it_says_is_refused(

@@ -14,7 +14,7 @@ import torch
 from quire.adapters import VIRTUAL, read_config, virtual_tokens_of
 from quire.config.gguf.container import read_header
 from quire.errors import ConfigError
-from quire.lora.peft_folder import PREFIX, PeftAdapter, Update, read_lora
+from quire.lora.peft_folder import PREFIX, TRAINED_TOKENS, PeftAdapter, Update, read_lora
 
 CONTROL = "CONTROL_VECTOR"
 """Our word in the place of PEFT's `peft_type`."""
@@ -73,7 +73,8 @@ def _read_virtual(path: str, config: Mapping[str, Any]) -> PeftAdapter:
         )
     if config.get("num_transformer_submodules") not in (None, 1):
         raise ConfigError(f"{path}: its virtual tokens are of an encoder and a decoder", setting="lora_path")
-    return PeftAdapter(path, config, {}, rows.float(), config["peft_type"] == "PREFIX_TUNING")
+    is_keys = config["peft_type"] == "PREFIX_TUNING"
+    return PeftAdapter(path, config, {}, virtual=rows.float(), is_keys=is_keys)
 
 
 def _of_updates(path: str, config: Mapping[str, Any], updates: dict[str, Update]) -> PeftAdapter:
@@ -117,6 +118,7 @@ def _gguf_vectors(path: str) -> dict[str, torch.Tensor]:
 
 _READERS: dict[str, Callable[[str, Mapping[str, Any]], PeftAdapter]] = {
     "LORA": read_lora,
+    TRAINED_TOKENS: read_lora,
     "IA3": _read_ia3,
     CONTROL: _read_control,
     **dict.fromkeys(VIRTUAL, _read_virtual),

@@ -18,6 +18,8 @@ from quire.errors import ConfigError
 
 PREFIX = "base_model.model."
 MAX_RANK = 512
+TRAINED_TOKENS = "TRAINABLE_TOKENS"
+"""PEFT's `peft_type` of an adapter that has rows of tokens and nothing else."""
 
 _PARTS = {
     "lora_A.weight": "down",
@@ -28,8 +30,11 @@ _PARTS = {
     "lora_magnitude_vector.weight": "magnitude",
     "lora_B.bias": "bias",
     "token_adapter.trainable_tokens_delta": "token_rows",
+    "trainable_tokens_delta": "token_rows",
 }
 """How names of tensors end, and what they are."""
+_COPY = ".base_layer.weight"
+"""How the copy of an embedding ends that PEFT saves with an update of it."""
 _REFUSED = {
     "alora_invocation_tokens": "activated LoRA",
     "use_qalora": "QALoRA",
@@ -80,12 +85,14 @@ class PeftAdapter:
     Attributes:
         config: its adapter_config.json.
         updates: by the name of the base model's matrix.
+        num_tokens: of its base, where a copy of the embedding is there; None: it does not say.
         virtual: a row for each virtual token, of its embedding, or of its keys and values in all layers. `is_keys`: the latter.
     """
 
     path: str
     config: Mapping[str, Any]
     updates: dict[str, Update]
+    num_tokens: int | None = None
     virtual: torch.Tensor | None = None
     is_keys: bool = False
 
@@ -96,7 +103,7 @@ class PeftAdapter:
 
 
 def read_lora(path: str, config: Mapping[str, Any]) -> PeftAdapter:
-    """A LoRA adapter.
+    """A LoRA adapter, or one of trained tokens alone.
 
     Raises:
         ConfigError: it needs what is not computed here, or a tensor is unknown, missing, or has another shape than its partner.
@@ -107,13 +114,16 @@ def read_lora(path: str, config: Mapping[str, Any]) -> PeftAdapter:
         if config.get(setting):
             raise ConfigError(f"{path}: {setting} is set in {CONFIG}, and {what} cannot be served", setting="lora_path")
     updates: dict[str, Update] = {}
+    num_tokens: int | None = None
     for name, tensor in SafetensorsReader(path).stream():
         module, part = _split(path, name)
+        if name.endswith(_COPY):
+            num_tokens = len(tensor[:])
         if part:
             setattr(updates.setdefault(module, Update()), part, tensor[:])
         if part == "bias" and not name.endswith("lora_B.bias"):
             updates[module].is_whole_bias = True
-    adapter = PeftAdapter(path, config, updates)
+    adapter = PeftAdapter(path, config, updates, num_tokens)
     for module, update in updates.items():
         _check(adapter, module, update)
     if not updates:
@@ -129,12 +139,12 @@ def _split(path: str, name: str) -> tuple[str, str]:
     for ending, part in _PARTS.items():
         if within.endswith(f".{ending}"):
             return within.removesuffix(f".{ending}"), part
-    if within.endswith(".base_layer.weight"):  # PEFT saves a copy of embeddings with their updates
+    if within.endswith((_COPY, ".original_module.weight")):  # PEFT saves copies of what is the base's
         return within, ""
     within = within.replace(".base_layer.bias", ".bias")
     module, _, kind = within.rpartition(".")
     if kind in ("weight", "bias") and ".lora_" not in within:
-        return module.removesuffix(".modules_to_save.default"), {"weight": "whole", "bias": "bias"}[kind]
+        return re.sub(r"\.modules_to_save(\.default)?$", "", module), {"weight": "whole", "bias": "bias"}[kind]
     known = ", ".join(_PARTS)
     raise ConfigError(f"{path}: tensor {name!r} is unknown; known endings are {known}", setting="lora_path")
 
@@ -147,13 +157,12 @@ def _check(adapter: PeftAdapter, module: str, update: Update) -> None:
 
     down, up = update.down, update.up
     if update.token_rows is not None:
-        update.tokens = _trained_tokens(adapter.config.get("trainable_token_indices"), module)
+        given = "token_indices" if adapter.config["peft_type"] == TRAINED_TOKENS else "trainable_token_indices"
+        update.tokens = _trained_tokens(adapter.config.get(given), module)
         if any(each is not None for each in (down, up, update.whole, update.bias)):
             refuse("has trained tokens beside something else")
         if update.token_rows.shape[0] != len(update.tokens):
-            refuse(
-                f"has rows for {update.token_rows.shape[0]} tokens, and trainable_token_indices {len(update.tokens)}"
-            )
+            refuse(f"has rows for {update.token_rows.shape[0]} tokens, and {given} {len(update.tokens)}")
         return
     if update.whole is not None or (down is None and up is None):
         if down is not None or up is not None or update.magnitude is not None:

@@ -18,6 +18,7 @@ from quire.layers.decoder_layer import modules_of
 from quire.layers.modules import Module
 from quire.layers.parallel import ParallelPlan
 from quire.layers.weights import CheckpointTensor, RowSlice
+from quire.lora.fewer_tokens import fill_up, forbid, num_tokens
 from quire.lora.magnitude import NONE
 from quire.lora.method import INPUTS, RESIDUAL
 from quire.lora.peft_folder import MAX_RANK, PeftAdapter, Update, complete_scale
@@ -226,7 +227,19 @@ class Places:
                 parts[module] = join_experts(self.several[module], updates).to(dtype)
             else:
                 parts[module] = self._join(module, updates, dtype)
-        return parts
+        return parts | self._without_tokens(adapter, parts.get("lm_head"), dtype)
+
+    def _without_tokens(
+        self, adapter: PeftAdapter, part: AdapterPart | None, dtype: torch.dtype
+    ) -> dict[str, AdapterPart]:
+        """The head's part, where an adapter's base had fewer tokens than the model."""
+        found = ((self.find(name), update) for name, update in adapter.updates.items())
+        count = min((num_tokens(each, update) for each, update in found if each is not None), default=self._spec.vocab)
+        count = min(count, adapter.num_tokens or count)
+        head = next((each for each in self._segments.values() if each.module.name == "lm_head"), None)
+        if count >= self._spec.vocab or head is None:
+            return {}
+        return {"lm_head": forbid(part, head, count, self.shapes["lm_head"]).to(dtype)}
 
     def _with_tied(self, updates: Mapping[str, Update]) -> Mapping[str, Update]:
         """Rows of tokens, once more for a head that is the embedding."""
@@ -274,6 +287,7 @@ class Places:
             raise ValueError("is not a matrix of this model")
         elif update.is_bare:
             complete_scale(adapter, name, update)
+        update = fill_up(segment, update)
         problem = _problem(segment, update) or (self._problem_of_tokens(segment, update) if update.tokens else "")
         if problem:
             raise ValueError(problem)

@@ -7,6 +7,7 @@ what every server gets besides: wrong paths, methods, bodies, keys, and requests
 """
 
 import asyncio
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -14,8 +15,10 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.oracles.fake_async_llm import FakeAsyncLLM
+from tests.oracles.fake_async_llm import FakeAsyncLLM, engine_config
 
+from quire import LoRARequest
+from quire.config.engine import LoRAConfig
 from quire.entrypoints.http.openapi import build_openapi
 from quire.entrypoints.http.state import ServerSettings, ServerState
 from quire.entrypoints.server.app import build_app
@@ -23,6 +26,7 @@ from quire.entrypoints.server.operations import OPERATIONS
 from quire.entrypoints.server.routes import WORK
 
 GOLDEN = Path(__file__).with_name("golden_routes.json")
+PIRATE = Path(__file__).parents[3] / "examples" / "demo_adapters" / "pirate"
 OPEN = {"api_keys": ["secret"], "allowed_origins": ["http://friend"], "root_path": "/far"}
 KEY = {"authorization": "Bearer secret"}
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
@@ -61,6 +65,33 @@ GUARDED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "another origin": ("POST", "/far/v1/completions", {"json": {"prompt": "a"}, "headers": {**KEY, "origin": "http://friend"}}),
     "document below a root path": ("GET", "/far/openapi.json", {"headers": KEY}),
 }  # fmt: skip
+
+
+ADAPTER: dict[str, Any] = {"lora_name": "style", "lora_path": "/no/such/folder"}
+ADAPTED: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "models, one an adapter": ("GET", "/v1/models", {}),
+    "the model that is an adapter": ("GET", "/v1/models/style", {}),
+    "chat of an adapter": ("POST", "/v1/chat/completions", {"json": {**CHAT, "model": "style"}}),
+    "stream of an adapter's completion": (
+        "POST", "/v1/completions", {"json": {"model": "style", "prompt": "a", "max_tokens": 2, "stream": True}}),
+    "Anthropic's message of an adapter": ("POST", "/v1/messages", {"json": {**CHAT, "model": "style"}}),
+    "response of an adapter": ("POST", "/v1/responses", {"json": {"model": "style", "input": "a"}}),
+    "embedding of an adapter": ("POST", "/v1/embeddings", {"json": {"model": "style", "input": "a"}}),
+    "tokens for an adapter": ("POST", "/tokenize", {"json": {"model": "style", "prompt": "a"}}),
+    "chat of nobody's adapter": ("POST", "/v1/chat/completions", {"json": {**CHAT, "model": "stile"}}),
+    "load where it is not allowed": ("POST", "/v1/load_lora_adapter", {"json": ADAPTER}),
+    "unload where it is not allowed": ("POST", "/v1/unload_lora_adapter", {"json": {"lora_name": "style"}}),
+}  # fmt: skip
+CHANGED: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "load under a name that is taken": ("POST", "/v1/load_lora_adapter", {"json": ADAPTER}),
+    "load without a path": ("POST", "/v1/load_lora_adapter", {"json": {"lora_name": "other"}}),
+    "load from no folder": ("POST", "/v1/load_lora_adapter", {"json": {**ADAPTER, "lora_name": "other"}}),
+    "load": ("POST", "/v1/load_lora_adapter", {"json": {"lora_name": "new", "lora_path": str(PIRATE)}}),
+    "unload what is not there": ("POST", "/v1/unload_lora_adapter", {"json": {"lora_name": "other"}}),
+    "unload": ("POST", "/v1/unload_lora_adapter", {"json": {"lora_name": "style"}}),
+    "chat of what was unloaded": ("POST", "/v1/chat/completions", {"json": {**CHAT, "model": "style"}}),
+}
+"""In this order, where adapters may be changed."""
 
 
 NEEDS_AN_ENGINE = ("/console/state", "/console/requests/{id}", "/tokenizer_info", "/generative_scoring")
@@ -104,6 +135,19 @@ async def ask(app: Any, method: str, path: str, options: dict[str, Any]) -> dict
     return found
 
 
+class AdaptedLLM(FakeAsyncLLM):
+    """The fake engine with adapters, any of which it takes."""
+
+    def __init__(self) -> None:
+        super().__init__(dataclasses.replace(engine_config(), lora=LoRAConfig()))
+
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        return True
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        return True
+
+
 def make_app(**options: Any) -> Any:
     return build_app(ServerState(ServerSettings(), FakeAsyncLLM()), **options)
 
@@ -124,6 +168,14 @@ async def answers() -> dict[str, Any]:
         found[name] = await ask(plain, method, path, options)
     for name, (method, path, options) in GUARDED.items():
         found[name] = await ask(guarded, method, path, options)
+    settings = ServerSettings(lora_modules=[{"name": "style", "path": str(PIRATE)}])
+    adapted = build_app(ServerState(settings, AdaptedLLM()))
+    for name, (method, path, options) in ADAPTED.items():
+        found[name] = await ask(adapted, method, path, options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("QUIRE_ALLOW_RUNTIME_LORA_UPDATING", "1")
+        for name, (method, path, options) in CHANGED.items():
+            found[name] = await ask(adapted, method, path, options)
     return found
 
 

@@ -77,7 +77,7 @@ async def _try(state: ServerState, asked: LoadAdapter) -> LoRARequest:
         folder = await asyncio.to_thread(find_adapter, asked.lora_path, state.hub)
         check_path(folder)
     except ConfigError as error:
-        raise HTTPError(404, f"lora_path: {error}.", param="lora_path", code="adapter_not_found") from error
+        raise HTTPError(404, f"{error}.", param="lora_path", code="adapter_not_found") from error
     adapter = state.adapters.make(asked.lora_name, folder, asked.base_model_name, replaces=asked.load_inplace)
     try:
         await state.engine.add_lora(adapter)
