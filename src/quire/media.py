@@ -46,6 +46,8 @@ class MediaItem(msgspec.Struct, array_like=True, omit_defaults=True):
         key: of its content and of all that its embeddings depend on: items with one key have the same embeddings.
         token_id: those of its tokens that are this one take an embedding each, in order; the others are text.
         num_embeds: how many these are.
+        sees: which of its tokens see one another, in layers that let them, and are therefore computed in one step: `runs` of
+            embeddings, or all of the `item`; empty: none sees those behind itself.
         grid: frames, rows and columns of its embeddings, where positions have several axes; else empty.
         tensors: what the model's encoder reads, by name. Without them it is only a place in a prompt.
     """
@@ -58,6 +60,7 @@ class MediaItem(msgspec.Struct, array_like=True, omit_defaults=True):
     num_embeds: int
     grid: list[int] = []
     tensors: dict[str, MediaTensor] = {}
+    sees: str = ""
 
     @property
     def is_beside(self) -> bool:

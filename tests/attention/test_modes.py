@@ -30,6 +30,7 @@ MODES = st.one_of(
         st.sampled_from([1, 7, 24, 64]),
         st.sampled_from([0, 10]),
     ),
+    st.builds(lambda window: {"sees_items": True, "window": window}, st.sampled_from([0, 0, 3, 20])),
 )
 LENGTHS = st.lists(
     st.one_of(

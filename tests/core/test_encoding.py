@@ -16,18 +16,25 @@ from quire.request import EngineRequest
 from quire.sampling_params import SamplingParams
 
 
-def make_scheduler(budget: int, room: int, tokens: int = 16, blocks: int = 200, depth: int = 1) -> Scheduler:
+def make_scheduler(
+    budget: int, room: int, tokens: int = 16, blocks: int = 200, depth: int = 1, threshold: int = 0
+) -> Scheduler:
     kv_config = KVCacheConfig(blocks, (KVCacheGroup(KVCacheSpec(KVKind.FULL, 4, 8), (0,)),))
     config = SchedulerConfig(
-        max_num_batched_tokens=tokens, max_num_seqs=4, max_model_len=256, async_scheduling=depth > 1
+        max_num_batched_tokens=tokens,
+        max_num_seqs=4,
+        max_model_len=256,
+        async_scheduling=depth > 1,
+        long_prefill_token_threshold=threshold,
     )
     scheduler = Scheduler(config, CacheConfig(), kv_config)
-    scheduler.encoding = Encoding(MultiModalConfig(encoder_budget=budget, encoder_cache_size=room))
+    media = MultiModalConfig(encoder_budget=budget, encoder_cache_size=room)
+    scheduler.encoding = Encoding(media, most_whole=tokens - config.max_num_seqs)
     return scheduler
 
 
-def make_request(name: str, *items: tuple[str, int, int], length: int) -> EngineRequest:
-    media = [MediaItem(key, "image", offset, count, 9, count) for key, offset, count in items]
+def make_request(name: str, *items: tuple[str, int, int], length: int, sees: str = "") -> EngineRequest:
+    media = [MediaItem(key, "image", offset, count, 9, count, sees=sees) for key, offset, count in items]
     params = SamplingParams(max_tokens=3, ignore_eos=True)
     return EngineRequest(name, [1] * length, params, media=media)
 
@@ -61,6 +68,7 @@ class Worker:
             for item in self.rows[row]:
                 if item.is_beside or (item.offset < start + count and item.end > start):
                     assert item.key in self.kept, "a token lacks its embedding"
+                    assert not item.sees or item.end <= start + count, "an item is cut whose tokens see one another"
             self.computed[row] += count
         rows = step.rows[step.needs_sample]
         return ModelRunnerOutput(step.step_id, rows, np.full(len(rows), 5, np.int32))
@@ -109,6 +117,14 @@ def test_an_item_that_can_never_be_encoded_is_refused_on_arrival():
         plain.add_request(make_request("r", ("a", 1, 9), length=20))
 
 
+def test_an_item_whose_tokens_see_one_another_may_pass_a_threshold_and_never_the_step():
+    scheduler = make_scheduler(64, 64, tokens=24, threshold=4)
+    _, encoded = run(scheduler, [make_request("r", ("a", 3, 20), length=40, sees="runs")])
+    assert sum(encoded) == 20
+    with pytest.raises(RequestError, match="21 tokens, which are computed in one step: at most 20"):
+        scheduler.add_request(make_request("s", ("b", 3, 21), length=40, sees="runs"))
+
+
 def test_equal_tokens_with_other_images_share_no_pages_behind_the_image():
     scheduler = make_scheduler(64, 64, tokens=64)
     for name, key in (("one", "a"), ("two", "b"), ("three", "a")):
@@ -118,8 +134,8 @@ def test_equal_tokens_with_other_images_share_no_pages_behind_the_image():
 
 
 # Two items of which one was dropped for the other; and a row that took a step's tokens and could not use them.
-@example([[("a", 0), ("b", 0), ("c", 0), ("a", 0)]], 1, 1, 5, 1, 14)
-@example([[], [("a", 0), ("c", 0)], [("b", 1), ("d", 2), ("a", 0), ("e", 0)]], 3, 0, 5, 1, 200)
+@example([[("a", 0), ("b", 0), ("c", 0), ("a", 0)]], 1, 1, 5, 1, 14, "")
+@example([[], [("a", 0), ("c", 0)], [("b", 1), ("d", 2), ("a", 0), ("e", 0)]], 3, 0, 5, 1, 200, "")
 @settings(max_examples=400)
 @given(
     st.lists(st.lists(st.tuples(st.sampled_from("abcde"), st.integers(0, 5)), max_size=4), min_size=1, max_size=6),
@@ -128,8 +144,10 @@ def test_equal_tokens_with_other_images_share_no_pages_behind_the_image():
     st.sampled_from([5, 16, 64]),
     st.sampled_from([1, 2]),
     st.sampled_from([14, 200]),
+    st.sampled_from(["", "runs"]),
 )
-def test_every_request_ends_and_no_token_lacks_its_embedding(drawn, most, more, tokens, depth, blocks):
+def test_every_request_ends_and_no_token_lacks_its_embedding(drawn, most, more, tokens, depth, blocks, sees):
+    most = min(most, tokens - 4) if sees else most
     sizes = {name: min(most, number + 1) for number, name in enumerate("abcde")}
     requests = []
     for number, prompt in enumerate(drawn):
@@ -137,7 +155,7 @@ def test_every_request_ends_and_no_token_lacks_its_embedding(drawn, most, more, 
         for key, gap in prompt:
             items.append((key, at + gap, sizes[key]))
             at += gap + sizes[key]
-        requests.append(make_request(str(number), *items, length=at + 2))
+        requests.append(make_request(str(number), *items, length=at + 2, sees=sees))
     scheduler = make_scheduler(most, most + more, tokens, blocks, depth)
     worker, encoded = run(scheduler, requests, depth)
     assert worker.most <= most + more and max(encoded, default=0) <= most

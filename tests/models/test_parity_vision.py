@@ -19,6 +19,11 @@ SETTINGS = {
     },
     "no prefix cache, eager": {"enable_prefix_caching": False, "max_num_seqs": 3, "enforce_eager": True},
 }
+OWN_SETTINGS = {
+    ("Gemma3ForConditionalGeneration", "chunks that end within images"): {"max_num_batched_tokens": 12},
+    ("Gemma3ForConditionalGeneration", "few pages, so that requests are preempted"): {"num_gpu_blocks_override": 40},
+}
+"""Where an image is computed in one step, and where pages hold fewer tokens."""
 COMMON = {
     "max_num_batched_tokens": 128,
     "max_model_len": 256,
@@ -81,6 +86,7 @@ def assert_sees(llm, oracle, prompts, max_tokens):
         for (ids, _), seen in zip(prompts, images, strict=True)
     ]
     for seen, output in zip(images, llm.generate(requests, params, use_tqdm=False), strict=True):
+        assert len(output.outputs[0].token_ids) == max_tokens, output
         assert_parity(oracle, seen, output)
 
 
@@ -88,7 +94,7 @@ def assert_sees(llm, oracle, prompts, max_tokens):
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_the_engine_sees_what_transformers_sees(architecture, setting, folders):
     path = folders(architecture)
-    llm = LLM(model=str(path), **(COMMON | SETTINGS[setting]))
+    llm = LLM(model=str(path), **(COMMON | SETTINGS[setting] | OWN_SETTINGS.get((architecture, setting), {})))
     oracle = VisionOracle(path)
     for order in (1, -1):  # the second time, from the other end, with whatever was kept
         assert_sees(llm, oracle, PROMPTS[::order], max_tokens=6)
@@ -130,3 +136,18 @@ def test_llava_sees_with_other_encoders(variant, tmp_path):
     path = make_tiny_vision("LlavaForConditionalGeneration", tmp_path, processor=processor, **values)
     oracle, llm = VisionOracle(path), LLM(model=str(path), **COMMON)
     assert_sees(llm, oracle, PROMPTS, max_tokens=4)
+
+
+def test_gemma3_sees_crops_of_an_image(tmp_path):
+    crops = {
+        "pan_and_scan_min_crop_size": 8,
+        "pan_and_scan_max_num_crops": 3,
+        "pan_and_scan_min_ratio_to_activate": 1.2,
+    }
+    processor = PROCESSORS["Gemma3ForConditionalGeneration"] | crops | {"do_pan_and_scan": True}
+    path = make_tiny_vision("Gemma3ForConditionalGeneration", tmp_path, processor=processor)
+    oracle, llm = (
+        VisionOracle(path),
+        LLM(model=str(path), **(COMMON | {"max_model_len": 512, "max_num_batched_tokens": 300, "max_num_seqs": 4})),
+    )
+    assert_sees(llm, oracle, [([5, IMAGE, 9], ["wide"]), ([IMAGE, 9, IMAGE], ["tall", "small"])], max_tokens=4)

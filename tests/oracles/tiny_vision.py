@@ -172,6 +172,17 @@ _APART = {"tie_word_embeddings": False}
 _PATCHES_OF_4 = {"image_size": 24, "patch_size": 4}
 # Transformers' Aya Vision forgets the scale of Cohere's logits, with which its text model was trained.
 CONFIGS |= {
+    "Gemma3ForConditionalGeneration": {
+        "text_config": _TEXT
+        | {"model_type": "gemma3_text", "head_dim": 16, "sliding_window": 12, "sliding_window_pattern": 2}
+        | {"query_pre_attn_scalar": 16, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+        "vision_config": SIGLIP | _PATCHES_OF_4 | {"vision_use_head": False},
+        "mm_tokens_per_image": 9,
+        "boi_token_index": IMAGE,
+        "eoi_token_index": IMAGE + 2,
+        "image_token_index": IMAGE + 1,
+    }
+    | _APART,
     "InternVLForConditionalGeneration": {
         "text_config": _TEXT | {"model_type": "qwen2"},
         "vision_config": _CLIP | _PATCHES_OF_4 | {"attention_bias": True},
@@ -225,6 +236,9 @@ PROCESSORS: dict[str, dict[str, Any]] = {
     },
     "Idefics3ForConditionalGeneration": {
         "image_processor_type": "Idefics3ImageProcessor", "size": {"longest_edge": 48}, "max_image_size": {"longest_edge": 24},
+    },
+    "Gemma3ForConditionalGeneration": {
+        "image_processor_type": "Gemma3ImageProcessor", "size": {"height": 24, "width": 24},
     },
     "InternVLForConditionalGeneration": {
         "image_processor_type": "GotOcr2ImageProcessor", "size": {"height": 24, "width": 24}, "crop_to_patches": True,
@@ -328,4 +342,6 @@ class VisionOracle:
                     inputs[key] = torch.cat([torch.as_tensor(one[key]) for one in each])
         if "image_grid_thw" in inputs:
             inputs["mm_token_type_ids"] = (inputs["input_ids"] == self.model.config.image_token_id).int()
+        if type(self.model).__name__.startswith("Gemma3"):
+            inputs["token_type_ids"] = (inputs["input_ids"] == self.model.config.image_token_index).int()
         return self.model(**inputs).logits[0].log_softmax(-1)

@@ -37,6 +37,8 @@ class AttentionMetadata:
             ever be): kernels that run there read `shape`, `query_start` and `seq_lens` on the device, where requests
             beyond the step's own have query_start equal to num_tokens and seq_lens 0, and slots beyond its tokens are -1.
         decodes: whether a request may compute a single token.
+        seen_end: int32 [max_T]; in layers that see items whole, each token sees what stands before this position, or before the
+            one behind itself where that is further; None for a step without items.
         short_tokens: requests that compute 2 to so many tokens behind at least `LONG_CONTEXT` may be split over their keys;
             0: the step has none.
     """
@@ -55,6 +57,7 @@ class AttentionMetadata:
     max_seq_len: int = 0
     decodes: bool = True
     short_tokens: int = 0
+    seen_end: torch.Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,12 +78,13 @@ class AttentionRequest:
     causal: bool = True
     chunk: int = 0
     latent: int = 0
+    sees_items: bool = False
 
     def __str__(self) -> str:
         """What is asked for, without what is not."""
         heads = f"{self.num_heads} query and {self.num_kv_heads} KV heads of {self.head_dim}"
         pages = f"pages of {self.block_size} tokens in {str(self.kv_dtype).removeprefix('torch.')}"
-        named = ("window", "soft_cap", "has_sinks", "has_alibi", "chunk", "latent", "deterministic")
+        named = ("window", "soft_cap", "has_sinks", "has_alibi", "chunk", "latent", "deterministic", "sees_items")
         wanted = [f"{name}={value}" for name in named if (value := getattr(self, name))]
         return ", ".join([f"{self.kind}: {heads}", pages, *wanted, *([] if self.causal else ["not causal"])])
 
@@ -106,6 +110,7 @@ class AttentionParams:
         alibi_slopes: float32 [N]; a score grows by slope * (key's position - query's position).
         latent: a value is the first so many columns of its key, and that wide is a head's output; 0 means that values are a
             plane of the pages.
+        sees_items: a causal token also sees what is before its `AttentionMetadata.seen_end`: the end of the image that it is of.
         sinks: [N]; one more score of each softmax, whose value is zero.
         k_scale, v_scale: pages in fp8 hold keys and values divided by these (latents by the first); 1 in other pages.
         deterministic: a token's result must be the same to the bit in any batch and any chunking of its prompt.
@@ -125,6 +130,7 @@ class AttentionParams:
     causal: bool = True
     chunk: int = 0
     latent: int = 0
+    sees_items: bool = False
 
     @property
     def value_dim(self) -> int:

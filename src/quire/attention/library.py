@@ -84,6 +84,7 @@ class LibraryBackend(TritonBackend):
             ("latents", request.kind == "mla"),
             ("slopes (ALiBi)", request.has_alibi),
             ("chunks", request.chunk > 0),
+            ("images whose tokens see one another", request.sees_items),
             ("--deterministic", request.deterministic),
             (f"pages of {str(request.kv_dtype).removeprefix('torch.')}", request.kv_dtype.itemsize != 2),
         )

@@ -27,14 +27,15 @@ class NoEncoding:
         if source.media:
             raise RequestError("the model reads no media here", param="multi_modal_data")
 
-    def share(self, batch: RunningBatch, rows: IntArray, counts: IntArray, budget: int) -> IntArray:
+    def share(self, batch: RunningBatch, rows: IntArray, counts: IntArray, budget: int, most: int = 0) -> IntArray:
         """Of what rows with prompts could compute, what they compute in a step that has room for so many tokens: in order, and
-        as far as they can have their embeddings, which are then to be computed."""
+        as far as they can have their embeddings, which are then to be computed. What is computed whole may take `most`."""
         before = np.cumsum(counts) - counts
         return np.clip(budget - before, 0, counts).astype(np.int32)
 
-    def fit(self, request: Request, start: int, count: int) -> int:
-        """How many of a waiting request's next tokens can have their embeddings in this step."""
+    def fit(self, request: Request, start: int, count: int, most: int = 0) -> int:
+        """How many of a waiting request's next tokens, of which it wants so many, can be computed in this step: as far as they
+        can have their embeddings, and with the end of what is computed whole, up to `most`."""
         return count
 
     def take(self, request: Request, start: int, count: int) -> None:
@@ -63,12 +64,17 @@ class Encoding(NoEncoding):
         config: a step's budget, and the room that workers have.
         widths: columns that embeddings in a prompt must have, by their modality.
         pages: how many workers have for what stands beside prompts, and how long each is; else embeddings are kept one by one.
+        most_whole: tokens of an item that is computed whole.
     """
 
     def __init__(
-        self, config: MultiModalConfig, widths: Mapping[str, int] | None = None, pages: tuple[int, int] | None = None
+        self,
+        config: MultiModalConfig,
+        widths: Mapping[str, int] | None = None,
+        pages: tuple[int, int] | None = None,
+        most_whole: int = 1 << 30,
     ) -> None:
-        self._widths = widths or {}
+        self._widths, self._most_whole = widths or {}, most_whole
         self._budget, self._room = config.encoder_budget, config.encoder_cache_size
         self._page = 1
         if pages is not None:
@@ -92,25 +98,34 @@ class Encoding(NoEncoding):
             )
             columns = f"{item.tensors[EMBEDS].shape[1]} columns; {wanted} {self._widths.get(item.modality, 0)}"
             raise RequestError(f"{name} has {columns}", param=name)
+        longest = max((item.length for item in source.media if item.sees), default=0)
+        if longest > self._most_whole:
+            raise RequestError(
+                f"an image of the prompt has {longest} tokens, which are computed in one step: at most {self._most_whole} are "
+                "(max_num_batched_tokens less max_num_seqs)",
+                param="multi_modal_data",
+            )
         most = min(self._budget, self._room)
         largest = max((item.num_embeds for item in source.media), default=0)
         if largest > most:
             message = f"an item of the prompt has {largest} embeddings, and at most {most} can be computed at once"
             raise RequestError(message, param="multi_modal_data")
 
-    def share(self, batch: RunningBatch, rows: IntArray, counts: IntArray, budget: int) -> IntArray:
+    def share(self, batch: RunningBatch, rows: IntArray, counts: IntArray, budget: int, most: int = 0) -> IntArray:
         requests = [batch.request(row) for row in rows.tolist()]
         if not any(request.source.media for request in requests):
             return super().share(batch, rows, counts, budget)
         shares: list[int] = []
         for request, start, count in zip(requests, batch.computed[rows].tolist(), counts.tolist(), strict=True):
-            share = self.fit(request, start, max(0, min(count, budget)))
+            share = self.fit(request, start, max(0, min(count, budget)), most)
             self.take(request, start, share)
             shares.append(share)
             budget -= share
+            most -= share
         return np.array(shares, dtype=np.int32)
 
-    def fit(self, request: Request, start: int, count: int) -> int:
+    def fit(self, request: Request, start: int, count: int, most: int = 0) -> int:
+        count = _without_cut(request, start, count, most)
         left, new = self._left, set[str]()
         room = self._room - sum(self._kept[key] for key, holders in self._holders.items() if holders)
         for item in _needed(request, start, count):
@@ -185,6 +200,16 @@ class Encoding(NoEncoding):
     def reset(self) -> None:
         for key in [key for key in self._kept if not self._holders.get(key)]:
             self._drop(key)
+
+
+def _without_cut(request: Request, start: int, count: int, most: int) -> int:
+    """So many tokens, or fewer or more, so that no item which is computed whole is cut."""
+    end = start + count
+    for item in request.source.media if count else ():
+        if item.sees and item.offset < end < item.end:
+            whole = item.end - start
+            return whole if item.offset <= start and whole <= most else max(0, item.offset - start)
+    return count
 
 
 def _needed(request: Request, start: int, count: int) -> list[MediaItem]:

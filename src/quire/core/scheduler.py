@@ -321,8 +321,7 @@ class Scheduler:
     def _admit_waiting(self, rows: IntArray, counts: IntArray, budget: int) -> tuple[IntArray, IntArray]:
         """Give rows to waiting requests, in the queue's order, until one of them does not fit: these rows and their tokens."""
         self._pages.publish()
-        new_rows: list[int] = []
-        new_counts: list[int] = []
+        new_rows, new_counts = list[int](), list[int]()
         swap_ins_before = len(self._diff.swap_ins)
         max_partial = self._config.max_num_partial_prefills
         num_partial = self._batch.count_partial(rows, counts) if max_partial > 0 else 0
@@ -332,7 +331,8 @@ class Scheduler:
             if request is None or self._delay.holds_back(request.source, self._batch.num_active):
                 self._hindrance = "delay"
                 break
-            count = self._admit(request, budget, may_be_partial=max_partial <= 0 or num_partial < max_partial)
+            most = self._budget.most_whole(int(counts.sum()) + sum(new_counts))
+            count = self._admit(request, budget, most, may_be_partial=max_partial <= 0 or num_partial < max_partial)
             if request.status in (RequestStatus.HELD, RequestStatus.ENDED):
                 continue
             if count == 0:
@@ -348,8 +348,8 @@ class Scheduler:
             self._delay.admitted()
         return np.array(new_rows, np.int32), np.array(new_counts, np.int32)
 
-    def _admit(self, request: Request, budget: int, *, may_be_partial: bool) -> int:
-        """Admit one request if it fits. Returns its tokens in this step; 0 where it waits on, in the queue or held back."""
+    def _admit(self, request: Request, budget: int, most: int, *, may_be_partial: bool) -> int:
+        """Admit one request if it fits. Returns its tokens in this step (whole items up to `most`); 0 where it waits on."""
         self._hindrance = "pages"
         if self._is_blocked(request):
             return 0
@@ -361,7 +361,7 @@ class Scheduler:
             return 0
         remaining = len(request.token_ids) - computed
         wanted = self._budget.chunk(remaining, budget)
-        count = self.encoding.fit(request, computed, wanted)
+        count = self.encoding.fit(request, computed, wanted, most)
         if count == 0 or (count < remaining and not may_be_partial):
             self._hindrance = "partial prefills" if count else "media" if wanted else "whole prompt"
             return 0
@@ -369,7 +369,7 @@ class Scheduler:
             if self._batch.num_active or self._leaving or not self.waiting.prefixes.drop_references():
                 self._blocked = (request, self.kv.pool.num_free)
                 return 0
-            return self._admit(request, budget, may_be_partial=may_be_partial)
+            return self._admit(request, budget, most, may_be_partial=may_be_partial)
         if self.waiting.hold_back(request, hit.num_tokens + external):
             return 0
         self._start(request, hit, count)

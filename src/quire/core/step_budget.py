@@ -44,10 +44,11 @@ class StepLimit:
                 self.tokens = min(2 * self.tokens, self._most)
 
     def lost(self, num_tokens: int) -> bool:
-        """A step of `num_tokens` found no memory. False where no smaller one is left to try."""
-        self._num_good = 0
+        """A step of `num_tokens` found no memory. False where no smaller one is left to try: not of one token, and not of an item
+        that was larger than the limit."""
+        self._num_good, can_shrink = 0, 1 < num_tokens <= self.tokens
         self.tokens = max(min(self.tokens, num_tokens // 2), 1)
-        return num_tokens > 1
+        return can_shrink
 
 
 class StepBudget:
@@ -124,11 +125,11 @@ class StepBudget:
             is_aside = np.array([batch.request(row).source.is_background for row in rows.tolist()])
             self.aside = rows[is_aside], counts[is_aside]
             counts[is_aside] = 0
-        counts = encoding.share(batch, rows, counts, budget)
+        counts = encoding.share(batch, rows, counts, budget, self.most_whole(len(decode_rows)))
         if len(counts) and counts[-1] == 0:
             self._timelines.stand(batch, rows[counts == 0].tolist(), "tokens")
         rows, counts = without_zeros(rows, counts)
-        budget -= int(counts.sum())
+        budget = max(0, budget - int(counts.sum()))
         return np.concatenate([decode_rows, rows]), np.concatenate([decode_counts, counts]), budget
 
     def with_aside(
@@ -138,6 +139,10 @@ class StepBudget:
         aside, wanted = without(*self.aside, dropped)
         aside, wanted = without_zeros(aside, encoding.share(self._batch, aside, wanted, budget))
         return np.concatenate([rows, aside]), np.concatenate([counts, wanted])
+
+    def most_whole(self, num_others: int) -> int:
+        """Tokens of an item that is computed whole, beside so many others of the step: the limits on prompts are not for it."""
+        return self._config.max_num_batched_tokens - num_others
 
     def chunk(self, num_tokens: int, budget: int) -> int:
         """How many of the tokens of a prompt that starts may be computed in a step with so much left; 0: it has to be whole."""

@@ -26,7 +26,8 @@ def make_scheduler(
         takes_embeds = config.multimodal.prompt_embeds or config.multimodal.mm_embeds
         widths: dict[str, int] = executor.collective_rpc("embeds_widths")[0] if takes_embeds else {}
         pages = (kv_cache.num_cross_blocks - 1, kv_cache.block_size) if kv_cache.cross is not None else None
-        scheduler.encoding = Encoding(config.multimodal, widths, pages)
+        most_whole = config.scheduler.max_num_batched_tokens - config.scheduler.max_num_seqs
+        scheduler.encoding = Encoding(config.multimodal, widths, pages, most_whole)
     if config.kv_transfer is not None:
         halves = KV_CONNECTORS[config.kv_transfer.kv_connector]
         scheduler.connect(import_class(halves.scheduler, "kv_transfer_config")(config, kv_cache))

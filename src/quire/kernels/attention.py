@@ -72,11 +72,15 @@ def rope_and_cache(
     kv_cache[1, pages, :, offsets] = to_cache(v[kept], v_scale, kv_cache.dtype)
 
 
-def _hidden(q_position: Tensor, k_position: Tensor, params: AttentionParams) -> Tensor:
+def _hidden(
+    q_position: Tensor, k_position: Tensor, params: AttentionParams, seen_end_Q: Tensor | None = None
+) -> Tensor:
     """Which keys a query does not see."""
     distance = q_position - k_position
     if params.causal:
         hidden = distance < 0
+        if seen_end_Q is not None and params.sees_items:
+            hidden &= k_position >= seen_end_Q[:, None]
         if params.window > 0:
             hidden |= distance >= params.window
     else:
@@ -121,7 +125,8 @@ def paged_attention(
         k_position = torch.arange(length, device=q.device)[None, :]
         if params.alibi_slopes is not None:
             scores_NQL = scores_NQL + params.alibi_slopes.float()[:, None, None] * (k_position - q_position)
-        scores_NQL = scores_NQL.masked_fill(_hidden(q_position, k_position, params), float("-inf"))
+        seen_end_Q = None if metadata.seen_end is None else metadata.seen_end[start:end]
+        scores_NQL = scores_NQL.masked_fill(_hidden(q_position, k_position, params, seen_end_Q), float("-inf"))
         if params.sinks is not None:
             sinks = params.sinks.float()[:, None, None].expand(-1, end - start, 1)
             weights = torch.softmax(torch.cat((scores_NQL, sinks), dim=-1), dim=-1)[..., :-1]

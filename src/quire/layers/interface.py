@@ -42,10 +42,12 @@ class MediaInputs:
     Attributes:
         is_media_T: bool [max_T]; which tokens.
         rows_TE: [max_T, E]: their embeddings; behind these, what joins the residual behind the first layers, one after another.
+        seen_end_T: `AttentionMetadata.seen_end`, of models with layers that see items whole.
     """
 
     is_media_T: torch.Tensor
     rows_TE: torch.Tensor
+    seen_end_T: torch.Tensor | None = None
 
     def place(self, out_TD: torch.Tensor) -> None:
         """Put embeddings in their tokens' places."""
@@ -93,6 +95,12 @@ class StepInputs:
     patches: PatchInputs | None = None
     media: MediaInputs | None = None
     embedded: torch.Tensor | None = None
+
+    def take_media(self, media: MediaInputs | None) -> None:
+        """Let media stand in this step, or none."""
+        self.media = media
+        for metadata in self.attention:
+            metadata.seen_end = None if media is None else media.seen_end_T
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

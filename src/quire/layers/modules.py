@@ -55,7 +55,7 @@ class Module:
         bias_scale: multiplies the checkpoint's bias.
         is_whole: a table that is stored as whole numbers.
         is_conv: a table that is stored as [rows, 1, columns], a convolution of each channel by itself.
-        is_flattened: the checkpoint has the tensor with more dimensions, and under the bare name.
+        is_flattened: the checkpoint has the tensor with more dimensions. is_bare: its name there has no `.weight` behind it.
         stacked: the names of the tensors [experts, rows, columns], one of all parts or one for each, that a checkpoint may have
             in place of the sources.
         is_padded: the checkpoint's tensor may have further rows.
@@ -87,6 +87,7 @@ class Module:
     bias_scale: float = 1.0
     is_conv: bool = False
     is_flattened: bool = False
+    is_bare: bool = False
     is_whole: bool = False
     is_padded: bool = False
     dims: tuple[int, ...] = ()
@@ -184,6 +185,7 @@ class ModuleBuilder:
             bias,
             shard,
             transposed=name in self.spec.weights.transposed,
+            is_bare=name in self.spec.weights.bare,
             interleaved=name in self.spec.weights.interleaved,
             plain=plain,
             layouts=layouts,
@@ -247,6 +249,7 @@ class ModuleBuilder:
             skip_rows=skip_rows,
             is_padded=name in weights.padded,
             is_flattened=name in weights.flattened,
+            is_bare=name in weights.bare,
         )
 
     def layouts(self, name: str, parts: int, fused: tuple[int, ...], groups: int) -> tuple[SourceLayout, ...]:

@@ -269,7 +269,7 @@ def _module_sources(
     module: Module, prefix: str, plan: ParallelPlan, method: LinearMethod
 ) -> Iterator[CheckpointTensor]:
     is_stack = module.is_row or module.is_stacked
-    is_bare = module.kind in ("vector", "table") or is_stack or module.is_flattened
+    is_bare = module.kind in ("vector", "table") or is_stack or module.is_bare
     columns = module.local_columns(plan) if module.columns else None
     is_formatted = columns and not module.plain and (module.kind != "embedding" or method.stores_embeddings)
     is_formatted = is_formatted and module.kind not in ("norm", "table")

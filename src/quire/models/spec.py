@@ -50,6 +50,7 @@ class Attention:
         temperature: queries grow with their position.
         out_scale: multiplies the output.
         v_norm: a norm of each value head, without weights.
+        sees_items: a token of an item (an image in a prompt) that says so also sees the item's tokens behind itself.
         k_is_v: values are the keys as they are before norm and rotation; the checkpoint has one matrix for both.
     """
 
@@ -77,6 +78,7 @@ class Attention:
     out_scale: float = 1.0
     v_norm: RMSNorm | None = None
     k_is_v: bool = False
+    sees_items: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -298,6 +300,7 @@ class WeightNames:
         bias_scales: modules whose biases are multiplied when they are loaded: what multiplies the module's output in the
             spec multiplies in the model only some of the terms.
         flattened: what is stored with more dimensions than it has here: its numbers are read in order.
+        bare: matrices and tables whose names in the checkpoint have no `.weight` behind them.
         aliases: parts of names that a checkpoint may have in the place of ours: theirs -> ours.
         sub_words: what names have in the place of `{word}`, by the number of the sublayer.
     """
@@ -317,6 +320,7 @@ class WeightNames:
     sublayers: int = 1
     bias_scales: Mapping[str, float] = dataclasses.field(default_factory=dict)
     flattened: tuple[str, ...] = ()
+    bare: tuple[str, ...] = ()
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     sub_words: tuple[str, ...] = ("",)
 

@@ -9,6 +9,7 @@ from quire.models.nested_text import OTHER_PARTS, PREFIXES
 from quire.models.registry import ModelRegistry, register
 from quire.models.spec import DecoderSpec, VisionSpec
 from quire.models.vision.clip import (
+    gemma3_vision,
     idefics_vision,
     lighton_vision,
     llava_next_vision,
@@ -51,6 +52,7 @@ LEFT_OUT = {
 VISION: dict[str, Callable[[HFConfig], VisionSpec]] = {
     "aya_vision": aya_vision,
     "deepseek_vl": deepseek_vision,
+    "gemma3": gemma3_vision,
     "idefics3": idefics_vision,
     "internvl": intern_vision,
     "lighton_ocr": lighton_vision,
@@ -67,6 +69,10 @@ VISION: dict[str, Callable[[HFConfig], VisionSpec]] = {
     "smolvlm": idefics_vision,
 }
 """By the `model_type` of the whole: how it sees."""
+
+
+SEES_ITEMS = ("gemma3",)
+"""By `model_type`: whose layers let an image's tokens see one another."""
 
 
 @register("AyaVisionForConditionalGeneration", "InternVLForConditionalGeneration")
@@ -99,6 +105,8 @@ def text_part(hf: HFConfig) -> DecoderSpec:
     see = VISION.get(hf.get("model_type", ""))
     if see is not None and text.get("model_type", "").startswith(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")):
         spec = with_axes(spec, text)
+    if hf.get("model_type") in SEES_ITEMS and see is not None:
+        spec = spec.with_attention(sees_items=True)
     others = OTHER_PARTS if see is None else ()
     weights = dataclasses.replace(spec.weights, prefixes=PREFIXES, ignored=(*spec.weights.ignored, *others))
     return dataclasses.replace(spec, weights=weights, vision=None if see is None else see(hf))

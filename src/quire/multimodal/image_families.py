@@ -60,6 +60,8 @@ class Family:
         expand: what stands in the prompt for an image.
         marker: as `token`, for the token that users write for an image, where it is another one.
         options: of the processor, that follow from config.json.
+        joins_newlines: newlines around an image and those of the text beside it are one token, as in one text.
+        sees: which tokens of an image see one another (`MediaItem.sees`).
         of_embeds: what stands in the prompt for an image that is given as so many embeddings, with a grid of patches where
             one is given. None: whatever the model needs besides is not in embeddings.
     """
@@ -70,6 +72,8 @@ class Family:
     marker: tuple[str, ...] = ()
     usual_marker: int = 0
     options: Callable[[HFConfig], dict[str, Any]] = no_options
+    joins_newlines: bool = False
+    sees: str = ""
     of_embeds: Callable[[HFConfig, int, Sequence[int]], Expansion] | None = None
 
     def embedded_token(self, hf: HFConfig) -> int:
@@ -222,6 +226,21 @@ def _aya(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
     return Expansion([*token_ids, *encode("TILE_GLOBAL"), *image, *encode("<|END_OF_IMG|>")], {"pixels": pixels})
 
 
+def _gemma3(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
+    """Gemma 3: as many tokens for each square, between two of their own; behind the whole image there may be crops of it."""
+    pixels, image = arrays["pixel_values"], [EMBEDDED] * hf.get("mm_tokens_per_image", 256)
+    begin, end = encode("\n\n<start_of_image>"), encode("<end_of_image>\n\n")
+    if pixels.ndim < 4 or len(pixels) == 1:
+        return Expansion(image, {"pixels": pixels}, before=begin, after=end)
+    crops = len(pixels) - 1
+    between = encode("<end_of_image>\n\n and here are some crops to help you see better \n\n<start_of_image>")
+    token_ids = [*image, *between, *image]
+    for _ in range(crops - 1):
+        token_ids += encode("<end_of_image>\n\n \n\n<start_of_image>") + image
+    begin = encode("Here is the original image \n\n<start_of_image>")
+    return Expansion(token_ids, {"pixels": pixels}, before=begin, after=end)
+
+
 def _lighton(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
     """LightOnOCR: Mistral's cells without ends of rows."""
     pixels, cell = arrays["pixel_values"], _mistral_cell(hf)
@@ -247,6 +266,15 @@ LLAVA = Family(
 LLAVA_NEXT = Family(LLAVA.token, LLAVA.usual, _llava_next, of_embeds=_llava_embeds)
 LLAVA_ONEVISION = dataclasses.replace(LLAVA_NEXT, usual=151646)
 MISTRAL = Family(("image_token_id", "image_token_index"), 10, _mistral, options=_mistral_options)
+GEMMA3 = Family(
+    ("image_token_index", "image_token_id"),
+    262144,
+    _gemma3,
+    marker=("boi_token_index", "boi_token_id"),
+    usual_marker=255999,
+    joins_newlines=True,
+    sees="runs",
+)
 LIGHTON = Family(("image_token_id",), 151655, _lighton, options=_mistral_options)
 DEEPSEEK = Family(("image_token_id",), 100015, _llava)
 INTERN = Family(("image_token_id",), 151667, _intern, options=lambda hf: {"crop_to_patches": True})
@@ -283,6 +311,7 @@ QWEN_3_5 = dataclasses.replace(QWEN_VL, usual=248056)
 FAMILIES: dict[str, Family] = {
     "AyaVisionForConditionalGeneration": AYA,
     "DeepseekVLForConditionalGeneration": DEEPSEEK,
+    "Gemma3ForConditionalGeneration": GEMMA3,
     "InternVLForConditionalGeneration": INTERN,
     "LightOnOcrForConditionalGeneration": LIGHTON,
     "LlavaForConditionalGeneration": LLAVA,

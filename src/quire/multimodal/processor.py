@@ -5,6 +5,7 @@ they gave is kept by content. Runs in the frontend, in any thread.
 """
 
 import json
+import operator
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
@@ -21,6 +22,7 @@ from quire.multimodal.content import PARAM, Pixels, as_list, content_key, read_i
 from quire.multimodal.image_embeds import GivenEmbeds
 from quire.multimodal.image_families import EMBEDDED, FAMILIES, Arrays, Encode, Expansion
 from quire.multimodal.media_source import MediaSource
+from quire.multimodal.newlines import Newlines
 from quire.multimodal.processor_cache import Processed, ProcessorCache
 
 ResultT = TypeVar("ResultT")
@@ -193,16 +195,17 @@ class MediaProcessor:
                 f"{len(processed)} images",
                 param=PARAM,
             )
+        join = Newlines(self._encode).join if self.family.joins_newlines else operator.add
         expanded: list[int] = []
         items: list[MediaItem] = []
         start = 0
         for at, (key, one) in zip(places, processed, strict=True):
-            expanded += [*token_ids[start:at], *one.before]
+            expanded = join(join(expanded, list(token_ids[start:at])), one.before)
             own = (len(expanded), len(one.token_ids), self._embedded, one.num_embeds)
-            items.append(MediaItem(key, one.modality, *own, one.grid, one.tensors))
+            items.append(MediaItem(key, one.modality, *own, one.grid, one.tensors, self.family.sees))
             expanded += [*one.token_ids, *one.after]
             start = at + 1
-        return [*expanded, *token_ids[start:]], items
+        return join(expanded, list(token_ids[start:])), items
 
 
 def _at(param: str, function: Callable[..., ResultT], *args: Any) -> ResultT:

@@ -517,7 +517,7 @@ class DeviceRunner(Runner):
             ops.keep_tokens(out_S, columns.rows_S[:count], buffers.last_token_R)
             return
         step = self._step_of(shape)
-        step.media = self._media.inputs if self._media is not None and shape.has_media else None
+        step.take_media(self._media.inputs if self._media is not None and shape.has_media else None)
         self._unpack(step, shape)
         self._model.begin_step(step)
         self._model.forward(step)

@@ -20,6 +20,7 @@ from quire.layers.interface import CausalLM, MediaInputs
 from quire.layers.vision.seeing_decoder import SeeingDecoder
 from quire.layers.vision.tower import VisionTower
 from quire.media import EMBEDS, MediaItem
+from quire.models.spec import Attention, DecoderSpec
 from quire.worker.batch_state import BatchState
 
 
@@ -43,6 +44,22 @@ def check_takes_embeds(model: CausalLM) -> None:
         raise ConfigError(
             f"enable_prompt_embeds: the model cannot take embeddings: {why}", setting="enable_prompt_embeds"
         )
+
+
+def sees_items(spec: DecoderSpec) -> bool:
+    """Whether some layer lets an item's tokens see those behind themselves."""
+    mixers = (mixer for layer in range(spec.layers) for mixer in spec.mixers_of(layer))
+    return any(isinstance(mixer, Attention) and mixer.sees_items for mixer in mixers)
+
+
+def seen_ends(item: MediaItem, token_ids_I: IntArray) -> IntArray:
+    """The place in an item before which each of its tokens sees: the end of its run of embeddings, or of the item."""
+    if item.sees == "item":
+        return np.full(len(token_ids_I), len(token_ids_I), dtype=np.int32)
+    is_media_I = token_ids_I == item.token_id
+    places = np.arange(len(token_ids_I), dtype=np.int32)
+    next_text_I = np.minimum.accumulate(np.where(is_media_I, len(token_ids_I), places)[::-1])[::-1]
+    return np.where(is_media_I, next_text_I, 0).astype(np.int32)
 
 
 def _width_of(model: Decoder) -> int:
@@ -72,6 +89,7 @@ class MediaSteps:
         self.inputs = MediaInputs(
             torch.zeros(max_tokens, dtype=torch.bool, device=device),
             torch.zeros(max_tokens, _width_of(model), dtype=model.context.activation_dtype, device=device),
+            torch.zeros(max_tokens, dtype=torch.int32, device=device) if sees_items(model.spec) else None,
         )
 
     @property
@@ -112,7 +130,18 @@ class MediaSteps:
         self.inputs.is_media_T.zero_()
         for piece in pieces:
             self._lay(piece, state.token_ids_RL[piece.row])
+        if self.inputs.seen_end_T is not None:
+            self._note_ends(pieces, state, self.inputs.seen_end_T)
         return self.inputs
+
+    def _note_ends(self, pieces: Sequence[_Piece], state: BatchState, seen_end_T: torch.Tensor) -> None:
+        """How far each of the step's tokens sees, where that is beyond itself."""
+        ends_T = np.zeros(len(seen_end_T), dtype=np.int32)
+        for item, row, first, last, at in pieces:
+            if item.sees:
+                ends = item.offset + seen_ends(item, state.token_ids_RL[row, item.offset : item.end])
+                ends_T[at : at + last - first] = ends[first - item.offset : last - item.offset]
+        seen_end_T.copy_(torch.from_numpy(ends_T))
 
     def _pieces(self, plan: SchedulerOutput, starts_B: IntArray, query_start_B: IntArray) -> Iterator[_Piece]:
         for index, row in enumerate(plan.rows.tolist()):

@@ -152,7 +152,8 @@ class ModelRunner(Runner):
         starts_B = self._state.num_computed_R[plan.rows] if self._prompt_logprobs.is_wanted else None
         batch = self._prepare(plan)
         if self._media is not None:
-            self._inputs.step.media = self._media.prepare(plan, self._inputs.arrays.query_start_B, self._state)
+            media = self._media.prepare(plan, self._inputs.arrays.query_start_B, self._state)
+            self._inputs.step.take_media(media)
         if not self.is_last_stage:
             self._run_model()
             return ModelRunnerOutput(plan.step_id, rows=plan.rows[:0], token_ids=plan.rows[:0])

@@ -12,14 +12,21 @@ from quire.attention.reference import ReferenceBackend
 from quire.config.kv_spec import KVCacheSpec, KVKind
 
 
-def attend(q_QNH: torch.Tensor, k_LKH: torch.Tensor, v_LKH: torch.Tensor, params: AttentionParams) -> torch.Tensor:
+def attend(
+    q_QNH: torch.Tensor,
+    k_LKH: torch.Tensor,
+    v_LKH: torch.Tensor,
+    params: AttentionParams,
+    seen_end_Q: torch.Tensor | None = None,
+) -> torch.Tensor:
     """The last Q tokens of one request over all L of it, key by key as the words of `AttentionParams` say."""
     length, new = k_LKH.shape[0], q_QNH.shape[0]
     group = params.num_heads // params.num_kv_heads
     out_QNH = torch.zeros_like(q_QNH)
     for i in range(new):
         position = length - new + i
-        seen = [p for p in range(length) if _sees(position, p, params)]
+        end = position + 1 if seen_end_Q is None else max(position + 1, int(seen_end_Q[i]))
+        seen = [p for p in range(length) if _sees(position, p, params, end)]
         for head in range(params.num_heads):
             keys, values = (side[seen, head // group].float() for side in (k_LKH, v_LKH))
             scores = keys @ q_QNH[i, head].float() * params.scale
@@ -33,12 +40,12 @@ def attend(q_QNH: torch.Tensor, k_LKH: torch.Tensor, v_LKH: torch.Tensor, params
     return out_QNH
 
 
-def _sees(position: int, other: int, params: AttentionParams) -> bool:
+def _sees(position: int, other: int, params: AttentionParams, end: int) -> bool:
     if params.chunk and position // params.chunk != other // params.chunk:
         return False
     if not params.causal:
         return params.window == 0 or abs(position - other) <= params.window // 2
-    return other <= position and (params.window == 0 or position - other < params.window)
+    return other < end and (params.window == 0 or position - other < params.window)
 
 
 @dataclasses.dataclass
@@ -62,7 +69,9 @@ class Step:
         parts, start, params = [], 0, self.params
         for (new, _), keys, values in zip(self.lengths, self.keys, self.values, strict=True):
             q_QC = self.qkv_TC[start : start + new, : params.num_heads * params.head_dim]
-            parts.append(attend(q_QC.view(new, params.num_heads, params.head_dim), keys, values, params).flatten(1))
+            ends_Q = None if self.metadata.seen_end is None else self.metadata.seen_end[start : start + new]
+            q_QNH = q_QC.view(new, params.num_heads, params.head_dim)
+            parts.append(attend(q_QNH, keys, values, params, ends_Q).flatten(1))
             start += new
         return torch.cat(parts)
 
@@ -136,8 +145,20 @@ def draw_step(
         num_requests=shape[1],
         max_query_len=shape[2],
         max_seq_len=shape[3],
+        seen_end=_draw_items(lengths, generator) if params.sees_items else None,
     )
     return Step(lengths, qkv_TC, keys, values, kv_cache, metadata, params)
+
+
+def _draw_items(lengths: list[tuple[int, int]], generator: torch.Generator) -> torch.Tensor:
+    """In each request that computes several tokens an item of some of them, often up to its end: `seen_end`."""
+    ends: list[int] = []
+    for new, length in lengths:
+        first, second = (
+            torch.randint(0, new + new // 3 + 1, (2,), generator=generator).clamp(max=new).sort()[0].tolist()
+        )
+        ends += [length - new + second if first <= token < second else 0 for token in range(new)]
+    return torch.tensor(ends, dtype=torch.int32)
 
 
 def _pages(num_pages: int, k: int, page: int, h: int, layout: str, dtype: torch.dtype) -> torch.Tensor:

@@ -74,6 +74,7 @@ def paged_attention(
     out_TNH: torch.Tensor,
 ) -> None:
     pages, plane_stride, page_stride = _pages(kv_cache)
+    seen_end = metadata.seen_end if params.sees_items else None
     call = native.AttentionArguments(
         rows_address(qkv_TC, "qkv"),
         pages,
@@ -85,6 +86,7 @@ def paged_attention(
         address(metadata.shape, torch.int64, "shape"),
         float_address(params.sinks, "sinks"),
         float_address(params.alibi_slopes, "alibi_slopes"),
+        None if seen_end is None else address(seen_end, torch.int32, "seen_end"),
         plane_stride,
         page_stride,
         qkv_TC.stride(0),
@@ -112,5 +114,6 @@ def paged_attention(
         metadata.shape,
         params.sinks,
         params.alibi_slopes,
+        seen_end,
     )
     run("paged_attention", call, qkv_TC.shape[0], *tensors)

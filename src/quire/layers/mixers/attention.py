@@ -45,6 +45,7 @@ class AttentionLayer(MixerLayer):
             chunk=mixer.chunk,
             soft_cap=mixer.soft_cap,
             causal=mixer.causal,
+            sees_items=mixer.sees_items,
             deterministic=context.deterministic,
             alibi_slopes=_local_slopes(mixer, context),
         )
@@ -110,6 +111,7 @@ class AttentionLayer(MixerLayer):
                 window=mixer.window,
                 chunk=mixer.chunk,
                 causal=mixer.causal,
+                sees_items=mixer.sees_items,
                 soft_cap=mixer.soft_cap,
                 has_sinks=mixer.sinks,
                 has_alibi=bool(mixer.alibi),

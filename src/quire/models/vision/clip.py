@@ -146,6 +146,40 @@ def mistral_vision(hf: HFConfig) -> VisionSpec:
     return VisionSpec(dataclasses.replace(trunk, patches=patches), projector)
 
 
+GEMMA3_NAMES = dataclasses.replace(
+    CLIP_NAMES.but(
+        merge_norm="multi_modal_projector.mm_soft_emb_norm",
+        projection="multi_modal_projector.mm_input_projection_weight",
+    ),
+    transposed=("projection",),
+    bare=("projection",),
+    ignored=("*.position_ids", "*vision_tower.*head.*"),
+)
+
+
+def gemma3_vision(hf: HFConfig) -> VisionSpec:
+    """Gemma 3: SigLIP's rows, the mean of each square of neighbours, a norm and a matrix."""
+    vision = {
+        "image_size": 896,
+        "patch_size": 14,
+        "hidden_size": 1152,
+        "num_hidden_layers": 27,
+        "num_attention_heads": 16,
+    }
+    vision |= {"intermediate_size": 4304, "vision_use_head": False} | hf.vision_config.to_dict()
+    trunk = clip_trunk(HFConfig(vision | {"model_type": "siglip_vision_model"}))
+    side = vision["image_size"] // vision["patch_size"] // round(hf.get("mm_tokens_per_image", 256) ** 0.5)
+    patches = None if trunk.patches is None else dataclasses.replace(trunk.patches, merge=side)
+    return VisionSpec(
+        dataclasses.replace(trunk, weights=GEMMA3_NAMES, final_norm=True, patches=patches),
+        (
+            Group(side**2, is_mean=True),
+            Normed("merge_norm", RMSNorm(vision.get("layer_norm_eps", 1e-6), weight_offset=1.0)),
+            Product("projection", hf.text_config.get("hidden_size", 2304), bias=False),
+        ),
+    )
+
+
 LIGHTON_NAMES = dataclasses.replace(
     PIXTRAL_NAMES,
     layer="vision_encoder.transformer.layers.{layer}.",

@@ -46,6 +46,7 @@ INTERN_NAMES = WeightNames(
         "down_projection": "multi_modal_projector.linear_2",
     },
     flattened=("class_token", "positions"),
+    bare=("positions",),
     ignored=("*.mask_token",),
 )
 

@@ -213,6 +213,8 @@ class BlockAttention {
         length_ = args_.seq_lens[b];
         low_ = first_visible(position_);
         high_ = end_visible(position_ + rows_ / group_ - 1);
+        if (args_.seen_end)
+            for (int64_t t = 0; t < rows_ / group_; ++t) high_ = std::max(high_, end_visible(position_ + t));
     }
     int64_t first_split() const { return low_ / KEY_SPLIT; }
     int64_t last_split() const { return (high_ - 1) / KEY_SPLIT; }
@@ -297,6 +299,7 @@ class BlockAttention {
         return std::max<int64_t>(first, 0);
     }
     int64_t end_visible(int64_t position) const {
+        if (args_.seen_end) return std::max<int64_t>(position + 1, args_.seen_end[first_token_ + position - position_]);
         if (args_.causal) return position + 1;
         return args_.window > 0 ? std::min(position + args_.window / 2 + 1, length_) : length_;
     }

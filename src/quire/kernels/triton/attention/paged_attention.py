@@ -31,7 +31,8 @@ def paged_attention(
         return
     if metadata.decodes:
         decode_attention(qkv_TC, kv_cache, metadata, params, out_TNH)
-    if metadata.short_tokens and params.causal:
+    sees_items = params.sees_items and metadata.seen_end is not None
+    if metadata.short_tokens and params.causal and not sees_items:
         short_query_attention(qkv_TC, kv_cache, metadata, params, out_TNH)
     if metadata.max_query_len != 1:
         prefill_attention(qkv_TC, kv_cache, metadata, params, out_TNH, 2)

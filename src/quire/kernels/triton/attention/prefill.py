@@ -58,6 +58,7 @@ def _attend_tiles(
     max_M,
     q_MD,
     position_M,
+    last_M,
     slope_M,
     pages,
     k_head,
@@ -79,7 +80,8 @@ def _attend_tiles(
     PAGE: tl.constexpr,
     TILE_S: tl.constexpr,
 ):
-    """Keys low to high - 1 (low is a multiple of TILE_S) for all rows. `scale` makes a score a power of two."""
+    """Keys low to high - 1 (low is a multiple of TILE_S) for all rows; a causal row sees them up to `last_M`. `scale` makes a
+    score a power of two."""
     offset_S = tl.arange(0, TILE_S)
     d = tl.arange(0, BLOCK_D)
     for start in tl.range(low, high, TILE_S):  # type: ignore[attr-defined]
@@ -113,7 +115,7 @@ def _attend_tiles(
             score_MS += slope_M[:, None] * (k_position_S[None, :] - position_M[:, None])
         if MASKED:
             if CAUSAL:
-                visible_MS = (k_position_S[None, :] <= position_M[:, None]) & inside_S[None, :]
+                visible_MS = (k_position_S[None, :] <= last_M[:, None]) & inside_S[None, :]
                 if WINDOW > 0:
                     visible_MS = visible_MS & (k_position_S[None, :] > position_M[:, None] - WINDOW)
                 if CHUNK > 0:
@@ -153,6 +155,7 @@ def _prefill_kernel(
     block_table,
     sinks,
     alibi_slopes,
+    seen_end,
     num_requests,
     qkv_stride,
     out_stride,
@@ -179,6 +182,7 @@ def _prefill_kernel(
     CAUSAL: tl.constexpr = True,
     CHUNK: tl.constexpr = 0,
     PAGE_STRIDE: tl.constexpr = 0,
+    ITEMS: tl.constexpr = False,
 ):
     """`PAGE_STRIDE`: from a page to the next, where that is more than a page of keys."""
     if PDL:
@@ -215,6 +219,9 @@ def _prefill_kernel(
     first_position = seq_len - query_len + first_token
     position_M = first_position + m // PACK
     last_position = tl.minimum(first_position + TOKENS, seq_len) - 1
+    last_M = position_M
+    if ITEMS:
+        last_M = tl.maximum(position_M, tl.load(seen_end + row_M, mask=real_M, other=0) - 1)
     if ALIBI:
         slope_M = tl.load(alibi_slopes + head_M, mask=real_M, other=0.0).to(tl.float32) * 1.4426950408889634
     else:
@@ -233,6 +240,8 @@ def _prefill_kernel(
     first_visible = 0
     low = 0
     high = last_position + 1
+    if ITEMS:  # an item ends within its request
+        high = tl.maximum(high, tl.minimum(tl.max(last_M, 0) + 1, seq_len))
     full_end = (first_position + 1) // TILE_S * TILE_S
     BEFORE: tl.constexpr = WINDOW - 1 if CAUSAL else WINDOW // 2
     if not CAUSAL:
@@ -259,6 +268,7 @@ def _prefill_kernel(
             max_M,
             q_MD,
             position_M,
+            last_M,
             slope_M,
             pages,
             k_head,
@@ -287,6 +297,7 @@ def _prefill_kernel(
         max_M,
         q_MD,
         position_M,
+        last_M,
         slope_M,
         pages,
         k_head,
@@ -314,6 +325,7 @@ def _prefill_kernel(
         max_M,
         q_MD,
         position_M,
+        last_M,
         slope_M,
         pages,
         k_head,
@@ -410,11 +422,13 @@ def prefill_attention(
     if metadata.max_query_len < min_query_len or metadata.num_tokens == 0:
         return
     group = params.num_heads // params.num_kv_heads
+    seen_end = metadata.seen_end if params.sees_items else None
     if tiles is None:
         max_rows = None if params.deterministic else metadata.max_query_len * group
         hopper = _hopper_kernel()
         if (
             hopper is not None
+            and seen_end is None
             and (max_rows is None or max_rows > SHORT)
             and hopper.unavailable(qkv, kv_cache, params, metadata.block_size) is None
         ):
@@ -440,6 +454,7 @@ def prefill_attention(
         metadata.block_table,
         params.sinks if params.sinks is not None else out,
         params.alibi_slopes if params.alibi_slopes is not None else out,
+        seen_end if seen_end is not None else out,
         metadata.num_requests,
         qkv.stride(0),
         out.stride(0),
@@ -449,7 +464,7 @@ def prefill_attention(
         soft_cap,
         params.v_scale,
         min_query_len,
-        0 if params.deterministic or not params.causal else metadata.short_tokens,
+        0 if params.deterministic or not params.causal or seen_end is not None else metadata.short_tokens,
         NUM_KV_HEADS=params.num_kv_heads,
         GROUP=group,
         PACK=pack,
@@ -464,6 +479,7 @@ def prefill_attention(
         TILE_S=tiles.keys,
         CAUSAL=params.causal,
         CHUNK=params.chunk,
+        ITEMS=seen_end is not None,
         PAGE_STRIDE=0 if kv_cache.stride(1) == kv_cache[0, 0].numel() else kv_cache.stride(1),
         **options,
     )
