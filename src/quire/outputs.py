@@ -105,6 +105,7 @@ class RequestOutput:
     Attributes:
         prompt: its text; None where only token ids are known.
         num_cached_tokens: prompt tokens whose keys and values were found in the prefix cache.
+        kv_transfer_params: where its prompt's pages are, for another engine.
     """
 
     request_id: str
@@ -117,6 +118,7 @@ class RequestOutput:
     lora_request: Any = None
     num_cached_tokens: int | None = None
     error: str | None = None
+    kv_transfer_params: dict[str, Any] | None = None
 
     __repr__ = _repr_without_none
 
@@ -129,6 +131,7 @@ class RequestOutput:
         self.finished |= next_output.finished
         self.metrics = next_output.metrics or self.metrics
         self.error = next_output.error or self.error
+        self.kv_transfer_params = next_output.kv_transfer_params or self.kv_transfer_params
         for later in next_output.outputs:
             position = next((i for i, known in enumerate(self.outputs) if known.index == later.index), None)
             if position is None:

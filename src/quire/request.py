@@ -6,7 +6,7 @@ All are msgspec structs, so that they travel in-process as objects and between p
 import enum
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -140,6 +140,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True):
         num_cached_tokens, scheduled_at: with the first output only: prompt tokens that the prefix cache gave, and when the
             request left the queue, in seconds of `time.monotonic()`.
         num_preemptions: how often the request has given up its pages until now.
+        kv_transfer_params: with the first output only: where its prompt's pages are, for another engine.
     """
 
     request_id: str
@@ -158,6 +159,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True):
     refusal: Refusal | None = None
     scheduled_at: float = 0.0
     num_preemptions: int = 0
+    kv_transfer_params: dict[str, Any] | None = None
 
 
 class AdapterStats(msgspec.Struct, array_like=True, omit_defaults=True):

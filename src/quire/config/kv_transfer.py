@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from quire.config.checks import TEXT, mapping, one_of, read_object, setting
+from quire.config.checks import TEXT, mapping, one_of, read_object, setting, whole
 from quire.errors import ConfigError
 from quire.guards import is_dict
 from quire.plugins.registry import Registry
@@ -36,6 +36,7 @@ KV_CONNECTORS: Registry[KVConnector] = Registry(
     {
         "memory": KVConnector("quire.core.kv_connector:NamedPages", "quire.worker.kv_tiers:MemoryTier"),
         "disk": KVConnector("quire.core.kv_connector:PagesOnDisk", "quire.worker.kv_tiers:DiskTier"),
+        "tcp": KVConnector("quire.core.remote_pages:RemotePages", "quire.worker.tcp_tier:TcpTier"),
     },
 )
 """By the name that `kv_connector` gives. A plugin registers its own in every process."""
@@ -43,6 +44,7 @@ KV_CONNECTORS: Registry[KVConnector] = Registry(
 _OF_VLLM: dict[str, tuple[str, dict[str, str]]] = {
     "ExampleConnector": ("disk", {"shared_storage_path": "path"}),
     "OffloadingConnector": ("memory", {"cpu_bytes_to_use": "max_bytes"}),
+    "NixlConnector": ("tcp", {}),
 }
 """vLLM's connectors that do what one of these does: its name, and its keys under vLLM's names."""
 
@@ -54,6 +56,7 @@ class KVTransferConfig:
     Attributes:
         kv_connector: a name of `KV_CONNECTORS`.
         kv_role: `kv_producer` only saves, `kv_consumer` only loads.
+        kv_ip, kv_port: where `tcp` gives pages away: the address that others reach, and the first worker's port.
         kv_connector_extra_config: keys of the connector's own.
         engine_id: another name for the pages of this engine; engines with the same name, model and settings share them.
         kv_load_failure_policy: what cannot be loaded is computed; vLLM's `fail` is not there.
@@ -61,6 +64,8 @@ class KVTransferConfig:
 
     kv_connector: str = setting("", TEXT)
     kv_role: str = setting("kv_both", one_of("kv_both", "kv_producer", "kv_consumer"))
+    kv_ip: str = setting("127.0.0.1", TEXT)
+    kv_port: int = setting(14579, whole(1, 65535))
     kv_connector_extra_config: dict[str, Any] = setting({}, mapping())
     engine_id: str = setting("", TEXT)
     kv_load_failure_policy: str = setting("recompute", one_of("recompute"))
@@ -87,6 +92,7 @@ class KVTransferConfig:
 def _own_words(given: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration of vLLM's in the words of the connector that does the same here."""
     name, extra = str(given.get("kv_connector")), given.get("kv_connector_extra_config")
+    extra = {} if extra is None else extra
     if name not in _OF_VLLM or not is_dict(extra):
         return dict(given)
     name, keys = _OF_VLLM[name]

@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,14 @@ from quire.core.kv_groups import FullRules, group_rules
 from quire.core.output import ModelRunnerOutput, SchedulerOutput, read_extra
 from quire.core.prefix_hash import PrefixHasher
 from quire.core.request_state import Request
-from quire.errors import ConfigError
+from quire.errors import ConfigError, RequestError
+from quire.guards import is_dict
+from quire.request import EngineRequest
 
 _FORMAT = 1
 """Of pages that outlive an engine; changed with it."""
+PARAMS = "kv_transfer_params"
+"""The key of a request's `extra_args`, and the name of what its answer has."""
 EXTRA = "kv_connector"
 """What a connector's halves tell one another travels in the extras of plans and results, under this name."""
 
@@ -100,8 +104,28 @@ class KVConnectorScheduler(abc.ABC):
     def update_connector_output(self, output: ModelRunnerOutput) -> None:
         """A step was collected; what workers' halves told is in its extras."""
 
+    def check(self, source: EngineRequest) -> None:
+        """Raises RequestError: it has `kv_transfer_params`, and this connector does nothing with them."""
+        check_no_params(source)
+
     def reset_cache(self) -> None:
         """What was saved is not to be used again: the weights have changed, or somebody asks for it."""
+
+
+def params_of(source: EngineRequest) -> dict[str, Any]:
+    """A request's `kv_transfer_params`; empty where it has none."""
+    sampling = source.sampling_params
+    given: Any = (sampling.extra_args or {}).get(PARAMS) if sampling is not None else None
+    if given is not None and not is_dict(given):
+        raise RequestError(f"{PARAMS} must be an object", param=PARAMS)
+    return given or {}
+
+
+def check_no_params(source: EngineRequest) -> None:
+    """Raises RequestError: a request has `kv_transfer_params`."""
+    if params_of(source):
+        text = f"this engine does nothing with {PARAMS}: it needs {SETTING} with the connector 'tcp'"
+        raise RequestError(text, param=PARAMS)
 
 
 class NamedPages(KVConnectorScheduler):
@@ -138,6 +162,14 @@ class NamedPages(KVConnectorScheduler):
         """The names that are there already."""
         return iter(())
 
+    def names_there(self, request: Request) -> Set[bytes]:
+        """Names among which a request's may be found."""
+        return self._there
+
+    def hasher_of(self, request: Request) -> PrefixHasher:
+        """What names a request's pages."""
+        return self._hasher
+
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
         first, name = num_computed_tokens // self._size, request.request_id
         if not self._transfer.loads or name in self._failed or not request.reads_cache:
@@ -147,9 +179,9 @@ class NamedPages(KVConnectorScheduler):
             if start <= first:
                 return max(0, end - first) * self._size, False
             self._release(request)  # the device's cache has lost what came before
-        limit = (len(request.token_ids) - 1) // self._size
-        end, names = first, self._name(request, limit) if self._there else []
-        while end < limit and names and names[end] in self._there:
+        limit, there = (len(request.token_ids) - 1) // self._size, self.names_there(request)
+        end, names = first, self._name(request, limit) if there else []
+        while end < limit and names and names[end] in there:
             end += 1
         self._wanted[name] = (first, end)
         return (end - first) * self._size, end > first
@@ -209,8 +241,9 @@ class NamedPages(KVConnectorScheduler):
         """The names of a request's first pages, at least so many of them."""
         names, adapter = self._names.setdefault(request.request_id, []), request.source.adapter
         if len(names) < count:
-            root = self._hasher.root_of(request.source.cache_salt, None if adapter is None else adapter.key)
-            self._hasher.extend(names, root, request.token_ids, count, request.marks(self._size))
+            hasher = self.hasher_of(request)
+            root = hasher.root_of(request.source.cache_salt, None if adapter is None else adapter.key)
+            hasher.extend(names, root, request.token_ids, count, request.marks(self._size))
         return names
 
 
@@ -227,16 +260,18 @@ class PagesOnDisk(NamedPages):
                 yield bytes.fromhex(file.name)
 
 
-def identity(config: EngineConfig) -> str:
-    """A name for everything that pages depend on beside their tokens: the weights' files, number types, layout and ranks."""
+def identity(config: EngineConfig, *, across_hosts: bool = False) -> str:
+    """A name for everything that pages depend on beside their tokens: the weights' files, number types, layout and ranks.
+    `across_hosts`: without what differs between two copies of the same files."""
     model, parallel, transfer = config.model, config.parallel, config.kv_transfer
     folder = Path(model.path)
     files = sorted(folder.iterdir()) if folder.is_dir() else [folder]
-    weights = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file()]
+    times = {file: 0 if across_hosts else file.stat().st_mtime_ns for file in files if file.is_file()}
+    weights = [(file.name, file.stat().st_size, time) for file, time in times.items()]
     settings = (model.dtype, model.quantization, model.hf_config.to_dict(), model.seed, config.load.load_format)
     layout = (config.cache.cache_dtype, config.cache.block_size, config.attention.backend, config.device.device)
     ranks = (parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.layer_split)
-    engine_id = "" if transfer is None else transfer.engine_id
+    engine_id = "" if transfer is None or across_hosts else transfer.engine_id
     text = json.dumps([_FORMAT, weights, settings, layout, ranks, engine_id], sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 

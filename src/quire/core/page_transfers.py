@@ -5,14 +5,19 @@ Knows requests, rows and how far they are computed; takes no decisions.
 
 import numpy as np
 
-from quire.core.kv_connector import EXTRA, KVConnectorScheduler, Progress
+from quire.core.kv_connector import EXTRA, KVConnectorScheduler, Progress, check_no_params
 from quire.core.output import ModelRunnerOutput, SchedulerOutput
 from quire.core.request_state import Request
 from quire.core.running import RunningBatch
+from quire.request import EngineRequest
 
 
 class NoTransfers:
     """Nobody else has pages."""
+
+    def check(self, source: EngineRequest) -> None:
+        """Raises RequestError: it asks for transfers that there are not."""
+        check_no_params(source)
 
     def ask(self, request: Request, num_computed_tokens: int) -> int:
         """How many tokens behind these a connector has of a request that could start; it may have to wait for them."""
@@ -53,6 +58,9 @@ class PageTransfers(NoTransfers):
         self._num_told = np.zeros(len(batch.computed), dtype=np.int32)
         self._external: dict[str, int] = {}
         self._started: list[tuple[Request, int]] = []
+
+    def check(self, source: EngineRequest) -> None:
+        self._connector.check(source)
 
     def ask(self, request: Request, num_computed_tokens: int) -> int:
         if request.is_swapped:

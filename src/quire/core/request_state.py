@@ -5,6 +5,7 @@ may still be in that row's tail; `token_ids` holds what was flushed.
 """
 
 import enum
+from typing import Any
 
 from quire.core.output import TokenLogprobs
 from quire.core.repetition import RepetitionWatch
@@ -53,6 +54,7 @@ class Request:
         tells_more: each of its tokens is more than itself: it has logprobs, or may be one repetition too many.
         scheduled_at: when it got a row for the first time, in seconds; 0 before.
         timeline: what happened to it, where that is kept.
+        transfer_params: where a connector keeps its pages for another engine; None: nowhere.
     """
 
     __slots__ = (
@@ -89,6 +91,7 @@ class Request:
         "tells_more",
         "timeline",
         "token_ids",
+        "transfer_params",
         "wants_prompt_logprobs",
         "was_lost",
     )
@@ -123,6 +126,7 @@ class Request:
         self.row = -1
         self.adapter_slot = 0
         self.awaits_pages = False
+        self.transfer_params: dict[str, Any] | None = None
         self.cost = 0
         self.num_computed_tokens = 0
         self.num_cached_tokens = -1

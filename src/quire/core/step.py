@@ -138,6 +138,7 @@ def build_output(request: Request, token_ids: list[int], logprobs: TokenLogprobs
         request.has_reported = True
         output.num_cached_tokens = max(0, request.num_cached_tokens)
         output.scheduled_at = request.scheduled_at
+        output.kv_transfer_params = request.transfer_params
         kept, request.prompt_logprobs = request.prompt_logprobs, None
         if kept is not None:
             output.prompt_logprob_token_ids = kept.token_ids

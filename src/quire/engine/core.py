@@ -201,6 +201,7 @@ class EngineCore(WeightVerbs, ProfileVerbs, AdapterVerbs):
                     raise CapacityError("the engine sleeps; wake it up first (wake_up)")
                 self._check_weights()
                 self._executor.check_request(request)
+                self._preparations.transfers.check(request)
                 self._settle_adapter(request)
                 self._enter(request, again)
             except QuireError as error:

@@ -198,6 +198,7 @@ class OutputProcessor:
         if output.num_cached_tokens >= 0 and record.num_cached_tokens is None:
             record.note_cached(output.num_cached_tokens)
             record.scheduled_time = output.scheduled_at
+            record.kv_transfer_params = output.kv_transfer_params
         sequence.num_preemptions = max(sequence.num_preemptions, output.num_preemptions)
         if output.pooled is not None:
             record.pooled = output.pooled

@@ -8,6 +8,7 @@ a slow reader gets several steps in one output, and nothing piles up meanwhile.
 import collections
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -345,6 +346,7 @@ class RequestRecord:
         pooled: what the pooler gave, if it is a pooling request.
         scheduled_time: when its first sequence left the core's queue; 0 as long as that is not known.
         trace_headers: of the caller, where spans are written.
+        kv_transfer_params: where its prompt's pages are, for another engine.
         copy: the model's copy that computes it, as soon as it has told anything.
     """
 
@@ -370,6 +372,7 @@ class RequestRecord:
     pooled: Pooled | None = None
     scheduled_time: float = 0.0
     trace_headers: Mapping[str, str] | None = None
+    kv_transfer_params: dict[str, Any] | None = None
     copy: int = 0
 
     def __post_init__(self) -> None:
@@ -470,6 +473,7 @@ class RequestRecord:
             lora_request=self.engine_requests[0].adapter,
             num_cached_tokens=self.num_cached_tokens,
             error=self.error,
+            kv_transfer_params=self.kv_transfer_params,
         )
 
     def _metrics(self) -> RequestMetrics:

@@ -36,10 +36,16 @@ def _share(config: EngineConfig, tier: str, *known: str) -> int:
 
 
 class MemoryTier(PageTier):
-    """Pages in the host's memory. Keys of `kv_connector_extra_config`: `max_bytes`."""
+    """Pages in the host's memory. Keys of `kv_connector_extra_config`: `max_bytes`, and `KEYS` of what derives from it."""
+
+    KEYS: tuple[str, ...] = ()
 
     def __init__(self, config: EngineConfig, runtime: DeviceRuntime) -> None:
-        self._most, self._kept, self._bytes = _share(config, "memory"), OrderedDict[bytes, torch.Tensor](), 0
+        self._most, self._kept, self._bytes = (
+            _share(config, "memory", *self.KEYS),
+            OrderedDict[bytes, torch.Tensor](),
+            0,
+        )
         super().__init__(config, runtime)
 
     def read(self, name: bytes) -> torch.Tensor:

@@ -9,7 +9,7 @@ import abc
 import concurrent.futures
 import queue
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -84,7 +84,7 @@ class PageTier(KVConnectorWorker):
         self._fetching: set[str] = set()
         self._released: set[str] = set()
         self._news = News()
-        self._unsaved = 0
+        self.most_unsaved, self._unsaved = MOST_UNSAVED, 0
         self._readers = concurrent.futures.ThreadPoolExecutor(2, thread_name_prefix="kv-fetch")
         self._to_save: queue.SimpleQueue[tuple[DeviceEvent, list[bytes], torch.Tensor] | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._save, name="kv-save", daemon=True)
@@ -98,6 +98,16 @@ class PageTier(KVConnectorWorker):
     def write(self, name: bytes, page: torch.Tensor) -> list[bytes]:
         """Keep a page, unless it is there already; the names that had to go. Raises OSError."""
 
+    def gather(self, names: list[bytes]) -> torch.Tensor:
+        """Several pages' bytes, [pages, page bytes]; raises as `read`."""
+        return torch.stack([self.read(name) for name in names])
+
+    def will_save(self, names: Sequence[bytes]) -> None:
+        """These pages are on their way to the host."""
+
+    def was_saved(self, name: bytes) -> None:
+        """One of them was kept, or could not be."""
+
     def fetch(self, request_id: str, names: list[bytes]) -> "concurrent.futures.Future[None]":
         with self._lock:
             self._fetching.add(request_id)
@@ -106,7 +116,7 @@ class PageTier(KVConnectorWorker):
     def _fetch(self, request_id: str, names: list[bytes]) -> None:
         pages: torch.Tensor | None = None
         try:
-            pages = self.runtime.pinned(torch.stack([self.read(name) for name in names]))
+            pages = self.runtime.pinned(self.gather(names))
             if pages.shape[1] != self.pages.page_bytes:
                 raise ValueError(f"pages have {pages.shape[1]} bytes, not {self.pages.page_bytes}")
         finally:
@@ -135,9 +145,10 @@ class PageTier(KVConnectorWorker):
         self._transfers = Transfers()
         size = len(names) * self.pages.page_bytes
         with self._lock:
-            if not names or self._unsaved + size > MOST_UNSAVED:
+            if not names or self._unsaved + size > self.most_unsaved:
                 return
             self._unsaved += size
+        self.will_save(names)
         pages = self.pages.read(numbers)
         host = self.runtime.host_empty(pages.shape, pages.dtype).copy_(pages, non_blocking=True)
         event = self.runtime.event()
@@ -152,6 +163,7 @@ class PageTier(KVConnectorWorker):
             event.wait()
             for name, page in zip(names, pages, strict=True):
                 self._save_one(name, page)
+                self.was_saved(name)
             with self._lock:
                 self._unsaved -= pages.nbytes
 

@@ -46,6 +46,7 @@ async def answer_chat(job: ChatGeneration) -> ChatCompletionResponse:
         usage=job.count.usage(),
         metrics=job.count.timing(),
         system_fingerprint=job.state.fingerprint,
+        kv_transfer_params=output.kv_transfer_params,
     )
     if request.prompt_logprobs is not None and output.prompt_logprobs is not None:
         response.prompt_logprobs = prompt_logprobs_json(output.prompt_logprobs)

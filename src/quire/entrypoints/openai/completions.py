@@ -153,6 +153,7 @@ async def answer_completion(job: CompletionJob) -> CompletionResponse:
         usage=total_usage([count.usage() for count in counts]),
         metrics=total_timing(counts),
         system_fingerprint=first.state.fingerprint,
+        kv_transfer_params=outputs[0].kv_transfer_params,
     )
 
 

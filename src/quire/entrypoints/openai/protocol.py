@@ -66,8 +66,7 @@ class RequestFields(msgspec.Struct, kw_only=True):
     user: str | None = None
     vllm_xargs: dict[str, Any] | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
-    # Read so that they can be refused by name: see sampling.py.
-    kv_transfer_params: Any = None
+    kv_transfer_params: dict[str, Any] | None = None
 
 
 class GenerationFields(RequestFields, kw_only=True):

@@ -117,9 +117,15 @@ def build_sampling_params(
     values["logprobs"] = logprobs
     values["logit_bias"] = _logit_bias(request.logit_bias)
     values["structured_outputs"] = read_constraint(request)
-    values["extra_args"] = request.vllm_xargs
+    values["extra_args"] = _extra_args(request)
     values["output_kind"] = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
     return SamplingParams(**{name: value for name, value in values.items() if value is not None})
+
+
+def _extra_args(request: GenerationFields) -> dict[str, Any] | None:
+    if request.kv_transfer_params is None:
+        return request.vllm_xargs
+    return {**(request.vllm_xargs or {}), "kv_transfer_params": request.kv_transfer_params}
 
 
 def _logit_bias(bias: dict[str, float] | None) -> dict[int, float] | None:
@@ -161,7 +167,7 @@ def build_beam_search_params(
 
 
 _NOT_SUPPORTED = (
-    *("logits_processors", "kv_transfer_params", "mm_processor_kwargs", "suffix"),
+    *("logits_processors", "mm_processor_kwargs", "suffix"),
     *("audio", "prediction", "functions", "function_call", "web_search_options"),
 )
 
