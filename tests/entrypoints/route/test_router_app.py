@@ -140,7 +140,7 @@ def test_answers_pass_through_and_a_server_that_cannot_be_reached_is_passed_over
 def test_without_any_server_the_error_says_so() -> None:
     async def main() -> None:
         router = Router([Target.parse("http://127.0.0.1:9")], check_every_s=60)
-        await router.check_once(0)
+        await router.pool.check_once(0)
         async with running(router) as routed, httpx.AsyncClient(timeout=60) as client:
             assert (await client.get(routed + "/health")).status_code == 503
             answer = await client.post(routed + PATH, json=question(0))

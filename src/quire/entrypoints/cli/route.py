@@ -10,6 +10,10 @@ POLICIES = ("prefix", "load")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "a server, for example http://127.0.0.1:8001; once for each"
     parser.add_argument("--backend", action="append", default=[], metavar="URL", help=text)
+    text = "a server that computes prompts for these, which fetch their pages (--kv-transfer-config); once for each"
+    parser.add_argument("--prefill", action="append", default=[], metavar="URL", help=text)
+    text = "seconds that a prefill server may take; then the server that answers computes the prompt (30)"
+    parser.add_argument("--prefill-timeout", type=float, default=30.0, metavar="S", help=text)
     parser.add_argument("--host", default="127.0.0.1", help="where to listen (127.0.0.1)")
     parser.add_argument("--port", type=int, default=8000, help="where to listen (8000); 0 chooses one")
     text = "prefix: least to compute, cached beginnings counted; load: least load alone (prefix)"
@@ -30,13 +34,22 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError.of("backend", "name at least one server: --backend http://127.0.0.1:8001")
     if not args.check_every > 0:
         raise ConfigError.of("check_every", f"{args.check_every} must be above 0")
+    if not args.prefill_timeout > 0:
+        raise ConfigError.of("prefill_timeout", f"{args.prefill_timeout} must be above 0")
     targets = [Target.parse(url, setting="backend") for url in args.backend]
-    if len({target.url for target in targets}) < len(targets):
+    prefill = [Target.parse(url, setting="prefill") for url in args.prefill]
+    if len({target.url for target in (*targets, *prefill)}) < len(targets) + len(prefill):
         raise ConfigError.of("backend", "a server is named twice")
     listener, options = open_socket(ListenOptions(host=args.host, port=args.port))
-    router = Router(targets, by_prefix=args.policy == "prefix", check_every_s=args.check_every)
+    router = Router(
+        targets,
+        by_prefix=args.policy == "prefix",
+        check_every_s=args.check_every,
+        prefill=prefill,
+        prefill_timeout_s=args.prefill_timeout,
+    )
     config = uvicorn.Config(router, log_level="warning", lifespan="on", access_log=False, timeout_graceful_shutdown=300)
-    print(f"quire route: {len(targets)} servers at {options.url}", flush=True)
+    print(f"quire route: {len(targets) + len(prefill)} servers at {options.url}", flush=True)
     with listener:
         uvicorn.Server(config).run([listener])
     return 0

@@ -14,10 +14,12 @@ from typing import Any, cast
 
 from starlette.types import Message, Receive, Scope, Send
 
-from quire.engine.replica_choice import Assignment, ReplicaChooser, chain_of
+from quire.engine.replica_choice import Assignment, chain_of
 from quire.entrypoints.http_client import Target
 from quire.entrypoints.route.backend_link import Answer, BackendGone, Headers, exchange
 from quire.entrypoints.route.continuation import Continuation, DifferentText, is_done
+from quire.entrypoints.route.prefill import PrefillServers
+from quire.entrypoints.route.replica_pool import ReplicaPool
 from quire.logger import init_logger
 
 logger = init_logger(__name__)
@@ -26,7 +28,7 @@ PIECE_BYTES = 256
 BYTES_PER_TOKEN = 4
 """Prompts are compared in pieces of so many bytes, and weighed as so many bytes a token: texts are not tokenized here."""
 CHECK_EVERY_S = 1.0
-CHECK_TIMEOUT_S = 5.0
+PREFILL_TIMEOUT_S = 30.0
 MAX_BODY_BYTES = 256 << 20
 CONTINUED = frozenset({"/v1/chat/completions", "/v1/completions"})
 REPEATED = CONTINUED | {
@@ -44,17 +46,6 @@ REPEATED = CONTINUED | {
 }
 """Posts that may be sent to another replica when the first one failed, as nothing is kept of them but answers."""
 _SEED_BITS = 31
-
-
-@dataclasses.dataclass(slots=True)
-class Replica:
-    """A server behind the router. Attributes: is_up: it answered last; the others count requests that it was given, and how often
-    it failed."""
-
-    target: Target
-    is_up: bool = True
-    num_requests: int = 0
-    num_failures: int = 0
 
 
 @dataclasses.dataclass
@@ -79,15 +70,26 @@ class Router:
         targets: the servers.
         by_prefix: a prompt's cached beginning counts; else the load alone.
         check_every_s: how often each server's `/health` is asked for.
+        prefill: servers that compute prompts for these; each may take `prefill_timeout_s`.
     """
 
     def __init__(
-        self, targets: Sequence[Target], *, by_prefix: bool = True, check_every_s: float = CHECK_EVERY_S
+        self,
+        targets: Sequence[Target],
+        *,
+        by_prefix: bool = True,
+        check_every_s: float = CHECK_EVERY_S,
+        prefill: Sequence[Target] = (),
+        prefill_timeout_s: float = PREFILL_TIMEOUT_S,
     ) -> None:
-        self.replicas = [Replica(target) for target in targets]
-        self._chooser = ReplicaChooser(len(targets), by_prefix=by_prefix)
+        piece = PIECE_BYTES // BYTES_PER_TOKEN
+        self.pool = ReplicaPool(targets, piece, by_prefix=by_prefix)
+        self.replicas, self._chooser = self.pool.replicas, self.pool.chooser
         self._check_every_s = check_every_s
         self.num_continued = 0
+        self.prefill: PrefillServers | None = None
+        if prefill:
+            self.prefill = PrefillServers(ReplicaPool(prefill, piece, by_prefix=by_prefix), prefill_timeout_s, piece)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -97,52 +99,18 @@ class Router:
 
     async def _live(self, receive: Receive, send: Send) -> None:
         checks: list[asyncio.Task[None]] = []
+        pools = [self.pool] if self.prefill is None else [self.pool, self.prefill.pool]
         while (message := await receive())["type"] == "lifespan.startup":
-            checks = [asyncio.ensure_future(self._check(number)) for number in range(len(self.replicas))]
+            checks = [
+                asyncio.ensure_future(pool.watch(number, self._check_every_s))
+                for pool in pools
+                for number in range(len(pool.replicas))
+            ]
             await send({"type": "lifespan.startup.complete"})
         for check in checks:
             check.cancel()
         del message
         await send({"type": "lifespan.shutdown.complete"})
-
-    # --- replicas ---
-
-    async def _check(self, number: int) -> None:
-        """Ask a replica's health again and again."""
-        while True:
-            await self.check_once(number)
-            await asyncio.sleep(self._check_every_s)
-
-    async def check_once(self, number: int) -> None:
-        """Ask a replica's health."""
-        try:
-            async with (
-                asyncio.timeout(CHECK_TIMEOUT_S),
-                exchange(self.replicas[number].target, "GET", "/health", [], b"") as answer,
-            ):
-                self._note(number, "" if answer.status < 400 else f"/health answers {answer.status}")
-        except (BackendGone, TimeoutError) as error:
-            self._note(number, str(error) or "no answer to /health")
-
-    def _note(self, number: int, problem: str) -> None:
-        replica = self.replicas[number]
-        if problem and replica.is_up:
-            logger.warning("%s gets no requests: %s", replica.target.url, problem)
-            replica.num_failures += 1
-            self._chooser.forget(number)
-        elif not problem and not replica.is_up:
-            logger.info("%s gets requests again", replica.target.url)
-        replica.is_up = not problem
-
-    def _choose(self, call: _Call, tried: set[int]) -> Assignment | None:
-        usable = [number for number, replica in enumerate(self.replicas) if replica.is_up and number not in tried]
-        if not usable:  # what is down may be back: better asked than refused
-            usable = [number for number in range(len(self.replicas)) if number not in tried]
-        if not usable:
-            return None
-        chosen = self._chooser.choose(call.keys, PIECE_BYTES // BYTES_PER_TOKEN, call.num_tokens, usable)
-        self.replicas[chosen.replica].num_requests += 1
-        return chosen
 
     # --- requests ---
 
@@ -174,25 +142,20 @@ class Router:
 
     def describe(self) -> dict[str, Any]:
         """How the replicas stand, for `/replicas`."""
-        rows = [
-            {
-                "url": replica.target.url,
-                "is_up": replica.is_up,
-                "requests": replica.num_requests,
-                "failures": replica.num_failures,
-                "open_requests": load.num_requests,
-                "waiting_tokens": load.num_tokens,
-            }
-            for replica, load in zip(self.replicas, self._chooser.loads, strict=True)
-        ]
-        return {"replicas": rows, "continued": self.num_continued}
+        told: dict[str, Any] = {"replicas": self.pool.describe(), "continued": self.num_continued}
+        if self.prefill is not None:
+            told |= {"prefill": self.prefill.pool.describe(), "prefill_missed": self.prefill.num_missed}
+        return told
 
     async def _relay(self, call: _Call, send: Send) -> None:
         """Answer a request by one replica after another, until one has answered to the end."""
         stream = _Stream(send)
+        if self.prefill is not None and call.can_continue:
+            asked = (call.path, call.headers, call.body, call.keys, call.num_tokens)
+            call.body = await self.prefill.compute(*asked)
         tried: set[int] = set()
         problem = "there is no replica"
-        while (assignment := self._choose(call, tried)) is not None:
+        while (assignment := self.pool.choose(call.keys, call.num_tokens, tried)) is not None:
             tried.add(assignment.replica)
             try:
                 problem = await self._relay_from(assignment, call, stream, is_last=len(tried) == len(self.replicas))
@@ -222,7 +185,7 @@ class Router:
                 )
                 return ""
         except BackendGone as error:
-            self._note(number, str(error))
+            self.pool.note(number, str(error))
             return str(error)
         except DifferentText as error:
             return f"{target.url} does not go on with the same text: {error}"
