@@ -184,7 +184,9 @@ class EngineSettings:
         "blake2b or sha256; vLLM's sha256_cbor means sha256, xxhash and xxhash_cbor the faster one, blake2b",
     )
     kv_transfer_config: dict[str, Any] | None = setting(
-        None, mapping(), "a connector for pages of elsewhere: kv_connector is memory, disk or a plugin's; a JSON object"
+        None,
+        mapping(),
+        "a connector for pages of elsewhere: kv_connector is memory, disk, tcp or a plugin's; a JSON object",
     )
     kv_events_config: dict[str, Any] | None = setting(
         None,

@@ -250,7 +250,7 @@ async def test_what_is_cancelled_keeps_what_it_had():
         ({"metadata": {str(number): "" for number in range(17)}}, 400, "metadata"),
         ({"truncation": "some"}, 400, "truncation"),
         ({"model": "another"}, 404, "model"),
-        ({"kv_transfer_params": {"a": 1}}, 400, "kv_transfer_params"),
+        ({"mm_processor_kwargs": {"a": 1}}, 400, "mm_processor_kwargs"),
         ({"temperature": -1}, 400, "temperature"),
         ({"tool_choice": "all"}, 400, "tool_choice"),
         ({"tool_choice": "required"}, 400, "tool_choice"),

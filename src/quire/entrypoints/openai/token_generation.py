@@ -28,7 +28,7 @@ from quire.logprobs import LogprobsOnePosition
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
-_NOT_YET = ("features", "content_parts", "kv_transfer_params", "ec_transfer_params")
+_NOT_YET = ("features", "content_parts", "ec_transfer_params")
 _INTERNAL = ("thinking", "eos_token_ids", "bad_words_token_ids", "logits_processors", "output_kind", "flat_logprobs")
 _KNOWN = frozenset(SamplingParams.__struct_fields__) - frozenset(_INTERNAL)
 
@@ -50,6 +50,8 @@ async def prepare_tokens(state: ServerState, request: GenerateRequest, public_id
         None, len(request.token_ids), config.max_model_len, config.default_sampling.get("max_tokens"), "", "token_ids"
     )
     params = read_params(request.sampling_params, room)
+    if request.kv_transfer_params is not None:
+        params.extra_args = {**(params.extra_args or {}), "kv_transfer_params": request.kv_transfer_params}
     params.output_kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
     if request.output_mode == "text" and (state.engine.get_tokenizer() is None or not params.detokenize):
         raise bad_field("output_mode", "'text' needs a tokenizer on the server, and sampling_params.detokenize.")
@@ -103,6 +105,7 @@ async def answer_tokens(job: TokenJob) -> GenerateResponse:
         choices=[_choice(job, choice) for choice in ordered],
         usage=job.count.usage(),
         metrics=job.count.timing(),
+        kv_transfer_params=output.kv_transfer_params,
     )
     if output.prompt_logprobs is not None:
         response.prompt_logprobs = prompt_logprobs_json(output.prompt_logprobs)

@@ -34,7 +34,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     # Read so that they can be refused by name.
     features: Any = None
     content_parts: Any = None
-    kv_transfer_params: Any = None
+    kv_transfer_params: dict[str, Any] | None = None
     ec_transfer_params: Any = None
 
 
