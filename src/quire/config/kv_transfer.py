@@ -92,7 +92,8 @@ class KVTransferConfig:
 def _own_words(given: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration of vLLM's in the words of the connector that does the same here."""
     name, extra = str(given.get("kv_connector")), given.get("kv_connector_extra_config")
-    extra = {} if extra is None else extra
+    if extra is None:
+        extra = dict[str, Any]()
     if name not in _OF_VLLM or not is_dict(extra):
         return dict(given)
     name, keys = _OF_VLLM[name]
