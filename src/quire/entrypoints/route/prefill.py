@@ -18,9 +18,13 @@ logger = init_logger(__name__)
 
 PARAMS = "kv_transfer_params"
 _DECODE_ELSEWHERE = {
-    "do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None,
-    "remote_host": None, "remote_port": None,
-}  # fmt: skip
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
 _OF_ANSWERS = ("stream_options", "min_tokens", "best_of", "logprobs", "top_logprobs", "use_beam_search")
 """Fields that say what an answer is to be like; of a prefill server one token is wanted."""
 _WHOLE_PROMPT = ("echo", "prompt_logprobs")
