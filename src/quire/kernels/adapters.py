@@ -5,7 +5,7 @@ adapter's rank, `adapter_expand` brings it up to the matrix's outputs. Kernels r
 from memory of the device: a step that was recorded serves any adapters.
 
 Legend: T rows, K inputs and N outputs of a matrix, L slots, R rank, S segments, H numbers of a row between both products,
-P parts of their sums, F matrices of one shape.
+P parts of sums, F matrices of one shape.
 """
 
 import dataclasses
@@ -156,12 +156,11 @@ GROUP = 16
 
 @operation
 def adapter_shrink(x_TK: Tensor, rows: AdapterRows, table: AdapterTable, out_PTH: Tensor) -> None:
-    """The sum over p of out[p, t, :S * R] = x[t] @ down.T of the row's adapter, in float32. Of segments that it does not update,
-    of rows without one, and behind S * R numbers, `out` may have anything."""
+    """out[0, t, :S * R] = x[t] @ down.T of the row's adapter, in float32. Of segments that it does not update, of rows without
+    one, and behind S * R numbers, `out` may have anything; its other parts are room for parts of sums."""
     for slot, index in _by_slot(rows, len(x_TK)):
         part = table.part(slot)
         if part is not None:
-            out_PTH[:, index, : len(part.down)] = 0.0
             out_PTH[0, index, : len(part.down)] = x_TK[index].float() @ part.down.float().T
 
 
@@ -176,7 +175,7 @@ def adapter_lookup(ids_T: Tensor, rows: AdapterRows, table: AdapterTable, out_PT
 
 @operation
 def adapter_expand(h_PTH: Tensor, rows: AdapterRows, table: AdapterTable, out_TN: Tensor, scale: float = 1.0) -> None:
-    """out[t, n] = out[t, n] * gain[n] + shift[n] + scale * sum over p and r of h[p, t, s * R + r] * up[r, n], with the row's
+    """out[t, n] = out[t, n] * gain[n] + shift[n] + scale * sum over r of h[0, t, s * R + r] * up[r, n], with the row's
     adapter and the output's segment s."""
     for slot, index in _by_slot(rows, len(out_TN)):
         part = table.part(slot)
@@ -188,7 +187,7 @@ def adapter_expand(h_PTH: Tensor, rows: AdapterRows, table: AdapterTable, out_TN
         up, rank = part.up.float(), part.rank
         for segment, first, count in table.tiles_X3.tolist():
             if part.segments >> segment & 1:
-                h = h_PTH[:, index, segment * rank : (segment + 1) * rank].sum(0)
+                h = h_PTH[0, index, segment * rank : (segment + 1) * rank]
                 out[:, first : first + count] += scale * (h @ up[:, first : first + count])
         out_TN[index] = out.to(out_TN.dtype)
 

@@ -12,12 +12,12 @@ from typing import Any, TypeVar, cast
 import torch
 
 from quire.kernels import ops, recurrent
-from quire.kernels.adapters import AdapterRows, AdapterTable
+from quire.kernels.adapters import GROUP, AdapterRows, AdapterTable
 from quire.kernels.types import LinearWeight
 from quire.layers.linear import LinearMethod
 
 PART, MOST_PARTS, PROGRAMS = 256, 16, 256
-"""Inputs of a part of a sum; the most parts; and how many rows times parts are enough to keep a device busy."""
+"""Inputs of a part of a sum; the most parts; and how many groups of rows times parts are enough to keep a device busy."""
 
 
 INPUTS, RESIDUAL, KEYS = " inputs", " residual", " keys"
@@ -81,9 +81,8 @@ class Adapters:
         grouped, few rows with many inputs are summed in parts."""
         width, parts = table.num_segments * self.max_rank, 1
         if inputs and self.tokens is not None and self.tokens.groups_G3 is not None:
-            parts = max(1, min(inputs // PART, len(self.scratch) // max(1, count * width), MOST_PARTS))
-            if not self.is_deterministic:
-                parts = max(1, min(parts, PROGRAMS // count))
+            programs = 0 if self.is_deterministic else PROGRAMS // -(-max(1, count) // GROUP)
+            parts = max(1, min(inputs // PART, len(self.scratch) // max(1, count * width), MOST_PARTS, programs))
         return self.scratch[: parts * count * width].view(parts, count, width)
 
     @contextlib.contextmanager

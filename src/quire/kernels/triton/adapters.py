@@ -1,9 +1,11 @@
 """Low-rank updates of adapters: rows of one adapter are taken together, sixteen at most; where an adapter's numbers are is read
 from a table of addresses, so that a captured step serves any adapters.
 
-The inputs of the first product are shared out among programs, whose parts of the sums the second product adds up: nothing is
-added in an order that another batch would change. Legend as in `kernels/adapters.py`; G groups of rows.
+The inputs of the first product are shared out among programs; the last of them that is done adds up the parts of the sums, in
+their order. Legend as in `kernels/adapters.py`; G groups of rows.
 """
+
+import functools
 
 import torch
 import triton
@@ -14,8 +16,6 @@ from quire.kernels.triton.launch import cdiv, gdc_launch_dependents, gdc_wait, l
 
 RANK_BLOCK = 16
 """Ranks of a program."""
-PARTS_AT_ONCE = (1, 4, 16)
-"""How many parts of a sum are loaded together."""
 ROWS, RANKS, INPUTS, OUTPUTS = tl.constexpr(GROUP), tl.constexpr(RANK_BLOCK), tl.constexpr(128), tl.constexpr(TILE)
 DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
@@ -52,12 +52,14 @@ def shrink_kernel(
     groups_ptr,
     entries_ptr,
     out_ptr,
+    arrivals_ptr,
     K,
     x_stride,
     out_width,
     num_slots,
     num_rows,
     DTYPE: tl.constexpr,
+    PARTS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Some ranks of one segment, for one group, over a part of the inputs. Grid: groups, segments and blocks of ranks, parts."""
@@ -84,8 +86,12 @@ def shrink_kernel(
         for start in range(begin + INPUTS, end, INPUTS):
             down_KR = _down(down_R, start, end, inside_R)
             sums = tl.dot(_inputs(x_T1, start, end, inside).to(DTYPE), down_KR, sums, input_precision="ieee")
-        out = out_ptr + (tl.program_id(2).to(tl.int64) * num_rows + row[:, None]) * out_width
-        tl.store(out + line, sums, mask=inside[:, None] & (number < rank))
+        out, mask = out_ptr + row[:, None] * out_width + line, inside[:, None] & (number < rank)
+        if PARTS == 1:
+            tl.store(out, sums, mask=mask)
+        else:
+            arrival = arrivals_ptr + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+            _add_parts(out, sums, mask, tl.cast(num_rows, tl.int64) * out_width, arrival, PARTS)
 
 
 @triton.jit
@@ -103,14 +109,17 @@ def _inputs(x_T1, start, end, inside):
 
 
 @triton.jit
-def _summed(h_at, mask, num_parts, part_stride, PARTS: tl.constexpr):
-    """The parts of sums together; so many of them are loaded at once, since each load takes its time."""
-    h = tl.zeros((ROWS, RANKS), dtype=tl.float32)
-    for start in range(0, num_parts, PARTS):
-        part_P11 = start + tl.arange(0, PARTS)[:, None, None]
-        each = tl.load(h_at[None] + part_P11 * part_stride, mask=mask[None] & (part_P11 < num_parts), other=0.0)
-        h += tl.sum(each, 0)
-    return h
+def _add_parts(h_at, sums, mask, part_stride, arrival, PARTS: tl.constexpr):
+    """Keep this program's part of sums; the last program leaves the sum of all parts in the place of the first one."""
+    num_parts = tl.num_programs(2)
+    tl.store(h_at + tl.program_id(2) * part_stride, sums, mask=mask)
+    tl.debug_barrier()
+    if tl.atomic_add(arrival, 1, sem="acq_rel", scope="gpu") == num_parts - 1:
+        tl.store(arrival, 0)
+        part_P11 = tl.arange(0, PARTS)[:, None, None]
+        is_part_PTR = mask[None] & (part_P11 < num_parts)
+        each_PTR = tl.load(h_at[None] + part_P11 * part_stride, mask=is_part_PTR, other=0.0, cache_modifier=".cg")
+        tl.store(h_at, tl.sum(each_PTR, 0), mask=mask)
 
 
 @triton.jit
@@ -128,7 +137,7 @@ def _stretched(y, gain, shift, n, inside_n):
     return y
 
 
-@triton.jit(do_not_specialize=["num_slots", "num_rows", "num_parts"])
+@triton.jit(do_not_specialize=["num_slots"])
 def expand_kernel(
     h_ptr,
     order_ptr,
@@ -141,10 +150,7 @@ def expand_kernel(
     out_stride,
     scale,
     num_slots,
-    num_rows,
-    num_parts,
     DTYPE: tl.constexpr,
-    PARTS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One tile of outputs of one group. Grid: groups, tiles."""
@@ -156,15 +162,15 @@ def expand_kernel(
     rank = tl.where(is_updated, _field(entries_ptr, 2, slot, num_slots).to(tl.int32), 0)
     up_ptr, r = _numbers(entries_ptr, 1, slot, num_slots, DTYPE), tl.arange(0, RANKS)
     first_RN = _up(up_ptr, r, n, rank, inside_n, N)
-    h_T1, part_stride = h_ptr + row[:, None] * h_width + segment * rank, tl.cast(num_rows, tl.int64) * h_width
+    h_T1 = h_ptr + row[:, None] * h_width + segment * rank
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
     if (rank > 0) | (gain != 0):
-        h = _summed(h_T1 + r, inside[:, None] & (r < rank), num_parts, part_stride, PARTS)
+        h = tl.load(h_T1 + r, mask=inside[:, None] & (r < rank), other=0.0)
         sums = tl.dot(h.to(DTYPE), first_RN, tl.zeros((ROWS, OUTPUTS), dtype=tl.float32), input_precision="ieee")
         for start in range(RANKS, rank, RANKS):
-            h = _summed(h_T1 + start + r, inside[:, None] & (start + r < rank), num_parts, part_stride, PARTS)
+            h = tl.load(h_T1 + start + r, mask=inside[:, None] & (start + r < rank), other=0.0)
             up_RN = _up(up_ptr, start + r, n, rank, inside_n, N)
             sums = tl.dot(h.to(DTYPE), up_RN, sums, input_precision="ieee")
         out, mask = out_ptr + row[:, None] * out_stride + n, inside[:, None] & inside_n
@@ -197,24 +203,33 @@ def lookup_kernel(
     tl.store(out_ptr + t * out_width + r, values.to(tl.float32), mask=r < rank)
 
 
+@functools.cache
+def _arrivals(device: torch.device, size: int) -> torch.Tensor:
+    """How many programs have kept their part of sums; zero between launches."""
+    return torch.zeros(size, dtype=torch.int32, device=device)
+
+
 @kernel("adapter_shrink", platform="cuda", priority=10)
 def adapter_shrink(x_TK: torch.Tensor, rows: AdapterRows, table: AdapterTable, out_PTH: torch.Tensor) -> None:
     """As `ops.adapter_shrink`."""
     parts, count, width = out_PTH.shape
     if count:
         blocks = table.num_segments * cdiv(table.most_ranks, RANK_BLOCK)
-        shrink_kernel[(rows.most_groups(table, count), blocks, parts)](
+        groups = rows.most_groups(table, count)
+        shrink_kernel[(groups, blocks, parts)](
             x_TK,
             rows.order_T,
             rows.groups_G3,
             table.entries_FL,
             out_PTH,
+            _arrivals(x_TK.device, next_power_of_2(max(4096, groups * blocks))),
             x_TK.shape[1],
             x_TK.stride(0),
             width,
             table.entries_FL.shape[1],
             count,
             DTYPE=DTYPES[table.dtype],
+            PARTS=next_power_of_2(parts),
             num_warps=4,
             num_stages=4,
             **launch_options(),
@@ -226,7 +241,7 @@ def adapter_expand(
     h_PTH: torch.Tensor, rows: AdapterRows, table: AdapterTable, out_TN: torch.Tensor, scale: float = 1.0
 ) -> None:
     """As `ops.adapter_expand`."""
-    parts, count, width = h_PTH.shape
+    _, count, width = h_PTH.shape
     if count:
         expand_kernel[(rows.most_groups(table, count), len(table.tiles_X3))](
             h_PTH,
@@ -240,11 +255,8 @@ def adapter_expand(
             out_TN.stride(0),
             float(scale),
             table.entries_FL.shape[1],
-            count,
-            parts,
             DTYPE=DTYPES[table.dtype],
-            PARTS=next((size for size in PARTS_AT_ONCE if parts <= size), PARTS_AT_ONCE[-1]),
-            num_warps=4,
+            num_warps=2,
             num_stages=2,
             **launch_options(),
         )
