@@ -104,6 +104,10 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
     marker, vocabulary = SHAPES[args.shape]["image_token_id"], SHAPES[args.shape]["text_config"]["vocab_size"] - 100
     source, figures = random.Random(1), dict[str, float]()
 
+    def tell(name: str, value: float) -> None:
+        figures[name] = value
+        print(f"{name:<45} {value:10.3f}", flush=True)
+
     def request(image: Any) -> dict[str, Any]:
         text = [source.randrange(10, min(vocabulary, marker)) for _ in range(args.input_len)]
         return {"prompt_token_ids": [*text[:4], marker, *text[4:]], "multi_modal_data": {"image": image}}
@@ -111,20 +115,25 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
     params = SamplingParams(temperature=0.0, max_tokens=args.output_len, ignore_eos=True, detokenize=False)
     with tempfile.TemporaryDirectory() as folder:
         path = make_folder(Path(folder), args.shape)
+        begin = time.perf_counter()
         llm = LLM(str(path), load_format="dummy", skip_tokenizer_init=True, max_model_len=4096, max_num_seqs=args.rows)
         processor = llm.llm_engine.input_processor.media
         assert processor is not None
+        tell("start, s", time.perf_counter() - begin)
+        begin = time.perf_counter()
+        processor.apply([marker], {"image": draw(999, args.side)})
+        tell("processor, first image, s", time.perf_counter() - begin)
         begin = time.perf_counter()
         for seed in range(4):
             processor.apply([marker], {"image": draw(1000 + seed, args.side)})
-        figures["processor, s an image"] = (time.perf_counter() - begin) / 4
+        tell("processor, s an image", (time.perf_counter() - begin) / 4)
         one = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False)
         times: list[float] = []
         for seed in range(6):
             begin = time.perf_counter()
             llm.generate(request(draw(2000 + seed, args.side)), one, use_tqdm=False)
             times.append(time.perf_counter() - begin)
-        figures["first token, s, median of 5"] = sorted(times[1:])[2]
+        tell("first token, s, median of 5", sorted(times[1:])[2])
         for name, repeats in (("different", 1), ("each ten times", 10)):
             images = [draw(3000 * repeats + seed, args.side) for seed in range(-(-args.requests // repeats))]
             requests = [request(images[number // repeats]) for number in range(args.requests)]
@@ -132,8 +141,8 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
             outputs = llm.generate(requests, params, use_tqdm=False)
             seconds = time.perf_counter() - begin
             total = sum(len(output.prompt_token_ids or ()) + len(output.outputs[0].token_ids) for output in outputs)
-            figures[f"tokens a second, images {name}"] = total / seconds
-            figures[f"requests a second, images {name}"] = args.requests / seconds
+            tell(f"tokens a second, images {name}", total / seconds)
+            tell(f"requests a second, images {name}", args.requests / seconds)
     return figures
 
 
@@ -155,8 +164,6 @@ def main() -> None:
         for name, value in largest.items():
             print(f"{name:<45} {tokens:>5} {value:.1e} {'ok' if value < args.tolerance else 'FAILED'}", flush=True)
     report["figures"] = measure(args)
-    for name, value in report["figures"].items():
-        print(f"{name:<45} {value:10.3f}")
     if args.output:
         args.output.write_text(json.dumps(report, indent=1))
     if any(
