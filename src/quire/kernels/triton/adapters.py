@@ -81,11 +81,7 @@ def shrink_kernel(
         gdc_wait()
         gdc_launch_dependents()
     if is_updated:
-        sums = tl.zeros((ROWS, RANKS), dtype=tl.float32)
-        sums = tl.dot(_inputs(x_T1, begin, end, inside).to(DTYPE), first_KR, sums, input_precision="ieee")
-        for start in range(begin + INPUTS, end, INPUTS):
-            down_KR = _down(down_R, start, end, inside_R)
-            sums = tl.dot(_inputs(x_T1, start, end, inside).to(DTYPE), down_KR, sums, input_precision="ieee")
+        sums = _product(x_T1, down_R, first_KR, begin, end, inside, inside_R, DTYPE)
         out, mask = out_ptr + row[:, None] * out_width + line, inside[:, None] & (number < rank)
         if PARTS == 1:
             tl.store(out, sums, mask=mask)
@@ -106,6 +102,17 @@ def _inputs(x_T1, start, end, inside):
     """Some inputs of a group's rows, [ROWS, INPUTS]."""
     k = start + tl.arange(0, INPUTS)
     return tl.load(x_T1 + k, mask=inside[:, None] & (k < end), other=0.0)
+
+
+@triton.jit
+def _product(x_T1, down_R, first_KR, begin, end, inside, inside_R, DTYPE: tl.constexpr):
+    """A group's sums over some inputs, the first of whose weights are there."""
+    sums = tl.zeros((ROWS, RANKS), dtype=tl.float32)
+    sums = tl.dot(_inputs(x_T1, begin, end, inside).to(DTYPE), first_KR, sums, input_precision="ieee")
+    for start in range(begin + INPUTS, end, INPUTS):
+        down_KR = _down(down_R, start, end, inside_R)
+        sums = tl.dot(_inputs(x_T1, start, end, inside).to(DTYPE), down_KR, sums, input_precision="ieee")
+    return sums
 
 
 @triton.jit
