@@ -83,11 +83,7 @@ def shrink_kernel(
     if is_updated:
         sums = _product(x_T1, down_R, first_KR, begin, end, inside, inside_R, DTYPE)
         out, mask = out_ptr + row[:, None] * out_width + line, inside[:, None] & (number < rank)
-        if PARTS == 1:
-            tl.store(out, sums, mask=mask)
-        else:
-            arrival = arrivals_ptr + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
-            _add_parts(out, sums, mask, tl.cast(num_rows, tl.int64) * out_width, arrival, PARTS)
+        _keep(out, sums, mask, tl.cast(num_rows, tl.int64) * out_width, arrivals_ptr, PARTS)
 
 
 @triton.jit
@@ -116,17 +112,21 @@ def _product(x_T1, down_R, first_KR, begin, end, inside, inside_R, DTYPE: tl.con
 
 
 @triton.jit
-def _add_parts(h_at, sums, mask, part_stride, arrival, PARTS: tl.constexpr):
-    """Keep this program's part of sums; the last program leaves the sum of all parts in the place of the first one."""
-    num_parts = tl.num_programs(2)
-    tl.store(h_at + tl.program_id(2) * part_stride, sums, mask=mask)
-    tl.debug_barrier()
-    if tl.atomic_add(arrival, 1, sem="acq_rel", scope="gpu") == num_parts - 1:
-        tl.store(arrival, 0)
-        part_P11 = tl.arange(0, PARTS)[:, None, None]
-        is_part_PTR = mask[None] & (part_P11 < num_parts)
-        each_PTR = tl.load(h_at[None] + part_P11 * part_stride, mask=is_part_PTR, other=0.0, cache_modifier=".cg")
-        tl.store(h_at, tl.sum(each_PTR, 0), mask=mask)
+def _keep(h_at, sums, mask, part_stride, arrivals_ptr, PARTS: tl.constexpr):
+    """Keep sums. Where they are this program's part of some, the last program leaves the sum of all parts in the first one's
+    place."""
+    if PARTS == 1:
+        tl.store(h_at, sums, mask=mask)
+    else:
+        tl.store(h_at + tl.program_id(2) * part_stride, sums, mask=mask)
+        tl.debug_barrier()
+        arrival, num_parts = arrivals_ptr + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1), tl.num_programs(2)
+        if tl.atomic_add(arrival, 1, sem="acq_rel", scope="gpu") == num_parts - 1:
+            tl.store(arrival, 0)
+            part_P11 = tl.arange(0, PARTS)[:, None, None]
+            is_part_PTR = mask[None] & (part_P11 < num_parts)
+            each_PTR = tl.load(h_at[None] + part_P11 * part_stride, mask=is_part_PTR, other=0.0, cache_modifier=".cg")
+            tl.store(h_at, tl.sum(each_PTR, 0), mask=mask)
 
 
 @triton.jit
