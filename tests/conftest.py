@@ -7,7 +7,11 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # several tests run at once, on tiny tensors; threads would only wait
+for name in (
+    "OMP_NUM_THREADS",
+    "QUIRE_CPU_THREADS",
+):  # tests run beside each other: threads of one would wait for each other
+    os.environ.setdefault(name, "1")
 if not os.path.exists("/dev/nvidiactl"):  # before anything imports Triton
     os.environ.setdefault("TRITON_INTERPRET", "1")
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.oracles.server_process import held_port
 
 from quire.benchmarks import sweep as sweep_command
 from quire.entrypoints.cli.main import main
@@ -132,6 +133,12 @@ def test_parameters_of_a_server_need_a_server(sweep, capsys):
     assert main(["bench", "sweep"]) == 2 and "bench_cmd" in capsys.readouterr().err
 
 
+@pytest.fixture
+def port():
+    with held_port() as port:
+        yield port
+
+
 SERVER = """
 import http.server, sys
 port, name = int(sys.argv[sys.argv.index("--port") + 1]), sys.argv[sys.argv.index("--name") + 1]
@@ -145,12 +152,7 @@ http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
 
 
-def test_each_server_is_started_once_and_its_cache_emptied_between_runs(sweep, tmp_path):
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+def test_each_server_is_started_once_and_its_cache_emptied_between_runs(sweep, tmp_path, port):
     program, calls = tmp_path / "server.py", tmp_path / "server-calls"
     program.write_text(SERVER)
     command = shlex.join([sys.executable, str(program), str(calls), "--port", str(port)])

@@ -1,6 +1,6 @@
 """Servers as users start them, for the clients that they bring along."""
 
-import socket
+import contextlib
 import subprocess
 import sys
 import time
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.oracles.server_process import held_port
 
 FLAGS = ("--disable-uvicorn-access-log", "--kv-cache-memory-bytes", "64M", "--max-num-seqs", "32")
 
@@ -21,8 +22,8 @@ class Server:
     """
 
     def __init__(self, folder: Path, *flags: str) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        self._held = contextlib.ExitStack()
+        port = self._held.enter_context(held_port())
         self._log = folder / "server.log"
         command = [sys.executable, "-m", "quire.entrypoints.cli.main", "serve", *flags, *FLAGS, "--port", str(port)]
         with self._log.open("w") as log:
@@ -56,6 +57,7 @@ class Server:
         self.client.close()
         self._process.kill()
         self._process.wait(60)
+        self._held.close()
 
 
 def _served(folder: Path, *flags: str) -> Iterator[Server]:

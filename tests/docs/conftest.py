@@ -7,7 +7,6 @@ import importlib.metadata
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from tests.docs.pages import DEMO_SERVER, ROOT
+from tests.oracles.server_process import held_port
 
 DECLARED = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
@@ -149,8 +149,11 @@ class DemoServer:
 @pytest.fixture(scope="session")
 def server(installation: Installation) -> Iterator[DemoServer]:
     """A server of the demo model."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    with held_port() as port:
+        yield from _serve(installation, port)
+
+
+def _serve(installation: Installation, port: int) -> Iterator[DemoServer]:
     log = installation.folder / "server.log"
     # An unknown field of a documented request is a fault of the page.
     command = [

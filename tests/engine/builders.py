@@ -25,6 +25,10 @@ from quire.sampling_params import SamplingParams
 from quire.tokenizers.interface import Tokenizer
 
 HASH_EXECUTOR = "tests.oracles.hash_model:HashExecutor"
+ENDLESS = 100_000
+"""Tokens of a request that no test sees the end of: it is still there, whatever the test does first and however slowly."""
+ROOM = {"max_model_len": 2 * ENDLESS, "num_blocks": 60_000}
+"""Settings of an engine that takes such requests."""
 
 
 def make_config(

@@ -6,7 +6,7 @@ import os
 import signal
 
 import pytest
-from tests.engine.builders import make_config
+from tests.engine.builders import ENDLESS, ROOM, make_config
 from tests.oracles.hash_model import HashExecutor, HashModel
 
 from quire.engine import async_llm
@@ -32,7 +32,7 @@ def oracle(prompt, max_tokens, seed):
 
 @pytest.fixture(scope="module", params=["inproc", "inproc-async", "process"])
 def engine(request, model_folder):
-    config = make_config(model_folder, num_blocks=4096, async_scheduling=request.param.endswith("async"))
+    config = make_config(model_folder, async_scheduling=request.param.endswith("async"), **ROOM)
     engine = AsyncLLM.from_engine_config(config, core=request.param.split("-")[0])
     yield engine
     engine.shutdown()
@@ -137,7 +137,7 @@ def test_a_slow_reader_gets_merged_outputs_and_loses_nothing(engine):
 
 def test_closing_a_generator_aborts_its_request_and_frees_its_pages(engine):
     async def main():
-        stream = engine.generate([5, 6], sampling(max_tokens=200, seed=3), "closed")
+        stream = engine.generate([5, 6], sampling(max_tokens=ENDLESS, seed=3), "closed")
         await anext(stream)
         assert engine.get_num_unfinished_requests() == 1
         await stream.aclose()
@@ -150,7 +150,7 @@ def test_closing_a_generator_aborts_its_request_and_frees_its_pages(engine):
 def test_cancelled_readers_leave_the_others_alone(engine):
     async def main():
         tasks = [
-            asyncio.create_task(collect(engine.generate([5, i], sampling(max_tokens=100, seed=i), f"r{i}")))
+            asyncio.create_task(collect(engine.generate([5, i], sampling(max_tokens=ENDLESS, seed=i), f"r{i}")))
             for i in range(20)
         ]
         kept = engine.generate([9, 9], sampling(max_tokens=100, seed=7, output_kind=RequestOutputKind.DELTA), "kept")
@@ -168,7 +168,7 @@ def test_cancelled_readers_leave_the_others_alone(engine):
 
 def test_an_abort_gives_the_reader_a_last_output(engine):
     async def main():
-        stream = engine.generate([5, 6], sampling(max_tokens=240, seed=3), "r")
+        stream = engine.generate([5, 6], sampling(max_tokens=ENDLESS, seed=3), "r")
         await anext(stream)
         await engine.abort("r")
         await engine.abort(["unknown"])
@@ -237,7 +237,7 @@ def test_utilities_answer(engine):
 
 def test_sleep_ends_what_runs(engine):
     async def main():
-        stream = engine.generate([5, 6], sampling(max_tokens=240, seed=3), "r")
+        stream = engine.generate([5, 6], sampling(max_tokens=ENDLESS, seed=3), "r")
         await anext(stream)
         await engine.sleep()
         assert (await collect(stream))[-1].outputs[0].finish_reason == "abort"
@@ -251,14 +251,16 @@ def test_sleep_ends_what_runs(engine):
 def test_waiting_for_the_drain_ends_with_the_last_request(engine):
     async def main():
         await engine.wait_for_requests_to_drain()
-        task = asyncio.create_task(collect(engine.generate([5], sampling(max_tokens=50, seed=1), "r")))
-        while not engine.get_num_unfinished_requests():
-            await asyncio.sleep(0)
+        stream = engine.generate([5], sampling(max_tokens=ENDLESS, seed=1), "r")
+        await anext(stream)
         with pytest.raises(TimeoutError):
             await engine.wait_for_requests_to_drain(drain_timeout=0)
-        await engine.wait_for_requests_to_drain()
+        draining = asyncio.create_task(engine.wait_for_requests_to_drain())
+        await asyncio.sleep(0)
+        await engine.abort("r")
+        await draining
         assert engine.get_num_unfinished_requests() == 0
-        assert (await task)[-1].finished
+        assert (await collect(stream))[-1].finished
 
     asyncio.run(main())
 
@@ -297,7 +299,7 @@ def test_a_beam_search_that_runs_is_not_refused_by_a_queue_that_became_full(mode
         others = []
         while not searching.done():  # others take every place in the queue
             await asyncio.sleep(0)
-            if len(others) < 2000:
+            for _ in range(20 if len(others) < 2000 else 0):
                 outputs = engine.generate([9, len(others)], sampling(max_tokens=100), f"r{len(others)}")
                 others.append(asyncio.ensure_future(collect(outputs)))
         assert await searching == expected
@@ -344,9 +346,8 @@ def test_a_failed_step_raises_in_every_pending_generator(core):
 
 def test_without_recovery_the_death_of_the_core_process_raises_in_every_pending_generator():
     async def main():
-        config = make_config(max_model_len=4000, num_blocks=5000, recovery=False)
-        engine = AsyncLLM.from_engine_config(config, core="process")
-        streams = [engine.generate([5, i], sampling(max_tokens=3900, seed=i), str(i)) for i in range(5)]
+        engine = AsyncLLM.from_engine_config(make_config(recovery=False, **ROOM), core="process")
+        streams = [engine.generate([5, i], sampling(max_tokens=ENDLESS, seed=i), str(i)) for i in range(5)]
         for stream in streams:
             await anext(stream)
         os.kill(engine._client.pid, signal.SIGKILL)
@@ -376,14 +377,20 @@ def test_signals_to_the_whole_group_leave_the_core_to_its_parent_who_drains():
 @pytest.mark.parametrize("core", CORES)
 def test_a_full_queue_refuses_with_the_time_to_come_back_and_serves_the_rest(core):
     async def main():
-        config = make_config(max_num_seqs=1, max_num_waiting=2)
-        engine = AsyncLLM.from_engine_config(config, core=core)
+        engine = AsyncLLM.from_engine_config(make_config(max_num_seqs=1, max_num_waiting=2, **ROOM), core=core)
+        first = engine.generate([5], sampling(max_tokens=ENDLESS), "first")
+        await anext(first)  # it has the only place until it is aborted
         streams = [collect(engine.generate([5, i], sampling(max_tokens=100, seed=i), str(i))) for i in range(12)]
-        results = await asyncio.gather(*streams, return_exceptions=True)
+        answers = [asyncio.ensure_future(stream) for stream in streams]
+        done: set[asyncio.Future] = set()
+        while len(done) < 10:
+            done, _ = await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED)
+        await first.aclose()
+        results = await asyncio.gather(*answers, return_exceptions=True)
         refused = [result for result in results if isinstance(result, CapacityError)]
-        assert refused and all(error.retry_after > 0 for error in refused)
+        assert len(refused) == 10 and all(error.retry_after > 0 for error in refused)
         served = [(index, result) for index, result in enumerate(results) if isinstance(result, list)]
-        assert len(served) + len(refused) == 12
+        assert len(served) == 2
         for index, outputs in served:
             assert outputs[-1].outputs[0].token_ids == oracle([5, index], 100, index)
         engine.shutdown()
@@ -427,8 +434,8 @@ def test_news_that_cannot_be_taken_in_end_every_request_with_an_error(core, mode
 @pytest.mark.parametrize("core", CORES)
 def test_shutdown_ends_pending_generators_and_may_be_called_twice(core):
     async def main():
-        engine = AsyncLLM.from_engine_config(make_config(max_model_len=4000, num_blocks=5000), core=core)
-        stream = engine.generate([5], sampling(max_tokens=3900, seed=1), "r")
+        engine = AsyncLLM.from_engine_config(make_config(**ROOM), core=core)
+        stream = engine.generate([5], sampling(max_tokens=ENDLESS, seed=1), "r")
         await anext(stream)
         engine.shutdown()
         engine.shutdown()
@@ -459,7 +466,7 @@ def test_an_engine_serves_one_event_loop_after_another(engine):
 
 def test_a_loop_that_ends_with_readers_pending_leaves_the_engine_usable(engine):
     async def begin():
-        stream = engine.generate([5], sampling(max_tokens=200, seed=1), "left")
+        stream = engine.generate([5], sampling(max_tokens=ENDLESS, seed=1), "left")
         await anext(stream)
 
     asyncio.run(begin())

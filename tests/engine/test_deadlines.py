@@ -7,7 +7,7 @@ import signal
 import time
 
 import pytest
-from tests.engine.builders import make_config
+from tests.engine.builders import ENDLESS, ROOM, make_config
 from tests.oracles.hash_model import HashModel
 
 from quire import SamplingParams
@@ -19,7 +19,7 @@ from quire.request import QueueState
 from quire.sampling_params import BeamSearchParams, RequestOutputKind
 
 LONG = {
-    "max_tokens": 100_000,
+    "max_tokens": ENDLESS,
     "ignore_eos": True,
     "detokenize": False,
     "output_kind": RequestOutputKind.FINAL_ONLY,
@@ -35,20 +35,25 @@ async def collect(stream):
 @contextlib.asynccontextmanager
 async def running(**settings):
     """An engine over the hash model."""
-    config = make_config(max_model_len=200_000, num_blocks=60_000, **settings)
-    engine = AsyncLLM.from_engine_config(config, core="inproc")
+    engine = AsyncLLM.from_engine_config(make_config(**ROOM, **settings), core="inproc")
     try:
         yield engine
     finally:
         engine.shutdown()
 
 
+def expire(engine, stream):
+    """What a request's timer does; it need not be waited for."""
+    stream.timer.cancel()
+    engine._expire(stream.record)
+
+
 def test_a_timeout_ends_a_request_wherever_it_is_and_leaves_the_others():
     async def main():
         async with running(max_num_seqs=1) as engine:
             params = SamplingParams(**LONG, seed=1)
-            runs = asyncio.ensure_future(collect(engine.generate([5, 1], params, "runs", timeout=0.3)))
-            waits = asyncio.ensure_future(collect(engine.generate([5, 2], params, "waits", timeout=0.2)))
+            runs = asyncio.ensure_future(collect(engine.generate([5, 1], params, "runs", timeout=1.0)))
+            waits = asyncio.ensure_future(collect(engine.generate([5, 2], params, "waits", timeout=0.9)))
             short = SamplingParams(max_tokens=5, ignore_eos=True, seed=3, detokenize=False)
             other = asyncio.ensure_future(collect(engine.generate([5, 3], short, "other")))
             for task in (runs, waits):
@@ -64,12 +69,12 @@ def test_a_timeout_ends_a_request_wherever_it_is_and_leaves_the_others():
 def test_a_stream_gets_its_tokens_until_its_time_is_over():
     async def main():
         async with running() as engine:
-            got = 0
+            params = SamplingParams(**LONG | {"output_kind": RequestOutputKind.DELTA})
+            stream = await engine.open_stream([5, 1], params, "r", timeout=3600.0)
+            assert (await stream.next()).outputs[0].token_ids
+            expire(engine, stream)
             with pytest.raises(DeadlineError):
-                params = SamplingParams(**LONG | {"output_kind": RequestOutputKind.DELTA})
-                async for output in engine.generate([5, 1], params, "r", timeout=0.3):
-                    got += len(output.outputs[0].token_ids)
-            assert got > 0
+                await collect(stream.outputs())
 
     asyncio.run(main())
 
@@ -118,15 +123,17 @@ def test_a_request_that_ends_in_time_leaves_no_timer():
 
 def test_a_deadline_holds_while_the_core_is_started_again():
     async def main():
-        config = make_config(max_model_len=200_000, num_blocks=60_000)
-        engine = AsyncLLM.from_engine_config(config, core="process")
+        engine = AsyncLLM.from_engine_config(make_config(**ROOM), core="process")
         try:
             params = SamplingParams(**LONG | {"output_kind": RequestOutputKind.DELTA})
-            stream = engine.generate([5, 1], params, "r", timeout=1.0)
-            await anext(stream)
+            stream = await engine.open_stream([5, 1], params, "r", timeout=3600.0)
+            await stream.next()
             os.kill(engine._client.client.pid, signal.SIGKILL)
+            while not engine._restarting:
+                await asyncio.sleep(0.001)
+            expire(engine, stream)
             with pytest.raises(DeadlineError):
-                await collect(stream)
+                await collect(stream.outputs())
             assert engine.get_num_unfinished_requests() == 0
         finally:
             engine.shutdown()

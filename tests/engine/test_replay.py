@@ -138,9 +138,6 @@ def test_a_death_within_a_thought_within_characters_and_while_a_grammar_compiles
     in_grammar = tmp_path / "in grammar"
     faults = f"after-collect@core:kill:4:{now},before-grammar@core:kill:1:{in_grammar}"
     monkeypatch.setenv("QUIRE_FAULTS", faults)
-    monkeypatch.setenv(
-        "QUIRE_CPU_THREADS", "1"
-    )  # threads of a step wait for each other, which takes long on a busy machine
     args = AsyncEngineArgs(deterministic=True, max_model_len=512, kv_cache_memory_bytes=32 << 20)
     known_at_death: list[int] = []
 
@@ -172,9 +169,9 @@ def test_a_death_within_a_thought_within_characters_and_while_a_grammar_compiles
         engine = AsyncLLM.from_engine_args(args, core="process")
         lose_core = engine._lose_core
 
-        def note(message: str) -> None:
+        def note(message: str, is_whole: bool) -> None:
             known_at_death.extend(len(one.sequences[0].token_ids) for one in engine._outputs.records)
-            lose_core(message)
+            lose_core(message, is_whole)
 
         monkeypatch.setattr(engine, "_lose_core", note)
         try:

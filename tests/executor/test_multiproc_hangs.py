@@ -31,7 +31,7 @@ async def two_ranks(llama: Path, **settings: Any):
     args = EngineArgs(
         model=str(llama),
         dtype="float32",
-        max_model_len=256,
+        max_model_len=2048,
         kv_cache_memory_bytes=4 << 20,
         tensor_parallel_size=2,
         skip_tokenizer_init=True,
@@ -46,7 +46,7 @@ async def two_ranks(llama: Path, **settings: Any):
 
 
 async def generate(engine: AsyncLLM, prompt: list[int]) -> list[int]:
-    params = SamplingParams(max_tokens=240, seed=prompt[0], ignore_eos=True, detokenize=False)
+    params = SamplingParams(max_tokens=1500, seed=prompt[0], ignore_eos=True, detokenize=False)
     outputs = await collect(engine.generate({"prompt_token_ids": prompt}, params, f"r{prompt[0]}"))
     return list(outputs[-1].outputs[0].token_ids)
 

@@ -2,10 +2,12 @@
 
 import contextlib
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -13,6 +15,15 @@ import httpx
 ROOT = Path(__file__).parents[2]
 READY = " is ready after "
 SERVE = ("-m", "quire.entrypoints.cli.main", "serve")
+
+
+@contextlib.contextmanager
+def held_port() -> Iterator[int]:
+    """A port for a server that must be told one: no other program gets it meanwhile. Servers can listen on it (SO_REUSEADDR)."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
 class ServerProcess:

@@ -84,7 +84,8 @@ def test_memory_that_the_host_does_not_have_is_refused_with_the_numbers(model: P
     assert caught.value.setting == "kv_cache_memory_bytes"
 
 
-def test_threads_are_every_usable_core_unless_fewer_are_asked_for(model: Path) -> None:
+def test_threads_are_every_usable_core_unless_fewer_are_asked_for(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("QUIRE_CPU_THREADS")
     config = make_config(model)
     assert config.device.cpu_threads == usable_cpus()
     assert "cores" in config.provenance["device.cpu_threads"]

@@ -64,20 +64,38 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Answers:
     return answers
 
 
+KILLED = """
+import os, signal, sys
+from quire.entrypoints.batches.store import BatchStore
+from quire.entrypoints.cli.main import main
+
+left, record = int(sys.argv.pop(1)), BatchStore.record
+
+async def record_and_die(store, results):
+    global left
+    results = list(results)
+    if left <= 0:  # with answers that nobody has written down
+        os.kill(os.getpid(), signal.SIGKILL)
+    await record(store, results)
+    left -= len(results)
+
+BatchStore.record = record_and_die
+sys.exit(main())
+"""
+"""The command, killed when it has some more answers than so many."""
+
+
 def kill_run_batch(folder: Path, count: int, kills: int, seed: int) -> list[tuple[str, str]]:
-    """Kill the command as soon as it has some more answers; give it again; what it writes in the end."""
+    """Kill the command when it has some more answers; give it again; what it writes in the end."""
     draw = random.Random(seed)
     requests, output, journal = write_input(folder / "in", count), folder / "out", folder / "out.batch/batches.sqlite"
-    command = [*RUN_BATCH, "-i", str(requests), "-o", str(output), "--max-inflight", "4"]
+    options = ["-i", str(requests), "-o", str(output), "--max-inflight", "4"]
     for _ in range(kills):
-        enough = num_answered(journal) + draw.randrange(1, max(2, count // (2 * kills)))
-        process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
-        while process.poll() is None and num_answered(journal) < enough:
-            time.sleep(0.005)
-        process.kill()
-        process.wait()
-        assert not output.exists()
-    subprocess.run(command, cwd=ROOT, check=True, stderr=subprocess.DEVNULL, timeout=200)
+        before, more = num_answered(journal), draw.randrange(1, max(2, count // (2 * kills)))
+        command = [sys.executable, "-c", KILLED, str(more), *RUN_BATCH[3:], *options]
+        assert subprocess.run(command, cwd=ROOT, stderr=subprocess.DEVNULL).returncode == -signal.SIGKILL
+        assert before + more <= num_answered(journal) < count and not output.exists()
+    subprocess.run([*RUN_BATCH, *options], cwd=ROOT, check=True, stderr=subprocess.DEVNULL, timeout=200)
     assert sorted(os.listdir(folder)) == ["in", "out"]
     return texts_of(output.read_bytes())
 

@@ -42,6 +42,23 @@ async def ask(server, **fields):
         return await client.post("/v1/chat/completions", json={**QUESTION, **fields}, headers={"x-request-id": "same"})
 
 
+async def streamed(server, count, then, **fields):
+    """The bodies of as many streams, on connections of their own, or what ended them; `then` is called when all have begun."""
+    num_begun = 0
+
+    async def one():
+        nonlocal num_begun
+        client = httpx.AsyncClient(base_url=server.url, timeout=60)
+        body = {**LONG, **fields}
+        async with client, client.stream("POST", "/v1/chat/completions", json=body) as response:
+            num_begun += 1
+            if num_begun == count:
+                then()
+            return await response.aread()
+
+    return await asyncio.gather(*(one() for _ in range(count)), return_exceptions=True)
+
+
 def answer_of(response):
     assert response.status_code == 200
     return response.json()["choices"][0]["message"]["content"]
@@ -83,13 +100,9 @@ def test_every_frontend_tells_the_figures_of_all(server):
 def test_a_frontend_that_dies_is_replaced_and_the_others_do_not_notice(server):
     async def main():
         victim, other = server.frontends()
-        running = [asyncio.create_task(ask(server, **LONG)) for _ in range(8)]
-        await asyncio.wait(running, timeout=0.5)
-        os.kill(victim, signal.SIGKILL)
-        results = await asyncio.gather(*running, return_exceptions=True)
-        for result in results:  # those of the dead one are cut off, the others whole
-            if not isinstance(result, httpx.TransportError):
-                assert events_of(result.content)[-1]["choices"][0]["finish_reason"] == "length"
+        for body in await streamed(server, 8, lambda: os.kill(victim, signal.SIGKILL), max_tokens=600):
+            if not isinstance(body, httpx.TransportError):  # those of the dead one are cut off, the others whole
+                assert events_of(body)[-1]["choices"][0]["finish_reason"] == "length"
         while len(server.frontends()) < COUNT or victim in server.frontends():
             await asyncio.sleep(0.05)
         assert other in server.frontends()
@@ -104,13 +117,8 @@ def test_sigterm_finishes_what_runs_and_ends_with_0():
     server = Server()
 
     async def main():
-        running = [asyncio.create_task(ask(server, **{**LONG, "max_tokens": 300})) for _ in range(6)]
-        async with httpx.AsyncClient(base_url=server.url) as client:
-            while (await client.get("/load")).json()["server_load"] < 6:
-                await asyncio.sleep(0.01)
-        server.popen.send_signal(signal.SIGTERM)
-        for response in await asyncio.gather(*running):
-            assert events_of(response.content)[-1]["choices"][0]["finish_reason"] == "length"
+        for body in await streamed(server, 6, server.popen.terminate, max_tokens=300):
+            assert events_of(body)[-1]["choices"][0]["finish_reason"] == "length"
 
     asyncio.run(main())
     assert server.end()[0] == 0

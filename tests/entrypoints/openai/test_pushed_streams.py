@@ -13,7 +13,7 @@ from unittest.mock import AsyncMock, Mock
 
 import httpx
 import pytest
-from tests.engine.builders import write_model_folder
+from tests.engine.builders import ENDLESS, ROOM, write_model_folder
 from tests.oracles.hash_model import HashModel
 from tests.oracles.server_process import ServerProcess
 
@@ -46,7 +46,7 @@ def tokenizer(folder):
 
 @pytest.fixture(scope="module", params=["inproc", "process"])
 def server(request, folder):
-    server = HashServer(folder, request.param, 4096)
+    server = HashServer(folder, request.param, ROOM["max_model_len"])
     yield server
     assert "Traceback" not in server.end(signal.SIGTERM)[1]
 
@@ -223,7 +223,7 @@ def test_a_client_that_goes_away_is_forgotten(server):
             before = aborted(await client.get("/metrics"))
             for _ in range(5):
                 reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-                send(writer, "/v1/completions", completion([5, 6], 4000, 1))
+                send(writer, "/v1/completions", completion([5, 6], ENDLESS, 1))
                 await reader.readuntil(b"data:")
                 writer.transport.abort()
             while aborted(await client.get("/metrics")) < before + 5:
@@ -238,11 +238,11 @@ def aborted(metrics):
 
 
 def test_a_dead_core_ends_streams_with_an_error(folder):
-    server = HashServer(folder, "process", 4096)
+    server = HashServer(folder, "process", ROOM["max_model_len"])
 
     async def main():
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        send(writer, "/v1/completions", completion([5, 6], 4000, 1))
+        send(writer, "/v1/completions", completion([5, 6], ENDLESS, 1))
         await reader.readuntil(b"\r\n\r\n")  # the head comes with the first token
         tasks = glob.glob(f"/proc/{server.popen.pid}/task/*/children")
         children = [int(pid) for path in tasks for pid in Path(path).read_text().split()]
