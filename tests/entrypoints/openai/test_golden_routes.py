@@ -129,7 +129,8 @@ async def ask(app: Any, method: str, path: str, options: dict[str, Any]) -> dict
     headers = sorted(set(answer.headers) - {"content-length", "date"})
     found = {"status": answer.status_code, "headers": headers, "body": body_of(answer)}
     if answer.status_code >= 400 and answer.headers.get("content-type") == "application/json" and answer.content:
-        message = re.sub(r"[0-9a-f]{32}", "ID", answer.json().get("error", {}).get("message", ""))
+        error = answer.json().get("error", "")
+        message = re.sub(r"[0-9a-f]{32}", "ID", error if isinstance(error, str) else error.get("message", ""))
         before, _, allowed = message.partition("; allowed: ")  # methods in any order
         found["error"] = [before, *sorted(allowed.rstrip(".").split(", "))]
     return found

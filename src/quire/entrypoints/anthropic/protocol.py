@@ -161,12 +161,8 @@ class AnthropicError(msgspec.Struct):
     type: str = "error"
 
 
-def error_body(error: HTTPError, path: str, error_format: str) -> bytes:
-    """The JSON that a client of `path` gets; where that is not this protocol's, in `error_format`."""
-    return _body(error) if speaks_anthropic(path) else error.body(error_format)
-
-
-def _body(error: HTTPError) -> bytes:
+def anthropic_error(error: HTTPError) -> bytes:
+    """The body of an answer that is not a success."""
     kind = _TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
     details = {"error_code": THREAD_NOT_FOUND} if error.detail.code == THREAD_NOT_FOUND else msgspec.UNSET
     return msgspec.json.encode(AnthropicError(AnthropicErrorDetail(kind, error.detail.message, details)))
@@ -174,4 +170,4 @@ def _body(error: HTTPError) -> bytes:
 
 def error_event(error: HTTPError) -> bytes:
     """An error in a stream whose status has already been sent."""
-    return b"event: error\ndata: " + _body(error) + b"\n\n"
+    return b"event: error\ndata: " + anthropic_error(error) + b"\n\n"

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from quire.engine.request_stream import OutputStream
 from quire.entrypoints.http.http_protocol import DirectBody, direct_body
-from quire.entrypoints.http.streaming import STREAM_HEADERS, ClientGone, EventStream
+from quire.entrypoints.http.streaming import EVENTS, ClientGone, EventStream, stream_headers
 from quire.outputs import AnyOutput, RequestOutput
 
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -48,9 +48,11 @@ class AnswerStream(Protocol):
         ...
 
 
-async def stream_answer(request: Request, answer: AnswerStream, interval: float = 0.0) -> Response:
+async def stream_answer(
+    request: Request, answer: AnswerStream, interval: float = 0.0, content_type: bytes = EVENTS
+) -> Response:
     """A stream's response, once its first event is there, so that a request which is refused gets a status. A sign of life is
-    enough, where one is wanted after so many seconds (`interval`)."""
+    enough, where one is wanted after so many seconds (`interval`); it is a comment between events."""
     source = await answer.open()
     try:
         first = await _next_events(answer, source, interval)
@@ -59,8 +61,8 @@ async def stream_answer(request: Request, answer: AnswerStream, interval: float 
         raise
     body = direct_body(request.scope)
     if body is None:
-        return EventStream(first, _rest(answer, source, interval))
-    return PushedStream(first, answer, source, body, interval)
+        return EventStream(first, _rest(answer, source, interval), content_type)
+    return PushedStream(first, answer, source, body, interval, content_type)
 
 
 async def _next_events(answer: AnswerStream, source: OutputStream, interval: float) -> bytes:
@@ -95,13 +97,20 @@ class PushedStream(Response):
     Args:
         first: events that are there already.
         interval: seconds after which a silent stream gives a sign of life; 0 for never.
+        content_type: of the whole.
     """
 
     def __init__(
-        self, first: bytes, answer: AnswerStream, source: OutputStream, body: DirectBody, interval: float = 0.0
+        self,
+        first: bytes,
+        answer: AnswerStream,
+        source: OutputStream,
+        body: DirectBody,
+        interval: float = 0.0,
+        content_type: bytes = EVENTS,
     ) -> None:
         super().__init__()
-        self.raw_headers = list(STREAM_HEADERS)
+        self.raw_headers = stream_headers(content_type)
         self._rest = first
         self._answer = answer
         self._takes_text = answer.takes_text

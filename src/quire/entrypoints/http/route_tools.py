@@ -119,15 +119,18 @@ def public_id(request: Request, body: RequestWithId) -> str:
     return body.request_id or str(request.scope["state"]["request_id"])
 
 
-async def read_request(request: Request, kind: type[BodyT], *, queues: bool = True) -> BodyT:
+async def read_request(request: Request, kind: type[BodyT], *, queues: bool = True, any_type: bool = False) -> BodyT:
     """The typed body of a request for work; refused before it is read while the server cannot serve, or has no room in its queue
-    (unless the request is not for the queue)."""
+    (unless the request is not for the queue).
+
+    Args:
+        any_type: a program may call JSON what it likes, as curl does; a page of another origin may not, which a browser lets
+            send without asking what is not called JSON.
+    """
     state = state_of(request)
     state.accept_work(queues=queues)
-    content_type = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
-    if content_type not in ("application/json", "text/json", "") and not content_type.endswith("+json"):
-        message = f"Content-Type: {content_type[:100]!r} cannot be read; send application/json."
-        raise HTTPError(400, message, code="unsupported_media_type")
+    if not any_type or "origin" in request.headers:
+        _check_content_type(request)
     if (encoding := request.headers.get("content-encoding", "identity")).lower() not in ("", "identity"):
         message = f"Content-Encoding: {encoding[:100]!r} cannot be read; send the body as it is."
         raise HTTPError(400, message, code="unsupported_media_type")
@@ -140,6 +143,13 @@ async def read_request(request: Request, kind: type[BodyT], *, queues: bool = Tr
     if queues:
         await state.look_for_model(getattr(decoded, "model", None))
     return decoded
+
+
+def _check_content_type(request: Request) -> None:
+    content_type = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
+    if content_type not in ("application/json", "text/json", "") and not content_type.endswith("+json"):
+        message = f"Content-Type: {content_type[:100]!r} cannot be read; send application/json."
+        raise HTTPError(400, message, code="unsupported_media_type")
 
 
 async def read_bytes(request: Request) -> bytes:

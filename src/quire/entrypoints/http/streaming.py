@@ -21,11 +21,12 @@ from quire.logger import init_logger
 logger = init_logger(__name__)
 ResultT = TypeVar("ResultT")
 
-STREAM_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
+EVENTS = b"text/event-stream; charset=utf-8"
+
+
+def stream_headers(content_type: bytes) -> list[tuple[bytes, bytes]]:
+    """The headers of an answer that nothing on the way may hold back."""
+    return [(b"content-type", content_type), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 
 class ClientGone(Exception):
@@ -88,7 +89,7 @@ async def cancel(task: "asyncio.Future[Any]") -> None:
 
 
 class EventStream(Response):
-    """A stream of server-sent events that are pulled from a generator.
+    """A stream, of server-sent events for example, that is pulled from a generator.
 
     A slow reader holds back `send`, so that at most one write's worth is buffered here.
 
@@ -97,9 +98,9 @@ class EventStream(Response):
         events: the rest, with the protocol's end and what is said of failures. It is closed, whatever happens.
     """
 
-    def __init__(self, first: bytes, events: AsyncGenerator[bytes, None]) -> None:
+    def __init__(self, first: bytes, events: AsyncGenerator[bytes, None], content_type: bytes = EVENTS) -> None:
         super().__init__()
-        self.raw_headers = list(STREAM_HEADERS)
+        self.raw_headers = stream_headers(content_type)
         self._first = first
         self._events = events
 

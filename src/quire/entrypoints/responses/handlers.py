@@ -7,7 +7,7 @@ from starlette.responses import Response
 from quire.entrypoints.http.errors import bad_field, bad_request, not_ready
 from quire.entrypoints.http.push import stream_answer
 from quire.entrypoints.http.route_tools import Endpoint, flag_of, json_response, number_of, read_request, state_of
-from quire.entrypoints.http.streaming import STREAM_HEADERS, EventStream, run_while_connected
+from quire.entrypoints.http.streaming import EVENTS, EventStream, run_while_connected, stream_headers
 from quire.entrypoints.responses.prepare import count_input_tokens, prepare_response
 from quire.entrypoints.responses.protocol import (
     DeletedResponse,
@@ -67,7 +67,7 @@ async def retrieve_response(request: Request) -> Response:
         raise bad_field("stream", "only a response that was made with background and stream can be streamed again.")
     rest = events.split(b"\n\n", after + 1)  # JSON has no raw line ends
     told = rest[-1] if len(rest) == after + 2 else b""
-    return Response(told, headers={name.decode(): value.decode() for name, value in STREAM_HEADERS})
+    return Response(told, headers={name.decode(): value.decode() for name, value in stream_headers(EVENTS)})
 
 
 async def delete_response(request: Request) -> Response:

@@ -14,7 +14,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire import envs
-from quire.entrypoints.anthropic.protocol import error_body
+from quire.entrypoints.anthropic.protocol import anthropic_error, speaks_anthropic
 from quire.entrypoints.batches.service import Batches
 from quire.entrypoints.console.routes import build_console_routes, build_docs_routes
 from quire.entrypoints.http.api_keys import KeyEntry, KeyRing, key_text
@@ -29,6 +29,7 @@ from quire.entrypoints.http.middleware import (
 from quire.entrypoints.http.openapi import build_openapi
 from quire.entrypoints.http.route_tools import Endpoint, Handler, build_routes, json_response
 from quire.entrypoints.http.state import ServerState
+from quire.entrypoints.ollama.protocol import ollama_error, speaks_ollama
 from quire.entrypoints.responses.store import ResponseStore
 from quire.entrypoints.server.endpoint_plugins import plugin_endpoints
 from quire.entrypoints.server.operations import CLOSED_PATHS, DEV_ROUTES, OPERATIONS
@@ -59,7 +60,7 @@ def build_app(
     if state.settings.batch_store is not None:
         key = key_text(api_keys[0]) if api_keys else None
         state.batches = Batches(state.settings.batch_store, work_paths, CLOSED_PATHS, key)
-    write_error = functools.partial(error_body, error_format=state.settings.error_format)
+    write_error = functools.partial(_error_body, error_format=state.settings.error_format)
     middleware = [
         Middleware(RequestContext, state=state, work_paths=work_paths, error_body=write_error),
         *extra_middleware,
@@ -117,6 +118,13 @@ class Application:
             await self._router(scope, receive, send)
         except HTTPException as error:
             raise _refusal(Request(scope), error) from None
+
+
+def _error_body(error: HTTPError, path: str, error_format: str) -> bytes:
+    """The JSON that a client of `path` gets; where no protocol has a form of its own, in `error_format`."""
+    if speaks_anthropic(path):
+        return anthropic_error(error)
+    return ollama_error(error) if speaks_ollama(path) else error.body(error_format)
 
 
 def _document(endpoints: Sequence[Endpoint]) -> Handler:

@@ -28,6 +28,7 @@ from quire.entrypoints.http.route_tools import (
 )
 from quire.entrypoints.http.siblings import merge_metrics
 from quire.entrypoints.http.state import ServerState
+from quire.entrypoints.ollama.routes import OLLAMA_MODELS
 from quire.entrypoints.openai.prompts import require_tokenizer
 from quire.entrypoints.openai.protocol import ModelCard, ModelList
 from quire.entrypoints.responses.handlers import KEPT
@@ -194,6 +195,7 @@ _GET = ("GET",)
 OPERATIONS = (
     Endpoint("/v1/models", list_models, "The served models.", _GET, answer=ModelList),
     Endpoint("/v1/models/{model:path}", get_model, "One served model.", _GET, answer=ModelCard),
+    *OLLAMA_MODELS,
     *KEPT,
     *FILES_AND_BATCHES,
     Endpoint("/health", health, "200 while the engine lives and makes progress; needs no key.", _GET),

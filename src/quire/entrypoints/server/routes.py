@@ -31,6 +31,7 @@ from quire.entrypoints.http.route_tools import (
 )
 from quire.entrypoints.http.state import ServerState
 from quire.entrypoints.http.streaming import run_while_connected
+from quire.entrypoints.ollama.routes import OLLAMA_WORK
 from quire.entrypoints.openai.chat import ChatStream, answer_chat, answer_chat_batch, prepare_chat
 from quire.entrypoints.openai.completions import CompletionStream, answer_completion, prepare_completion
 from quire.entrypoints.openai.prompts import (
@@ -240,6 +241,7 @@ WORK = (
         answer=CountTokensResponse,
         example=_QUESTION,
     ),
+    *OLLAMA_WORK,
     Endpoint(
         "/v1/embeddings",
         create_embeddings,

@@ -1,0 +1,1 @@
+"""Ollama's protocol, for the programs that speak no other."""
