@@ -21,7 +21,7 @@ ANSWER_TIMEOUT_S = 600.0
 
 
 class Target(msgspec.Struct, frozen=True):
-    """A server."""
+    """A server. Attributes: uds: the socket that it listens on, where it has no port; for `backend_link.exchange`."""
 
     host: str
     port: int
@@ -29,6 +29,7 @@ class Target(msgspec.Struct, frozen=True):
     is_tls: bool = False
     insecure: bool = False
     headers: dict[str, str] = {}
+    uds: str = ""
 
     @classmethod
     def parse(

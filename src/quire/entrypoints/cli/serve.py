@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from quire.config import EngineConfig, ModelConfig
+    from quire.engine.arg_utils import AsyncEngineArgs
     from quire.entrypoints.http.api_keys import KeyEntry
     from quire.entrypoints.http.listen import ListenOptions
     from quire.entrypoints.http.state import ServerSettings, ServerState
@@ -67,8 +68,12 @@ def listen_options(args: argparse.Namespace) -> "ListenOptions":
 def run(args: argparse.Namespace) -> int:
     from quire.engine.arg_utils import AsyncEngineArgs
     from quire.engine.settings import check_settings
-    from quire.entrypoints.http.listen import open_socket
 
+    if args.models is not None:
+        from quire.entrypoints.cli.serve_several import serve_several
+
+        set_up_log(args)
+        return serve_several(args, listen_options(args), _api_keys(args), server_settings(args))
     take_model(args)
     set_up_log(args)
     options = listen_options(args)
@@ -84,6 +89,18 @@ def run(args: argparse.Namespace) -> int:
             _announce(config.model, options, bool(keys), seconds)
 
         return serve_frontends(args, options, engine_args, keys, announce_all)
+    return _serve_alone(args, options, engine_args, keys)
+
+
+def _serve_alone(
+    args: argparse.Namespace,
+    options: "ListenOptions",
+    engine_args: "AsyncEngineArgs",
+    keys: "Sequence[str | KeyEntry]",
+) -> int:
+    """Serve in this process."""
+    from quire.entrypoints.http.listen import open_socket
+
     listener, options = open_socket(options)
 
     from quire.entrypoints.server.engine_start import begin_engine, connect_engine
@@ -97,6 +114,8 @@ def run(args: argparse.Namespace) -> int:
         return connect_engine(engine.result(), state)
 
     def announce(engine: Any, seconds: float) -> None:
+        if getattr(args, "is_hosted", False):  # the server in front of it is the one to talk to
+            return
         _announce(state.engine.config.model, options, bool(keys), seconds)
         if args.console and not options.uds and envs.QUIRE_LOGGING_FORMAT != "json":
             print(f"Or open {options.url}/ in a browser.\n", flush=True)

@@ -153,8 +153,8 @@ def error_of_finished(message: str | None, request_id: str) -> HTTPError:
     return HTTPError(500, f"{text}: {message}" if message else f"{text}.", code="request_failed")
 
 
-def openapi_error_responses() -> dict[str, Any]:
-    """The error statuses that every work route may answer, for the OpenAPI page."""
+def openapi_error_responses(schema: dict[str, Any]) -> dict[str, Any]:
+    """The error statuses that every work route may answer, for the OpenAPI page; `schema`: of their bodies."""
     meaning = {
         400: "The request is wrong; `param` names the field.",
         401: "The key is missing or unknown.",
@@ -164,8 +164,8 @@ def openapi_error_responses() -> dict[str, Any]:
         503: "Starting, draining, or the engine is dead; see Retry-After.",
         504: "The request did not end within its timeout.",
     }
-    schema = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorResponse"}}}
-    return {str(status): {"description": text, "content": schema} for status, text in meaning.items()}
+    content = {"application/json": {"schema": schema}}
+    return {str(status): {"description": text, "content": content} for status, text in meaning.items()}
 
 
 Fields: TypeAlias = dict[str, Any]

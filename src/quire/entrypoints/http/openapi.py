@@ -17,7 +17,7 @@ def build_openapi(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     """The document of the routes that have a line about them."""
     told = [endpoint for endpoint in endpoints if endpoint.about]
     kinds: list[Any] = [ErrorResponse]
-    kinds += [kind for endpoint in told for kind in (*endpoint.body, endpoint.answer) if kind is not None]
+    kinds += [kind for each in told for kind in (*each.body, each.answer, each.error) if kind is not None]
     kinds = list(dict.fromkeys(kinds))
     schemas, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     reference = dict(zip(kinds, schemas, strict=True))
@@ -43,9 +43,10 @@ def _operation(path: str, endpoint: Endpoint, reference: dict[Any, Any]) -> dict
     if endpoint.answer or endpoint.body:
         content["application/json"] = {"schema": reference.get(endpoint.answer, {"type": "object"})}
     if any("stream" in body.__struct_fields__ for body in endpoint.body):
-        content["text/event-stream"] = {}  # OpenAPI 3.1 cannot describe an event
+        content[endpoint.stream_type] = {}  # OpenAPI 3.1 cannot describe an event
     ok = {"description": "The answer." if endpoint.body else "OK", **({"content": content} if content else {})}
-    operation: dict[str, Any] = {"summary": endpoint.about, "responses": {"200": ok, **openapi_error_responses()}}
+    errors = openapi_error_responses(reference[endpoint.error])
+    operation: dict[str, Any] = {"summary": endpoint.about, "responses": {"200": ok, **errors}}
     if bodies := [reference[body] for body in endpoint.body]:
         schema = bodies[0] if len(bodies) == 1 else {"anyOf": bodies}
         body = {"application/json": {"schema": schema, "example": endpoint.example}}

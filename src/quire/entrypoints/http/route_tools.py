@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from quire.engine.caller import CALLER, check_timeout
 from quire.entrypoints.http.decoding import read_body
-from quire.entrypoints.http.errors import HTTPError, bad_field
+from quire.entrypoints.http.errors import ErrorResponse, HTTPError, bad_field
 from quire.entrypoints.http.long_bodies import encode, json_body
 from quire.entrypoints.http.siblings import OWN
 from quire.entrypoints.http.state import ServerState
@@ -38,6 +38,8 @@ class Endpoint:
         example: a body that works.
         query: the parameters of the query, and their types.
         form: the fields of a form with a file (`multipart/form-data`), and their types; `binary` is the file.
+        error: what the answers hold that are no success.
+        stream_type: what a streamed answer is called.
     """
 
     path: str
@@ -49,6 +51,8 @@ class Endpoint:
     example: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     query: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
     form: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
+    error: type[msgspec.Struct] = ErrorResponse
+    stream_type: str = "text/event-stream"
 
 
 def build_routes(endpoints: Iterable[Endpoint]) -> list[Route]:

@@ -131,6 +131,13 @@ def _listed(state: ServerState, name: str) -> dict[str, Any]:
     }
 
 
+def unknown(name: str, since: int) -> ListedModel:
+    """A model that has not been looked at yet."""
+    digest, when = hashlib.sha256(name.encode()).hexdigest(), at(datetime.datetime.fromtimestamp(since, datetime.UTC))
+    details = ModelDetails(format="safetensors", family="", families=[], quantization_level="")
+    return ListedModel(name=name, model=name, modified_at=when, size=0, digest=digest, details=details)
+
+
 def _modified(state: ServerState) -> str:
     try:
         changed = Path(state.engine.config.model.path).stat().st_mtime

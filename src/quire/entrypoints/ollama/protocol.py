@@ -228,6 +228,11 @@ def speaks_ollama(path: str) -> bool:
     return path.startswith("/api/")
 
 
-def ollama_error(error: HTTPError) -> bytes:
+class OllamaError(msgspec.Struct):
     """The body of every answer that is not a success, and what ends a stream that fails."""
-    return msgspec.json.encode({"error": error.detail.message})
+
+    error: str
+
+
+def ollama_error(error: HTTPError) -> bytes:
+    return msgspec.json.encode(OllamaError(error.detail.message))

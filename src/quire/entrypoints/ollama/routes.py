@@ -1,5 +1,6 @@
 """Ollama's routes: those of work, and those that tell of models. Answers are streamed unless the request says no."""
 
+import functools
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ from quire.entrypoints.ollama.protocol import (
     OllamaChatAnswer,
     OllamaEmbed,
     OllamaEmbedding,
+    OllamaError,
     OllamaGenerate,
     OllamaModel,
     OllamaText,
@@ -99,8 +101,10 @@ async def _vectors(request: Request, body: OllamaEmbed | OllamaEmbedding, texts:
 _CHAT = {"messages": [{"role": "user", "content": "What is 17 + 25?"}], "stream": False}
 _GREEDY = {"options": {"temperature": 0, "num_predict": 32}}
 
+_endpoint = functools.partial(Endpoint, error=OllamaError, stream_type=NDJSON.decode())
+
 OLLAMA_WORK = (
-    Endpoint(
+    _endpoint(
         "/api/chat",
         _text_route(OllamaChat, prepare_ollama_chat),
         "Answer a conversation in Ollama's protocol, as lines of JSON; `stream: false` gives one answer.",
@@ -108,7 +112,7 @@ OLLAMA_WORK = (
         answer=OllamaChatAnswer,
         example=_CHAT | _GREEDY,
     ),
-    Endpoint(
+    _endpoint(
         "/api/generate",
         _text_route(OllamaGenerate, prepare_ollama_text),
         "Answer a prompt in Ollama's protocol, as lines of JSON; `stream: false` gives one answer.",
@@ -116,7 +120,7 @@ OLLAMA_WORK = (
         answer=OllamaText,
         example={"prompt": "What is 17 + 25?", "stream": False} | _GREEDY,
     ),
-    Endpoint(
+    _endpoint(
         "/api/embed",
         embed,
         "A vector for each text in Ollama's protocol; for servers of embedding models.",
@@ -124,7 +128,7 @@ OLLAMA_WORK = (
         answer=OllamaVectors,
         example={"input": ["The tower is three hundred metres tall."]},
     ),
-    Endpoint(
+    _endpoint(
         "/api/embeddings",
         embed_one,
         "A vector for a text, in the older form of Ollama's protocol.",
@@ -137,19 +141,19 @@ OLLAMA_WORK = (
 _OPERATORS = "models are the operator's (`quire pull`, `quire rm`, `quire serve`)"
 _GET = ("GET",)
 OLLAMA_MODELS = (
-    Endpoint("/api/tags", models.list_tags, "The served models, in Ollama's protocol.", _GET, answer=Tags),
-    Endpoint("/api/ps", models.list_loaded, "The loaded models, in Ollama's protocol.", _GET, answer=Loaded),
-    Endpoint("/api/version", models.show_version, "The release of Ollama whose routes these are.", _GET),
-    Endpoint(
+    _endpoint("/api/tags", models.list_tags, "The served models, in Ollama's protocol.", _GET, answer=Tags),
+    _endpoint("/api/ps", models.list_loaded, "The loaded models, in Ollama's protocol.", _GET, answer=Loaded),
+    _endpoint("/api/version", models.show_version, "The release of Ollama whose routes these are.", _GET),
+    _endpoint(
         "/api/show",
         models.show_model,
         "A served model, in Ollama's protocol.",
         body=(OllamaModel,),
         answer=Shown,
     ),
-    Endpoint("/api/pull", models.pull_model, body=(OllamaModel,)),
-    Endpoint("/api/delete", models.refuse("no model is deleted", _OPERATORS), methods=("DELETE",)),
-    Endpoint("/api/copy", models.refuse("no model is copied", "--served-model-name gives one more names")),
-    Endpoint("/api/create", models.refuse("no model is made", _OPERATORS)),
-    Endpoint("/api/push", models.refuse("no model is pushed", _OPERATORS)),
+    _endpoint("/api/pull", models.pull_model, body=(OllamaModel,)),
+    _endpoint("/api/delete", models.refuse("no model is deleted", _OPERATORS), methods=("DELETE",)),
+    _endpoint("/api/copy", models.refuse("no model is copied", "--served-model-name gives one more names")),
+    _endpoint("/api/create", models.refuse("no model is made", _OPERATORS)),
+    _endpoint("/api/push", models.refuse("no model is pushed", _OPERATORS)),
 )

@@ -92,6 +92,11 @@ def _adapter(text: str) -> dict[str, str]:
 
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the server's flags, in groups."""
+    parser.add_argument_group("Models").add_argument(
+        "--models",
+        metavar="FILE",
+        help="YAML file of several models, each awake while it is used (see docs/several_models.md)",
+    )
     _add_network_flags(parser.add_argument_group("Network"))
     _add_access_flags(parser.add_argument_group("Access"))
     _add_chat_flags(parser.add_argument_group("Chat"))

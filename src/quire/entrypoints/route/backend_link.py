@@ -68,6 +68,12 @@ class Answer:
                     yield event + b"\n\n"
 
 
+async def _connect(target: Target) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    if target.uds:
+        return await asyncio.open_unix_connection(target.uds, limit=HEAD_LIMIT)
+    return await asyncio.open_connection(target.host, target.port, ssl=target.tls_context(), limit=HEAD_LIMIT)
+
+
 @contextlib.asynccontextmanager
 async def exchange(
     target: Target, method: str, path: str, headers: Sequence[tuple[bytes, bytes]], body: bytes
@@ -75,9 +81,7 @@ async def exchange(
     """Send a request; gives its answer. Leaving closes the connection, which ends the request.
     Raises BackendGone: the server cannot be reached, or does not answer in HTTP."""
     try:
-        reader, writer = await asyncio.open_connection(
-            target.host, target.port, ssl=target.tls_context(), limit=HEAD_LIMIT
-        )
+        reader, writer = await _connect(target)
     except OSError as error:
         raise BackendGone(f"{target.url} cannot be reached: {error}") from None
     try:

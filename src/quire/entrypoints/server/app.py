@@ -1,7 +1,7 @@
 """The ASGI application: the routes and the middleware before them."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from starlette.datastructures import State
@@ -60,24 +60,40 @@ def build_app(
     if state.settings.batch_store is not None:
         key = key_text(api_keys[0]) if api_keys else None
         state.batches = Batches(state.settings.batch_store, work_paths, CLOSED_PATHS, key)
-    write_error = functools.partial(_error_body, error_format=state.settings.error_format)
-    middleware = [
-        Middleware(RequestContext, state=state, work_paths=work_paths, error_body=write_error),
-        *extra_middleware,
-    ]
-    if allowed_origins:
-        options: dict[str, Any] = {"allow_methods": allowed_methods, "allow_headers": allowed_headers}
-        options |= {"allow_origins": allowed_origins, "allow_credentials": allow_credentials}
-        middleware.append(Middleware(CORSMiddleware, **options))
-    if api_keys:
-        paths = frozenset(route.path for route in pages)
-        open_paths = paths if state.settings.api_key_for == "all" else paths | PROBED_PATHS
-        middleware.append(Middleware(Authentication, keys=KeyRing(api_keys), open_paths=open_paths))
-    middleware.append(Middleware(ErrorAnswers, settings=state.settings, allows_direct=not extra_middleware))
+    origins: dict[str, Any] = {"allow_methods": allowed_methods, "allow_headers": allowed_headers}
+    origins |= {"allow_origins": allowed_origins, "allow_credentials": allow_credentials}
+    page_paths = frozenset(route.path for route in pages)
+    middleware = build_middleware(state, work_paths, page_paths, api_keys, origins, extra_middleware)
     routes = [*build_routes(endpoints), *pages]
     if docs:
         routes.append(Route("/openapi.json", _document(endpoints), methods=["GET"]))
-    return Application(state, routes, middleware, root_path)
+    return Application(state, routes, middleware, root_path, {endpoint.path: endpoint.handler for endpoint in WORK})
+
+
+def build_middleware(
+    state: ServerState,
+    work_paths: Set[str],
+    page_paths: frozenset[str],
+    api_keys: Sequence[str | KeyEntry],
+    origins: dict[str, Any],
+    extra: Sequence[Middleware],
+) -> list[Middleware]:
+    """What every request passes through, outermost first.
+
+    Args:
+        page_paths: need no key.
+        origins: the options of `CORSMiddleware`; without `allow_origins` there is none.
+        extra: the operator's own.
+    """
+    write_error = functools.partial(_error_body, error_format=state.settings.error_format)
+    middleware = [Middleware(RequestContext, state=state, work_paths=work_paths, error_body=write_error), *extra]
+    if origins.get("allow_origins"):
+        middleware.append(Middleware(CORSMiddleware, **origins))
+    if api_keys:
+        open_paths = page_paths if state.settings.api_key_for == "all" else page_paths | PROBED_PATHS
+        middleware.append(Middleware(Authentication, keys=KeyRing(api_keys), open_paths=open_paths))
+    middleware.append(Middleware(ErrorAnswers, settings=state.settings, allows_direct=not extra))
+    return middleware
 
 
 class Application:
@@ -86,18 +102,26 @@ class Application:
     Requests for work are found by their path and go straight to their handlers: Starlette's own layers and routing would cost
     each of them more than all that is ours.
 
+    Args:
+        work: handlers of posts that are found by their path alone.
+
     Attributes:
         routes: all of them.
         state: `state.server` is the server's; routes and middleware find it as `request.app.state.server`.
     """
 
     def __init__(
-        self, state: ServerState, routes: Sequence[Route], middleware: Sequence[Middleware], root_path: str
+        self,
+        state: ServerState,
+        routes: Sequence[Route],
+        middleware: Sequence[Middleware],
+        root_path: str,
+        work: Mapping[str, Handler],
     ) -> None:
         self.routes = routes
         self.state = State({"server": state})
         self._router = Router(routes, redirect_slashes=False)
-        self._work = {endpoint.path: endpoint.handler for endpoint in WORK}
+        self._work = work
         self._root_path = root_path
         self._app: ASGIApp = self._route
         for layer in reversed(middleware):

@@ -51,7 +51,7 @@ def _max_connections() -> int | None:
     return None if limit is None else max(1, limit - SPARE_FILES)
 
 
-class _QuietServer(uvicorn.Server):
+class QuietServer(uvicorn.Server):
     """uvicorn's server without its ten ticks a second (an idle server uses no CPU) and without its signal handlers."""
 
     def __init__(self, config: uvicorn.Config) -> None:
@@ -114,7 +114,7 @@ class ServerProcess:
         self._exit_code = exit_codes.OK
         self._signals = 0
         self._engine: Any = None
-        self._server: _QuietServer
+        self._server: QuietServer
         self._drain: asyncio.Task[None] | None = None
 
     def run(self) -> int:
@@ -124,7 +124,7 @@ class ServerProcess:
 
     async def _main(self) -> int:
         config = self._uvicorn_config()
-        self._server = _QuietServer(config)
+        self._server = QuietServer(config)
         self._install_signal_handlers()
         serving = asyncio.ensure_future(self._server.serve(sockets=self._listeners))
         beside = [asyncio.ensure_future(self._load())]

@@ -1,0 +1,181 @@
+"""`quire serve --models FILE`: one server for several models, each in a process of its own, awake while it is used.
+
+This process has the port, and keys and origins to check; it knows no model. A signal lets running requests finish.
+"""
+
+import argparse
+import asyncio
+import signal
+import socket
+import time
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from quire.errors import ConfigError
+from quire.logger import init_logger
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Sequence
+
+    import uvicorn
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from quire.entrypoints.http.api_keys import KeyEntry
+    from quire.entrypoints.http.listen import ListenOptions
+    from quire.entrypoints.http.state import ServerSettings
+    from quire.entrypoints.several.host import ModelHost
+
+logger = init_logger(__name__)
+_FRONTS = (
+    *("host", "port", "uds", "root_path", "allowed_origins", "allowed_methods", "allowed_headers", "allow_credentials"),
+    *("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers", "enable_ssl_refresh", "models"),
+)
+"""Flags of the port, which the models' own servers do not get."""
+
+
+def serve_several(
+    args: argparse.Namespace, options: "ListenOptions", keys: "Sequence[str | KeyEntry]", settings: "ServerSettings"
+) -> int:
+    """Serve until a signal ends it. Raises ConfigError: the file is wrong, or a flag is not for several models."""
+    from quire.entrypoints.http.api_keys import key_text
+    from quire.entrypoints.http.listen import open_socket
+    from quire.entrypoints.several.host import ModelHost
+    from quire.entrypoints.several.models_file import read_models_file
+
+    _check(args)
+    file = read_models_file(args.models)
+    listener, options = open_socket(options)
+    host = ModelHost(file, models_words(args.command_line), key_text(keys[0]) if keys else None)
+    app, began = _app(args, host, keys, settings), time.monotonic()
+
+    def announce() -> None:
+        _announce(args, host, options, bool(keys), time.monotonic() - began)
+
+    with listener, asyncio.Runner() as runner:
+        runner.run(_serve(_config(_Lifespan(app, host, announce), options), listener))
+    return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    if args.model_tag is not None or args.api_server_count > 1:
+        raise ConfigError.of(
+            "models", "the file names the models, each with one server: leave MODEL and --api-server-count out."
+        )
+    for name in ("handover", "responses_store", "batch_store"):
+        if getattr(args, name) is not None:
+            raise ConfigError.of(name, "it is for one model: give it among the flags of a model in the file.")
+
+
+def models_words(words: list[str]) -> list[str]:
+    """The flags that each model's server gets: all but those of the port."""
+    from quire.engine.arg_parser import ArgumentParser
+    from quire.entrypoints.openai.cli_args import add_server_arguments
+
+    whole = ArgumentParser(add_help=False)
+    add_server_arguments(whole)
+    own = ArgumentParser(add_help=False)
+    for action in whole._actions:
+        if action.dest in _FRONTS:
+            own._add_action(action)
+    return own.parse_known_args(list(words))[1]
+
+
+def _app(
+    args: argparse.Namespace, host: "ModelHost", keys: "Sequence[str | KeyEntry]", settings: "ServerSettings"
+) -> "ASGIApp":
+    from quire.entrypoints.http.middleware import named_middleware
+    from quire.entrypoints.http.route_tools import build_routes
+    from quire.entrypoints.http.state import ServerState
+    from quire.entrypoints.openai.cli_args import flatten
+    from quire.entrypoints.server.app import Application, build_middleware
+    from quire.entrypoints.server.routes import WORK
+    from quire.entrypoints.several.front import Front, front_endpoints
+
+    state, work = ServerState(settings), [endpoint.path for endpoint in WORK]
+    endpoints = front_endpoints(Front(host), work)
+    origins = {
+        "allow_origins": flatten(args.allowed_origins),
+        "allow_methods": flatten(args.allowed_methods),
+        "allow_headers": flatten(args.allowed_headers),
+        "allow_credentials": args.allow_credentials,
+    }
+    extra = [named_middleware(path) for path in args.middleware]
+    middleware = build_middleware(state, set(work), frozenset(), keys, origins, extra)
+    handlers = {endpoint.path: endpoint.handler for endpoint in endpoints if endpoint.path in work}
+    return Application(state, build_routes(endpoints), middleware, args.root_path.rstrip("/"), handlers)
+
+
+class _Lifespan:
+    """The application; wakes models when the server starts, and ends them when it has ended."""
+
+    def __init__(self, app: "ASGIApp", host: "ModelHost", announce: "Callable[[], None]") -> None:
+        self._app, self._host, self._announce = app, host, announce
+
+    async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
+        if scope["type"] != "lifespan":
+            await self._app(scope, receive, send)
+            return
+        async with self._living():
+            while (await receive())["type"] == "lifespan.startup":
+                await send({"type": "lifespan.startup.complete"})
+        await send({"type": "lifespan.shutdown.complete"})
+
+    @asynccontextmanager
+    async def _living(self) -> "AsyncGenerator[None]":
+        async def begin() -> None:
+            await self._host.start()
+            self._announce()
+
+        beginning = asyncio.ensure_future(begin())
+        try:
+            yield
+        finally:
+            beginning.cancel()
+            await asyncio.gather(beginning, return_exceptions=True)
+            await self._host.close()
+
+
+async def _serve(config: "uvicorn.Config", listener: socket.socket) -> None:
+    """Until SIGTERM, which lets requests finish, or SIGINT, which does not."""
+    from quire.entrypoints.server.process import QuietServer
+
+    server, loop = QuietServer(config), asyncio.get_running_loop()
+
+    def end(at_once: bool) -> None:
+        server.force_exit = server.force_exit or at_once or server.should_exit
+        server.stop()
+
+    loop.add_signal_handler(signal.SIGTERM, end, False)
+    loop.add_signal_handler(signal.SIGINT, end, True)
+    await server.serve(sockets=[listener])
+
+
+def _config(app: "ASGIApp", options: "ListenOptions") -> "uvicorn.Config":
+    import uvicorn
+
+    return uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        lifespan="on",
+        server_header=False,
+        date_header=False,
+        timeout_graceful_shutdown=int(options.shutdown_timeout_s),
+        ssl_keyfile=options.ssl_keyfile,
+        ssl_certfile=options.ssl_certfile,
+        ssl_ca_certs=options.ssl_ca_certs,
+        ssl_cert_reqs=options.ssl_cert_reqs,
+        ssl_ciphers=options.ssl_ciphers,
+    )
+
+
+def _announce(
+    args: argparse.Namespace, host: "ModelHost", options: "ListenOptions", has_keys: bool, seconds: float
+) -> None:
+    """Say where the server is; `quire ps` lists it from now on."""
+    from quire.entrypoints.cli.running import register
+
+    names = [name for model in host.models for name in model.entry.names]
+    register(options.url, args.models, names, has_keys)
+    shown = ", ".join(model.name for model in host.models)
+    print(f"\nThe server of {shown} is ready after {seconds:.1f} s at {options.url}", flush=True)
