@@ -66,6 +66,9 @@ class SpeculativeConfig:
         rejection_sample_method: `standard` accepts a guess that is what the model draws; `rejection` accepts a guess of a drafter
             with probabilities more often, and its tokens depend on the drafter; `synthetic` accepts guesses at random, to
             measure speed, and gives wrong text.
+        draft_sample_method: how a model that guesses draws: None with the noise that the model will draw with at that place;
+            `greedy` takes the likeliest token; `probabilistic` draws with noise of its own, and guesses are accepted by
+            `rejection`, which means the same for such a method.
         synthetic_acceptance_rate, synthetic_acceptance_rates: how often `synthetic` accepts: a guess whose predecessors were
             accepted; or by position, a guess and all before it.
         enable_adaptive_verification: the cost model decides how many guesses are verified; False verifies all.
@@ -84,6 +87,7 @@ class SpeculativeConfig:
     suffix_decoding_max_spec_factor: float = setting(1.0, number(0.0, 64.0))
     suffix_decoding_min_token_prob: float = setting(0.1, number(0.0, 1.0))
     rejection_sample_method: str = setting("standard", one_of("standard", "rejection", "synthetic"))
+    draft_sample_method: str | None = setting(None, one_of("greedy", "probabilistic"))
     synthetic_acceptance_rate: float | None = setting(None, number(0.0, 1.0))
     synthetic_acceptance_rates: list[float] | None = setting(None, RATES)
     enable_adaptive_verification: bool = setting(True, FLAG)
@@ -118,10 +122,14 @@ class SpeculativeConfig:
                 _refuse("model", None, f"method {self.method!r} needs one: a folder or a hub id")
             if self.is_synthetic:
                 _refuse("rejection_sample_method", "synthetic", f"method {self.method!r} accepts by what is drawn")
+            if self.draft_sample_method == "greedy" and self.rejection_sample_method == "rejection":
+                _refuse(
+                    "draft_sample_method", "greedy", "rejection_sample_method='rejection' needs guesses that are drawn"
+                )
             return
         if self.model is not None and self.model not in METHODS:
             _refuse("model", self.model, f"method {self.method!r} has no model")
-        for key in ("revision", "quantization", "draft_tensor_parallel_size"):
+        for key in ("revision", "quantization", "draft_tensor_parallel_size", "draft_sample_method"):
             if getattr(self, key) is not None:
                 _refuse(key, getattr(self, key), f"method {self.method!r} has no model")
 
@@ -134,6 +142,11 @@ class SpeculativeConfig:
     def is_synthetic(self) -> bool:
         """Whether guesses are accepted at random."""
         return self.rejection_sample_method == "synthetic"
+
+    @property
+    def is_probabilistic(self) -> bool:
+        """Whether guesses are accepted by what they were drawn from, as far as that is known."""
+        return self.rejection_sample_method == "rejection" or self.draft_sample_method == "probabilistic"
 
     def drafts_of_step(self, max_num_seqs: int) -> int:
         """Guesses that one step verifies at most."""

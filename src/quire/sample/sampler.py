@@ -461,7 +461,9 @@ class Sampler:
     ) -> torch.Tensor | None:
         """`_draw`, and what `redraw` makes of it."""
         threshold_S = self._draw(logits_SV, columns, wanted, out_S)
-        if self.redraw is not None and self.redraw.is_on:
+        if (
+            self.redraw is not None and self.redraw.is_on and wanted & features.RANDOM
+        ):  # greedy draws stay what they are
             self.redraw.replace(logits_SV, columns, threshold_S, rows_S, positions_S, out_S)
         return threshold_S
 

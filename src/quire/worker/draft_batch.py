@@ -9,7 +9,6 @@ Legend: N rows, T tokens of a pass, W tokens of a row in a pass, F fields, K dra
 import torch
 
 from quire.attention.interface import AttentionMetadata
-from quire.kernels import ops
 from quire.kernels.step import allocate_columns
 from quire.layers.interface import StepInputs
 
@@ -53,7 +52,7 @@ class DraftBatch:
         self._ids_T, self._positions_T = zeros(2 * max_rows), zeros(2 * max_rows)
         self._slots_GT = [zeros(2 * max_rows, dtype=slot_dtype) for _ in tables]
         self._query_start, self._seq_lens, self._index_N = zeros(max_rows + 1), zeros(max_rows), zeros(max_rows)
-        self._shape, self._threshold_N = zeros(4, dtype=torch.int64), zeros(max_rows, dtype=torch.float32)
+        self._shape = zeros(4, dtype=torch.int64)
         self._count_up = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
         self._back = {width: torch.arange(1 - width, 1, dtype=torch.int32, device=device) for width in (1, 2)}
         self._steps: dict[tuple[int, int], StepInputs] = {}
@@ -88,19 +87,6 @@ class DraftBatch:
         ids_NW = self._ids_T[: count * len(columns)].view(count, len(columns))
         for place, column in enumerate(columns):
             ids_NW[:, place] = column[:count]
-
-    def draw(self, logits_NV: torch.Tensor, number: int, *, is_filtered: bool) -> torch.Tensor:
-        """Draw each row's guess of this number, with the noise of the position that was placed."""
-        columns, count, out_N = self.columns, len(logits_NV), self.drafts_KN[number, : len(logits_NV)]
-        inverse_N, filters = columns.inverse_temperature_S[:count], (columns.top_k_S, columns.top_p_S, columns.min_p_S)
-        noise = (columns.seed_S[:count], columns.positions_S[:count])
-        if is_filtered:
-            top_k, top_p, min_p = (column[:count] for column in filters)
-            threshold_N = self._threshold_N[:count]
-            ops.filtered_gumbel_argmax(logits_NV, inverse_N, top_k, top_p, min_p, *noise, threshold_N, out_N)
-        else:
-            ops.gumbel_argmax(logits_NV, inverse_N, *noise, out_N)
-        return out_N
 
     def _step(self, count: int, width: int) -> StepInputs:
         step = self._steps.get((count, width))

@@ -5,8 +5,7 @@
 2. Behind a step it reads what the step has computed, and the tokens that were drawn. A draft model reads the last two tokens of
    each row in its first pass: of the tokens that it guessed itself it has not read the last. Prompts it reads as the model does.
    A head (EAGLE, further tokens' layers) reads the step's own tokens in its first pass, beside what the model made of them.
-3. It draws each guess with the row's temperature and filters and the noise of (seed, position), as the model will at that
-   position: where both agree in their probabilities they agree in their draws, and sampled requests accept as greedy ones do.
+3. It draws each guess with the row's temperature and filters (`draft_drawing.py` says with which noise).
 4. Guesses come back with the step's result (`ModelRunnerOutput.proposals`); the scheduler decides which are verified, and how
    many are made next (`core/model_drafting.py`). Whatever is guessed, the tokens are those of an engine without guesses.
 5. A pass is computed from buffers on the device alone: passes are recorded once on a CPU, and captured together on a GPU.
@@ -35,6 +34,7 @@ from quire.model_loader.loader import LoadedModel
 from quire.platforms.interface import DeviceRuntime, Platform
 from quire.worker.batch_state import BatchState
 from quire.worker.draft_batch import BEFORE, LAST, DraftBatch
+from quire.worker.draft_drawing import DraftDrawing
 from quire.worker.draft_rows import DraftRows
 
 Run = Callable[[StepInputs], torch.Tensor]
@@ -49,6 +49,7 @@ class Drafter:
 
     Attributes:
         model: the loaded drafter. most: guesses that it makes for a row at most.
+        drawing: draws its guesses.
         rows, batch: once pages are there: its rows, and the inputs of its passes.
         behind: how many tokens before a row's last one the last is that it reads in its first pass.
     """
@@ -84,6 +85,8 @@ class Drafter:
         self._known = (
             min(config.drafter.vocab_size, self.vocab) if config.speculative.method == "draft_model" else self.vocab
         )
+        shape = (self.most, self.max_rows, self.vocab, self._known)
+        self.drawing = DraftDrawing(config.speculative, *shape, runtime.device())
         size = max_tokens if self._known < self.vocab else 0
         self._readable_T = torch.zeros(size, dtype=torch.int32, device=runtime.device())
 
@@ -167,8 +170,7 @@ class Drafter:
         batch, logits_NV = self.batch, first()
         for number in range(num_drafts):
             batch.aim(count, number)
-            drafted_N = batch.draw(self.spread(logits_NV), number, is_filtered=is_filtered)
-            drafted_N.clamp_(0, self._known - 1)
+            drafted_N = self.drawing.draw(batch, self.spread(logits_NV), number, is_filtered=is_filtered)
             if number + 1 < num_drafts:
                 step = batch.place(count, 1, number + 1 - self.behind)
                 batch.put_ids(count, drafted_N)
@@ -180,6 +182,7 @@ class Drafter:
         """By row, the guesses behind a step; none for rows that it has not followed, and no more than it had pages for."""
         drawing = plan.needs_sample
         rows, ready = plan.rows[drawing], is_ready[drawing]
+        self.drawing.told(rows)
         room = self.rows.capacity(rows) - self._state.num_tokens_R[rows] + 1 + self.behind
         columns = drafts_KN[: plan.num_drafts, : len(rows)].T.tolist()
         return {

@@ -61,7 +61,8 @@ class ModelRunner(Runner):
 
     def _workspace_bytes(self) -> int:
         """The model's own buffers get their memory when they are used."""
-        return sum(model.buffer_bytes for model in self.weights)
+        kept = 0 if self._drafter is None else self._drafter.drawing.buffer_bytes
+        return sum(model.buffer_bytes for model in self.weights) + kept
 
     def _warm_up(self, block_size: int) -> None:
         """Run the step once, one token into the null page, and record it."""

@@ -122,11 +122,13 @@ class Runner(abc.ABC):
         )
         self.acceptance = Acceptance(config.speculative)
         self.rejection = Rejection()
-        if config.speculative is not None and config.speculative.rejection_sample_method == "rejection":
+        if config.speculative is not None and config.speculative.is_probabilistic:
             self._sampler.redraw = self.rejection
         self._out_S = torch.zeros(self._max_draws, dtype=torch.int32, device=self._device)
         self._pages: PageStore | None = None
         self._drafter = make_drafter(config, platform, runtime, self._model, max_tokens)
+        if self._drafter is not None:
+            self.rejection.probabilities = self._drafter.drawing.probabilities
         self._transfers: Any = None
         self._adapters: AdapterSteps | None = None
         if config.lora is not None:
