@@ -53,8 +53,9 @@ class DraftDrawing:
             logits_NV = logits_NV[:, : self._known].contiguous()
         noise = (seed_N, columns.positions_S[:count])
         if is_filtered and not self._is_greedy:
-            filters = (column[:count] for column in (columns.top_k_S, columns.top_p_S, columns.min_p_S))
-            ops.filtered_gumbel_argmax(logits_NV, inverse_N, *filters, *noise, self._threshold_N[:count], out_N)
+            top_k, top_p, min_p = (column[:count] for column in (columns.top_k_S, columns.top_p_S, columns.min_p_S))
+            threshold_N = self._threshold_N[:count]
+            ops.filtered_gumbel_argmax(logits_NV, inverse_N, top_k, top_p, min_p, *noise, threshold_N, out_N)
         else:
             ops.gumbel_argmax(logits_NV, inverse_N, *noise, out_N)
         if self._keeps:
