@@ -3,7 +3,8 @@
     python -m bench adapters --json bench/results/adapters-zipf.json
 
 Requests arrive at random times. Both sides get the same arrivals, prompts and lengths, in turns: the base alone, and each request
-with the adapter that its draw names. Few places on the device and in host memory serve all adapters: many wait for a disk.
+with the adapter that its draw names. Few places in host memory serve all adapters: many wait for a disk. With few places on the
+device too (`--max-loras 16`), as many adapters take part in a step, and requests of others wait for their end.
 """
 
 import argparse
@@ -27,7 +28,7 @@ FLAGS: common.Flags = (
     ("--rate", 20.0, "requests a second"),
     ("--input-len", 64, "tokens a prompt"),
     ("--output-len", 16, "tokens an answer"),
-    ("--max-loras", 16, "places on the device"),
+    ("--max-loras", 0, "places on the device; 0: as many as the engine gives, a place for each row"),
     ("--max-cpu-loras", 64, "places in host memory"),
     ("--rounds", 3, "of both sides"),
 )
@@ -73,7 +74,7 @@ async def run_side(
 async def run(args: argparse.Namespace, folder: str) -> dict[str, Any]:
     engine = AsyncLLM.from_engine_args(
         AsyncEngineArgs(
-            model=args.model, enable_lora=True, max_loras=args.max_loras, max_cpu_loras=args.max_cpu_loras,
+            model=args.model, enable_lora=True, max_loras=args.max_loras or None, max_cpu_loras=args.max_cpu_loras,
             max_lora_rank=args.rank, max_model_len=1024, enable_prefix_caching=False,
         )
     )  # fmt: skip

@@ -14,10 +14,15 @@ from unittest.mock import AsyncMock, Mock
 import httpx
 import pytest
 from tests.engine.builders import ENDLESS, ROOM, write_model_folder
+from tests.entrypoints.openai.conftest import serve
 from tests.oracles.hash_model import HashModel
 from tests.oracles.server_process import ServerProcess
 
+from quire.entrypoints.http import long_bodies
+from quire.entrypoints.http.long_bodies import AT_ONCE
 from quire.entrypoints.http.push import PushedStream
+from quire.entrypoints.openai import completions
+from quire.outputs import RequestOutput
 from quire.sampling_params import SamplingParams
 from quire.tokenizers.loader import get_tokenizer
 
@@ -77,7 +82,7 @@ async def receive(reader):
     status = int(head.split(b" ", 2)[1])
     if b"transfer-encoding: chunked" in head:
         return status, await read_chunked(reader)
-    return status, await reader.readexactly(int(re.search(rb"content-length: (\d+)", head)[1]))
+    return status, await reader.readexactly(int(head.partition(b"content-length: ")[2].partition(b"\r")[0]))
 
 
 def events_of(body):
@@ -273,5 +278,62 @@ def test_a_client_that_goes_away_while_its_stream_is_cancelled_is_no_error():
         with pytest.raises(asyncio.CancelledError):
             await stream
         source.close.assert_called_once_with()
+
+    asyncio.run(main())
+
+
+def test_long_events_are_written_in_pieces_between_which_others_have_their_turn():
+    async def main():
+        pieces = [b"data: ", *(b"%05d" % number * 200 for number in range(400)), b"\n\n"]
+        answer, source = Mock(takes_text=False), Mock(is_over=False)
+        answer.write.side_effect = [iter(pieces), b"data: short\n\n", iter(pieces)]
+        answer.end = AsyncMock(return_value=b"data: [DONE]\n\n")
+        outputs = [RequestOutput(str(number), None, [1], None, [], False) for number in range(3)]
+
+        def take():
+            output = outputs.pop(0) if outputs else None
+            source.is_over = not outputs
+            return output
+
+        source.take.side_effect, source.take_text.return_value = take, None
+        turns, written = [0], list[tuple[int, bytes]]()
+        body = Mock(is_writable=True, is_gone=False)
+        body.write.side_effect = lambda data: written.append((turns[0], data))
+
+        async def send(message):
+            written.append((turns[0], message.get("body", b"")))
+
+        async def others():
+            while True:
+                turns[0] += 1
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(others())
+        await PushedStream(iter(pieces), answer, source, body)({}, AsyncMock(), send)
+        task.cancel()
+        long = b"".join(pieces)
+        assert b"".join(data for _, data in written) == long * 2 + b"data: short\n\n" + long + b"data: [DONE]\n\n"
+        assert max(len(data) for _, data in written) < 4 * AT_ONCE < len(long) / 10
+        assert len({turn for turn, _ in written}) > 3 * len(long) // (4 * AT_ONCE)
+
+    asyncio.run(main())
+
+
+def test_a_streams_prompt_logprobs_are_those_of_the_whole_answer_however_long_they_are(monkeypatch):
+    for module in (completions, long_bodies):
+        monkeypatch.setattr(module, "AT_ONCE", 8)
+
+    async def main():
+        async with serve() as server:
+            options = {"include_usage": True, "continuous_usage_stats": True}
+            for more in ({}, {"stream_options": options}, {"prompt": [[97, 98, 99] * 9, list(range(97, 120))]}):
+                fields = {"prompt": "a long prompt, of many tokens", "prompt_logprobs": 2, **more}
+                whole = (await server.complete(**{**fields, "stream_options": None})).json()["choices"]
+                events = events_of((await server.complete(**fields, stream=True)).content)
+                told = [event["choices"][0] for event in events if event["choices"]]
+                for choice in whole:
+                    own = [each for each in told if each["index"] == choice["index"]]
+                    assert own[0]["prompt_logprobs"] == choice["prompt_logprobs"]
+                    assert text_of(events, choice["index"]) == choice["text"]
 
     asyncio.run(main())

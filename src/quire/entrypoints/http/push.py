@@ -2,11 +2,13 @@
 
 The head and the end of the answer go through ASGI; what lies between is written into the connection's body
 (`http_protocol.DirectBody`) by a callback. A client that reads slowly is not written to until it has caught up: the engine
-keeps what comes meanwhile, once. Knows no chunk formats: an `AnswerStream` has them.
+keeps what comes meanwhile, once. Events that are long (the logprobs of a long prompt) are made and written in pieces, between
+which others have their turn. Knows no chunk formats: an `AnswerStream` has them.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections import deque
+from collections.abc import AsyncGenerator, Iterator
 from typing import Protocol
 
 from starlette.requests import Request
@@ -15,11 +17,14 @@ from starlette.types import Receive, Scope, Send
 
 from quire.engine.request_stream import OutputStream
 from quire.entrypoints.http.http_protocol import DirectBody, direct_body
+from quire.entrypoints.http.long_bodies import AT_ONCE
 from quire.entrypoints.http.streaming import EVENTS, ClientGone, EventStream, stream_headers
 from quire.outputs import AnyOutput, RequestOutput
 
 KEEP_ALIVE = b": keep-alive\n\n"
 """A comment, which every reader of events passes over."""
+Events = bytes | Iterator[bytes]
+"""The events of an output: at once, or in pieces where they are long."""
 
 
 class AnswerStream(Protocol):
@@ -35,7 +40,7 @@ class AnswerStream(Protocol):
         """Queue the request."""
         ...
 
-    def write(self, output: RequestOutput) -> bytes:
+    def write(self, output: RequestOutput) -> Events:
         """An output's events. Raises what it says of a failure."""
         ...
 
@@ -61,11 +66,11 @@ async def stream_answer(
         raise
     body = direct_body(request.scope)
     if body is None:
-        return EventStream(first, _rest(answer, source, interval), content_type)
+        return EventStream(b"", _all(first, answer, source, interval), content_type)
     return PushedStream(first, answer, source, body, interval, content_type)
 
 
-async def _next_events(answer: AnswerStream, source: OutputStream, interval: float) -> bytes:
+async def _next_events(answer: AnswerStream, source: OutputStream, interval: float) -> Events:
     """The events of the next output, or a sign of life if none comes for so many seconds (0: waits for ever)."""
     try:
         return answer.write(_generated(await asyncio.wait_for(source.next(), interval or None)))
@@ -73,12 +78,19 @@ async def _next_events(answer: AnswerStream, source: OutputStream, interval: flo
         return KEEP_ALIVE
 
 
-async def _rest(answer: AnswerStream, source: OutputStream, interval: float) -> AsyncGenerator[bytes, None]:
-    """What follows the first events, for a connection without a direct body."""
+async def _all(
+    events: Events, answer: AnswerStream, source: OutputStream, interval: float
+) -> AsyncGenerator[bytes, None]:
+    """The first events and what follows them, for a connection without a direct body."""
     failure: Exception | None = None
     try:
-        while not source.is_over:
-            yield await _next_events(answer, source, interval)
+        while True:
+            for piece in (events,) if isinstance(events, bytes) else events:
+                yield piece
+                await asyncio.sleep(0)
+            if source.is_over:
+                break
+            events = await _next_events(answer, source, interval)
     except Exception as error:
         failure = error
     finally:
@@ -102,7 +114,7 @@ class PushedStream(Response):
 
     def __init__(
         self,
-        first: bytes,
+        first: Events,
         answer: AnswerStream,
         source: OutputStream,
         body: DirectBody,
@@ -111,7 +123,7 @@ class PushedStream(Response):
     ) -> None:
         super().__init__()
         self.raw_headers = stream_headers(content_type)
-        self._rest = first
+        self._waiting = deque([first])
         self._answer = answer
         self._takes_text = answer.takes_text
         self._source = source
@@ -126,14 +138,28 @@ class PushedStream(Response):
         del scope, receive
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            first = await self._send_long(send)
             if not self._source.is_over:
-                await send({"type": "http.response.body", "body": self._rest, "more_body": True})
-                self._rest = b""
+                await send({"type": "http.response.body", "body": first, "more_body": True})
                 await self._push_until_end()
-            last = self._rest + await self._answer.end(self._failure)
+                first = await self._send_long(send)
+            last = first + await self._answer.end(self._failure)
             await send({"type": "http.response.body", "body": last, "more_body": False})
         finally:
             self._source.close()
+
+    async def _send_long(self, send: Send) -> bytes:
+        """Send what waits in pieces; what is left of it is short."""
+        left = b""
+        while self._waiting:
+            events = self._waiting.popleft()
+            for piece in (events,) if isinstance(events, bytes) else events:
+                left += piece
+                if len(left) > AT_ONCE:
+                    await send({"type": "http.response.body", "body": left, "more_body": True})
+                    left = b""
+                    await asyncio.sleep(0)
+        return left
 
     async def _push_until_end(self) -> None:
         """Returns when the answer has ended. Raises ClientGone if the client has gone."""
@@ -142,7 +168,7 @@ class PushedStream(Response):
 
         def keep_alive() -> None:
             nonlocal timer
-            if self._was_silent and body.is_writable:
+            if self._was_silent and body.is_writable and not self._waiting:  # not within an event
                 body.write(KEEP_ALIVE)
             self._was_silent = True
             timer = asyncio.get_running_loop().call_later(self._interval, keep_alive)
@@ -161,6 +187,7 @@ class PushedStream(Response):
         finally:
             if timer is not None:
                 timer.cancel()
+            self._is_ended = True
             body.close()
             body.on_gone = None
 
@@ -187,11 +214,21 @@ class PushedStream(Response):
                 self._ended.set_result(None)
 
     def _take(self) -> bytes:
-        """What has come, as events; what comes with the end is left for the last ones."""
-        while (output := self._source.take()) is not None:
-            self._rest += self._answer.write(_generated(output))
+        """What has come, as events; what comes with the end is left for the last ones. Of long ones a piece."""
+        data = b""
+        while True:
+            while self._waiting:
+                events = self._waiting[0]
+                for piece in (events,) if isinstance(events, bytes) else events:
+                    data += piece
+                    if len(data) > AT_ONCE and events is not piece:
+                        asyncio.get_running_loop().call_soon(self._push)
+                        return data
+                self._waiting.popleft()
+            if (output := self._source.take()) is None:
+                return data
+            self._waiting.append(self._answer.write(_generated(output)))
             if self._source.is_over:
+                self._waiting.appendleft(data)
                 self._end()
                 return b""
-        events, self._rest = self._rest, b""
-        return events

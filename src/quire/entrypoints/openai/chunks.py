@@ -3,13 +3,14 @@
 The common chunk (one choice, some text, nothing else) is three byte strings joined, of which only the text is encoded.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from quire.engine.request_stream import MergedStream, OutputStream
-from quire.entrypoints.http.long_bodies import encode
+from quire.entrypoints.http.long_bodies import encode, pieces_of
 from quire.entrypoints.http.state import ServerSettings
 from quire.entrypoints.http.streaming import failure_of
 from quire.entrypoints.openai.generation import Generation, total_timing, total_usage
@@ -49,6 +50,11 @@ class ChunkWriter:
         if beside:
             tail = b"]," + encode(beside)[1:-1] + tail[1:]
         return self._head + encode(choice) + tail
+
+    def long_choice(self, choice: Any, usage: Usage | None = None) -> Iterator[bytes]:
+        """As `choice`, in pieces."""
+        tail = self._tail if usage is None else b'],"usage":' + encode(usage) + b"}\n\n"
+        return itertools.chain((self._head,), pieces_of(choice), (tail,))
 
     def usage(self, usage: Usage, timing: Timing | None = None) -> bytes:
         """The last chunk before the end: no choice, the whole stream's usage, and its times where they are wanted."""

@@ -5,11 +5,14 @@ Several prompts give choices numbered prompt by prompt: choice `i * n + j` is th
 
 import dataclasses
 import functools
-from typing import Any
+import itertools
+from typing import Any, cast
 
 from quire.config import limits
 from quire.engine.input_processor import TokenizedPrompt
 from quire.entrypoints.http.errors import bad_field
+from quire.entrypoints.http.long_bodies import AT_ONCE, size_of
+from quire.entrypoints.http.push import Events
 from quire.entrypoints.http.state import ServerState
 from quire.entrypoints.openai import sampling
 from quire.entrypoints.openai.chunks import COMPLETION_TEXT, ChunkStream, chunk_fields, stream_options
@@ -257,11 +260,11 @@ class CompletionStream(ChunkStream):
         rich = self._continuous or _tells_logprobs(request) or request.echo
         self.takes_text = not (rich or request.return_token_ids or request.prompt_logprobs is not None)
 
-    def write(self, output: RequestOutput) -> bytes:
+    def write(self, output: RequestOutput) -> Events:
         place = self._places[output.request_id]
         part = self._job.parts[place]
         part.note(output)
-        pieces: list[bytes] = []
+        pieces: list[Events] = []
         for choice in output.outputs:
             index = place * self._job.choices + choice.index
             if not self._job.prompt_only:
@@ -271,12 +274,18 @@ class CompletionStream(ChunkStream):
             elif choice.text or index not in self._opened:  # a first token has a chunk, by which clients measure it
                 self._opened.add(index)
                 pieces.append(self._writer.text(index, choice.text))
-        return b"".join(pieces)
+        if all(isinstance(piece, bytes) for piece in pieces):
+            return b"".join(cast("list[bytes]", pieces))
+        return itertools.chain.from_iterable((piece,) if isinstance(piece, bytes) else piece for piece in pieces)
 
     def _rich(
         self, part: Generation[CompletionRequest], index: int, output: RequestOutput, choice: CompletionOutput
-    ) -> bytes:
-        if (writer := self._choices.get(index)) is None:
+    ) -> Events:
+        is_first = (writer := self._choices.get(index)) is None
+        if writer is None:
             writer = self._choices[index] = _ChoiceWriter(self._job, part)
         fields = writer.write(index, output, choice)
-        return self._writer.choice(fields, part.count.usage() if self._continuous else None)
+        usage = part.count.usage() if self._continuous else None
+        if is_first and size_of(fields) > AT_ONCE:  # what belongs to a long prompt
+            return self._writer.long_choice(fields, usage)
+        return self._writer.choice(fields, usage)
