@@ -1,10 +1,13 @@
 """File descriptors: any number can be waited for."""
 
+import ast
 import os
 import resource
+from pathlib import Path
 
 import pytest
 
+import quire
 from quire.descriptors import raise_limit, wait_readable
 
 
@@ -28,6 +31,16 @@ def test_a_descriptor_above_1024_can_be_waited_for(high_pipe) -> None:
     assert not wait_readable(reading, 0.0)
     os.write(writing, b"x")
     assert wait_readable(reading, 60.0)
+
+
+def test_nothing_waits_with_select_which_knows_the_first_1024_descriptors_only() -> None:
+    calls = [
+        f"{file.name}:{node.lineno}"
+        for file in Path(quire.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("select.select", "selectors.SelectSelector")
+    ]
+    assert not calls
 
 
 def test_the_limit_is_raised_and_never_lowered() -> None:

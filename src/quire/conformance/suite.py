@@ -6,7 +6,6 @@ The parent opens no device. It sends the name of a check and reads its result, a
 import dataclasses
 import json
 import os
-import select
 import threading
 import time
 import traceback
@@ -14,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from quire.conformance.contract import Check, Failed, NotClaimed, Outcome, Subject, checks, load_checks
+from quire.descriptors import wait_readable
 from quire.processes import Child, begin_child, name_process, read_message, write_message
 
 PATIENCE_S = 300.0
@@ -151,8 +151,7 @@ class _Process:
             write_message(self._to_child, name.encode())
         except BrokenPipeError:
             return None, f"its process {self._child.describe_exit()}"
-        readable, _, _ = select.select([self._from_child], [], [], patience_s)
-        if not readable:
+        if not wait_readable(self._from_child, patience_s):
             return None, f"no result after {patience_s:.0f} s: its process was ended"
         answer = read_message(self._from_child)
         return answer, "" if answer is not None else f"its process {self._child.describe_exit()}"
@@ -160,7 +159,7 @@ class _Process:
     def end(self) -> None:
         """Let it end, with everything that it started."""
         os.close(self._to_child)
-        self._child.end(_END_S if not select.select([self._from_child], [], [], 0.0)[0] else 0.0)
+        self._child.end(0.0 if wait_readable(self._from_child, 0.0) else _END_S)
         os.close(self._from_child)
         self._child.close()
 

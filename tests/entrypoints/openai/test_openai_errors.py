@@ -495,3 +495,29 @@ async def test_a_bad_request_among_good_ones_harms_none_of_them(server):
 def test_the_engines_own_failure_message_is_shown_with_the_request_id():
     assert "abc" in error_of_finished(None, "abc").detail.message
     assert "bad row" in error_of_finished("bad row", "abc").detail.message
+
+
+NESTED = '{"a":' * 50_000 + "1" + "}" * 50_000
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": NESTED}}
+DEEP = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [CALL]}]
+DEEP_ITEMS = [{"type": "message", "role": "user", "content": "x"}]
+DEEP_ITEMS += [{"type": "function_call", "call_id": "1", "name": "f", "arguments": NESTED}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": DEEP}),
+        ("/v1/chat/completions/batch", {"messages": [DEEP, DEEP]}),
+        ("/v1/responses", {"input": DEEP_ITEMS}),
+        ("/tokenize", {"messages": DEEP}),
+        ("/v1/completions", {"prompt": "x", "structured_outputs": {"json": NESTED}}),
+        ("/v1/completions", {"prompt": "x", "structured_outputs": {"structural_tag": NESTED}}),
+        ("/v1/chat/completions", {"messages": DEEP[:1], "tools": [{"type": "function", "function": {"name": NESTED}}]}),
+    ],
+)
+async def test_text_within_a_field_that_is_parsed_again_may_not_be_nested_for_ever(server, path, body):
+    async with server() as s:
+        refused = await s.client.post(path, json=body)
+        assert refused.status_code == 400, refused.text[:300]
+        assert (await s.complete()).status_code == 200
