@@ -239,7 +239,8 @@ def test_a_client_that_goes_away_is_forgotten(server):
 
 
 def aborted(metrics):
-    return float(re.search(r'request_success_total\{[^}]*"abort"[^}]*\} ([\d.]+)', metrics.text)[1])
+    (count,) = re.findall(r'request_success_total\{[^}]*"abort"[^}]*\} ([\d.]+)', metrics.text)
+    return float(count)
 
 
 def test_a_dead_core_ends_streams_with_an_error(folder):
