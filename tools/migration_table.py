@@ -170,7 +170,8 @@ def server() -> Any:
     from quire.entrypoints.server.app import build_app
 
     with mock.patch.dict(os.environ, QUIRE_SERVER_DEV_MODE="1"):
-        return build_app(ServerState(ServerSettings(trust_request_chat_template=True), FakeAsyncLLM()))
+        engine: Any = FakeAsyncLLM()
+        return build_app(ServerState(ServerSettings(trust_request_chat_template=True), engine))
 
 
 @functools.cache
@@ -242,7 +243,9 @@ def is_refused(path: str, field: str) -> bool:
 def check_request_fields(table: dict[str, Any]) -> Verdicts:
     path = table["of"]
     route = operation(path)
-    fields = schema_fields(route["requestBody"]["content"]["application/json"]["schema"]) if route else set()
+    fields = set[str]()
+    for content in route["requestBody"]["content"].values() if route else ():  # JSON, or a form
+        fields |= schema_fields(content["schema"])
     for name in table["names"]:
         if route is None:
             yield name, Verdict(ABSENT, NO_ROUTE)

@@ -240,15 +240,17 @@ def _largest_difference_of_halves(architecture: str) -> float | None:
 
     hears = HALVES[architecture].modality == "audio"
     params = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=1, detokenize=False)
-    halves = [({"sound": draw_sound(n, 4000 * n)} if hears else {"ids": [*range(30, 35 + 9 * n)]}) for n in (1, 2, 3)]
-    prompts = [(half, [5, *range(20, 20 + count)]) for half in halves for count in (0, 30)]
+    halves: list[dict[str, Any]] = [
+        ({"sound": draw_sound(n, 4000 * n)} if hears else {"ids": [*range(30, 35 + 9 * n)]}) for n in (1, 2, 3)
+    ]
+    prompts = [(half, [300, *range(20, 20 + count)]) for half in halves for count in (0, 30)]
     settings = {name: value for name, value in SETTINGS.items() if name != "max_model_len"}
     largest = 0.0
     with tempfile.TemporaryDirectory() as folder:
         path = make_tiny_encoder_decoder(architecture, folder)
         oracle = EncoderDecoderOracle(path)
         with LLM(model=str(path), **settings) as llm:
-            given = [
+            given: list[Any] = [
                 {
                     "encoder_prompt": {"multi_modal_data": {"audio": half["sound"]}} if hears else half["ids"],
                     "decoder_prompt": ids,

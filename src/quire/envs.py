@@ -140,6 +140,9 @@ QUIRE_KV_EVENTS_USE_INT_BLOCK_HASHES: Annotated[
 QUIRE_IMAGE_FETCH_TIMEOUT: Annotated[
     float, Variable(5.0, "Seconds for fetching an image that a request names by URL, redirects included.", _seconds)
 ]
+QUIRE_MAX_AUDIO_CLIP_FILESIZE_MB: Annotated[
+    int, Variable(25, "MiB that a sound file sent to /v1/audio/transcriptions may have.", _positive)
+]
 QUIRE_MEDIA_LOADING_THREAD_COUNT: Annotated[
     int, Variable(8, "Files that a frontend fetches at once, of those that requests name by URL.", _positive)
 ]

@@ -41,13 +41,22 @@ class EmbedsPrompt(TypedDict):
     cache_salt: NotRequired[str]
 
 
+class ExplicitEncoderDecoderPrompt(TypedDict):
+    """A prompt in two halves, for a model with an encoder beside its decoder. Each half is text, token ids or a dict of either;
+    the encoder's may have `multi_modal_data`, `{"audio": one}`."""
+
+    encoder_prompt: Any
+    decoder_prompt: NotRequired[Any]
+    cache_salt: NotRequired[str]
+
+
 class DataPrompt(TypedDict):
     """An application's own data, for an IO processor."""
 
     data: Any
 
 
-PromptType = str | list[int] | TextPrompt | TokensPrompt | EmbedsPrompt
+PromptType = str | list[int] | TextPrompt | TokensPrompt | EmbedsPrompt | ExplicitEncoderDecoderPrompt
 """Every form that `LLM.generate` and its like take for one prompt."""
 
 

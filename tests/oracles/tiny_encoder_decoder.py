@@ -10,8 +10,21 @@ import torch
 from tests.oracles.tiny_models import VOCAB_SIZE, load_oracle, randomize, write_tiny_tokenizer
 
 RATE = 16000
-START = 5
+START = 300
 """The token that every decoder's prompt begins with."""
+LANGUAGES = ("en", "de", "fr")
+SPECIAL = (
+    "startoftranscript",
+    *LANGUAGES,
+    "translate",
+    "transcribe",
+    "startoflm",
+    "startofprev",
+    "nospeech",
+    "notimestamps",
+)
+NUM_TIMES = 51
+"""Times that the tiny models of Whisper can write: a second, in steps of 20 ms."""
 _IDS: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE, "decoder_start_token_id": START, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2,
 }  # fmt: skip
@@ -42,12 +55,26 @@ def make_tiny_encoder_decoder(architecture: str, path: str | Path, *, seed: int 
     randomize(model, seed)
     model.save_pretrained(path)
     write_tiny_tokenizer(path)
+    _add_tokens(path)
     if "num_mel_bins" in CONFIGS[architecture]:
         bins = config.num_mel_bins
         transformers.WhisperFeatureExtractor(feature_size=bins, chunk_length=1, sampling_rate=RATE).save_pretrained(
             path
         )
     return path
+
+
+def _add_tokens(path: Path) -> None:
+    """Whisper's special tokens, from START on."""
+    from tokenizers import AddedToken, Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+    tokenizer.add_tokens([f"<unused{number}>" for number in range(START - tokenizer.get_vocab_size())])
+    tokenizer.add_special_tokens([f"<|{name}|>" for name in SPECIAL])
+    times = [f"<|{step * 0.02:.2f}|>" for step in range(NUM_TIMES)]
+    tokenizer.add_tokens([AddedToken(time, special=False, normalized=False) for time in times])
+    assert tokenizer.token_to_id("<|startoftranscript|>") == START
+    tokenizer.save(str(path / "tokenizer.json"))
 
 
 @functools.cache

@@ -50,6 +50,8 @@ SAMPLE_RATES = (1000, 768_000)
 MAX_AUDIO_CHANNELS = 64
 MAX_AUDIO_SECONDS = 4 * 3600.0
 """Of one sound; as samples at 16 kHz that is 0.9 GB."""
+MAX_AUDIO_SAMPLES = 1 << 28
+"""Of one file before its rate is changed, of one channel."""
 MAX_JSON_DEPTH = 64
 """Nesting of a request's body, and of JSON texts inside of it (a schema, a tool call's arguments)."""
 MAX_GRAMMAR_BYTES = 1 << 20

@@ -45,7 +45,7 @@ class PromptHalves:
         start = self.half.decoder_start
         if not ids:
             return self.half.usual_prompt
-        return ids if ids[: len(start)] == start else start + ids
+        return ids if set(start) <= set(ids) else start + ids
 
     def _beside(self, encoder: Any) -> MediaItem:
         if isinstance(encoder, Mapping):

@@ -7,7 +7,7 @@ import asyncio
 import functools
 import itertools
 import re
-from collections.abc import AsyncIterator, Iterator, Set
+from collections.abc import AsyncIterator, Iterator, Mapping, Set
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -123,6 +123,18 @@ class BodyDecoder:
             if warnings is not None:
                 warnings += told
         return decoded
+
+    def decode_form(self, fields: Mapping[str, Any], kind: type[BodyT], warnings: list[str] | None = None) -> BodyT:
+        """As `decode`, of a form's fields, whose values are texts or lists of them."""
+        known = _known_fields(kind)
+        if others := sorted(fields.keys() - known)[:MAX_TOLD_FIELDS]:
+            told = self._check_unknown([(name[:60], _nearest(name[:60], known)) for name in others])
+            if warnings is not None:
+                warnings += told
+        try:
+            return msgspec.convert({name: fields[name] for name in fields.keys() & known}, kind, strict=False)
+        except msgspec.ValidationError as error:
+            raise _validation_error(error, kind) from None
 
     def field_names(self, body: bytes) -> Set[str]:
         """The names of a body's fields; raises as `decode` does."""

@@ -52,8 +52,10 @@ def _operation(path: str, endpoint: Endpoint, reference: dict[Any, Any]) -> dict
         body = {"application/json": {"schema": schema, "example": endpoint.example}}
         operation["requestBody"] = {"required": True, "content": body}
     if endpoint.form:
-        fields = {name: _FORM_FIELDS.get(kind, {"type": kind}) for name, kind in endpoint.form.items()}
-        form = {"schema": {"type": "object", "properties": fields, "required": list(fields)}}
+        kinds = {name: kind.removesuffix("?") for name, kind in endpoint.form.items()}
+        fields = {name: _FORM_FIELDS.get(kind, {"type": kind}) for name, kind in kinds.items()}
+        required = [name for name, kind in endpoint.form.items() if not kind.endswith("?")]
+        form = {"schema": {"type": "object", "properties": fields, "required": required}}
         operation["requestBody"] = {"required": True, "content": {"multipart/form-data": form}}
     named = [(name, "path", "string") for name in re.findall(r"{(\w+)}", path)]
     named += [(name, "query", kind) for name, kind in endpoint.query.items()]

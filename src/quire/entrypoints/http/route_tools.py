@@ -37,7 +37,8 @@ class Endpoint:
         answer: what an answer in JSON holds, where that has a type.
         example: a body that works.
         query: the parameters of the query, and their types.
-        form: the fields of a form with a file (`multipart/form-data`), and their types; `binary` is the file.
+        form: the fields of a form with a file (`multipart/form-data`), and their types; `binary` is the file, and what ends with
+            `?` may be left out.
         error: what the answers hold that are no success.
         stream_type: what a streamed answer is called.
     """

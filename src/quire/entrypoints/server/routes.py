@@ -18,6 +18,7 @@ from quire.entrypoints.anthropic.protocol import (
     MessageResponse,
     MessagesRequest,
 )
+from quire.entrypoints.audio import transcription_routes as audio_routes
 from quire.entrypoints.http.errors import bad_request
 from quire.entrypoints.http.push import AnswerStream, stream_answer
 from quire.entrypoints.http.route_tools import (
@@ -225,6 +226,7 @@ WORK = (
         example={"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 16, "temperature": 0}},
     ),
     *responses_api.WORK,
+    *audio_routes.WORK,
     Endpoint(
         "/v1/messages",
         create_message,

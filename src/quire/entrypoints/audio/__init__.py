@@ -1,0 +1,1 @@
+"""Speech to text: OpenAI's routes for transcriptions and translations."""
