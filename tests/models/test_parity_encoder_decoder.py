@@ -2,6 +2,8 @@
 lengths, in chunks, with halves that requests share, after preemption.
 """
 
+from typing import Any
+
 import pytest
 from tests.oracles.tiny_encoder_decoder import (
     CONFIGS,
@@ -13,6 +15,7 @@ from tests.oracles.tiny_encoder_decoder import (
 
 from quire import LLM, SamplingParams
 from quire.errors import ConfigError, RequestError
+from quire.sampling_params import BeamSearchParams
 
 SETTINGS = {
     "roomy": {"max_num_seqs": 8},
@@ -86,8 +89,12 @@ def assert_continues(llm, oracle, architecture, requests, max_tokens=9):
         assert_parity(oracle, output, **beside(architecture, half))
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("architecture", CONFIGS)
+WHISPER, BART = "WhisperForConditionalGeneration", "BartForConditionalGeneration"
+CASES = [(architecture, setting) for architecture in (WHISPER, BART) for setting in SETTINGS]
+CASES += [(architecture, "chunks, few rows") for architecture in CONFIGS if architecture not in (WHISPER, BART)]
+
+
+@pytest.mark.parametrize(("architecture", "setting"), CASES)
 def test_the_engine_goes_on_as_transformers_does(architecture, setting, folders):
     path = folders(architecture)
     llm = LLM(model=str(path), **(COMMON | SETTINGS[setting]))
@@ -96,23 +103,42 @@ def test_the_engine_goes_on_as_transformers_does(architecture, setting, folders)
         assert_continues(llm, oracle, architecture, REQUESTS[::order])
 
 
-WHISPER = "WhisperForConditionalGeneration"
-
-
 def test_a_prompt_may_be_the_decoders_with_a_sound_beside_it(folders):
     llm, oracle = LLM(model=str(folders(WHISPER)), **COMMON), EncoderDecoderOracle(folders(WHISPER))
     params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, logprobs=1)
     sound = HALVES[0][0]
-    prompts = [
+    prompts: list[Any] = [
         {"prompt_token_ids": [START, 8], "multi_modal_data": {"audio": (sound, 16000)}},
         {"prompt_token_ids": [8], "multi_modal_data": {"audio": [(sound, 16000)]}},
         {"prompt": "", "multi_modal_data": {"audio": sound}},
         {"encoder_prompt": {"prompt": "", "multi_modal_data": {"audio": sound}}, "decoder_prompt": None},
     ]
     outputs = llm.generate(prompts, params, use_tqdm=False)
-    assert [list(output.prompt_token_ids) for output in outputs] == [[START, 8], [START, 8], [START], [START]]
+    assert [list(output.prompt_token_ids or ()) for output in outputs] == [[START, 8], [START, 8], [START], [START]]
     for output in outputs:
         assert_parity(oracle, output, sound=sound)
+
+
+def test_a_text_is_the_encoders_prompt(folders):
+    llm, oracle = LLM(model=str(folders(BART)), **COMMON), EncoderDecoderOracle(folders(BART))
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, logprobs=1)
+    ids = llm.get_tokenizer().encode("the quick brown fox")
+    forms = ["the quick brown fox", {"prompt": "the quick brown fox"}, ids, {"prompt_token_ids": ids}]
+    forms += [{"encoder_prompt": "the quick brown fox", "decoder_prompt": None}]
+    for output in llm.generate(forms, params, use_tqdm=False):
+        assert list(output.prompt_token_ids or ()) == [START]
+        assert_parity(oracle, output, ids=ids)
+    with pytest.raises(RequestError, match="it may have 1 to 96"):
+        llm.generate({"prompt_token_ids": [7] * 97}, params, use_tqdm=False)
+
+
+def test_a_beam_search_reads_what_stands_beside_it(folders):
+    llm, oracle = LLM(model=str(folders(BART)), **COMMON), EncoderDecoderOracle(folders(BART))
+    (output,) = llm.beam_search([{"prompt_token_ids": [30, 31, 32, 33]}], BeamSearchParams(beam_width=3, max_tokens=5))
+    best = output.sequences[0]
+    logprobs = oracle.logprobs(best.tokens, ids=[30, 31, 32, 33])[:-1]
+    total = sum(float(row[token]) for row, token in zip(logprobs, best.tokens[1:], strict=True))
+    assert best.tokens[0] == START and best.cum_logprob == pytest.approx(total, abs=1e-3)
 
 
 def test_one_sound_is_encoded_once_for_all_sequences_that_hear_it(folders, monkeypatch):
@@ -122,9 +148,10 @@ def test_one_sound_is_encoded_once_for_all_sequences_that_hear_it(folders, monke
     counts, encode = [], Encoder.encode
     monkeypatch.setattr(Encoder, "encode", lambda encoder, items: counts.append(len(items)) or encode(encoder, items))
     params = SamplingParams(n=3, temperature=1.0, max_tokens=4, seed=1)
-    request = request_of(WHISPER, 0, [START])
+    request: Any = request_of(WHISPER, 0, [START])
+    other: Any = request_of(WHISPER, 1, [START])
     llm.generate([request, request], params, use_tqdm=False)
-    llm.generate([request, request_of(WHISPER, 1, [START])], params, use_tqdm=False)
+    llm.generate([request, other], params, use_tqdm=False)
     assert counts == [1, 1]
 
 

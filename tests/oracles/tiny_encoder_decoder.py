@@ -32,7 +32,13 @@ _LAYERS: dict[str, Any] = {
     "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 4, "decoder_attention_heads": 2,
     "encoder_ffn_dim": 48, "decoder_ffn_dim": 56, "d_model": 32,
 }  # fmt: skip
+_TEXT: dict[str, Any] = _LAYERS | {"max_position_embeddings": 96, "scale_embedding": True}
 CONFIGS: dict[str, dict[str, Any]] = {
+    "BartForConditionalGeneration": _TEXT,
+    "MBartForConditionalGeneration": _TEXT,
+    "MarianMTModel": _TEXT | {"decoder_vocab_size": VOCAB_SIZE},
+    "PegasusForConditionalGeneration": _TEXT,
+    "M2M100ForConditionalGeneration": _TEXT,
     "WhisperForConditionalGeneration": _LAYERS
     | {
         "num_mel_bins": 16, "max_source_positions": 50, "max_target_positions": 96, "suppress_tokens": None,

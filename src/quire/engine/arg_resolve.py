@@ -244,6 +244,10 @@ class Resolver:
         if args.task not in (None, "auto"):
             runner = "generate" if args.task == "generate" else "pooling"
             convert = args.task if args.task in ("embed", "classify", "reward") else convert
+        if architecture in HALVES:
+            if runner == "pooling":
+                raise ConfigError.of("runner", f"'pooling' is not supported with {architecture}: use 'generate'")
+            return None
         pooling = resolve_pooling(
             path, hf_config, architecture, runner=runner, convert=convert, pooler_config=args.pooler_config
         )

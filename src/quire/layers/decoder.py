@@ -32,7 +32,7 @@ from quire.layers.operations import OperationList, SampledOperation, apply_norm,
 from quire.layers.parallel import ParallelPlan
 from quire.layers.residual_extras import HyperConnection, LayerInputs
 from quire.layers.workspace import TokenViews, Workspace
-from quire.models.rope import Rope
+from quire.models.rope import Rope, Sinusoids
 from quire.models.spec import DecoderSpec
 
 
@@ -56,6 +56,9 @@ class Decoder(CausalLM):
         eps = spec.norm.eps if spec.final_eps is None else spec.final_eps
         self._last_norm = dataclasses.replace(spec.norm, eps=eps)
         self._weights: dict[str, Any] = {}
+        if isinstance(spec.learned_positions, Sinusoids):
+            table = spec.learned_positions.table(spec.hidden)
+            self._weights["positions"] = table.to(context.device, context.dtype)
         self._linears: dict[str, LinearWeight] = {}
         self._hyper_head = None if spec.hyper is None else HyperConnection(spec.hyper, is_head=True)
         self._inputs = None if spec.layer_input is None else LayerInputs(spec, self.dtype, self.linear_method)

@@ -17,7 +17,7 @@ from quire.layers.mixers import MixerLayer, kind_of
 from quire.layers.mixers.interface import SCALES
 from quire.layers.modules import Module, ModuleBuilder, RowBlock
 from quire.layers.residual_extras import HyperConnection, LayerEnd, LayerInputs
-from quire.models.spec import DecoderSpec, Patches
+from quire.models.spec import DecoderSpec, LearnedPositions, Patches
 
 JOIN_VECTOR = "_scale"
 """Behind a place's name: the vector of a learned joint."""
@@ -105,7 +105,7 @@ def modules_of(spec: DecoderSpec) -> list[Module]:
         modules.append(_embedding(model, width))
     if spec.embedding_width:
         modules.append(model.linear("project_in", (model.hidden,), width))
-    if spec.learned_positions is not None:
+    if isinstance(spec.learned_positions, LearnedPositions):
         positions = spec.learned_positions
         modules.append(model.embedding("positions", positions.count, spec.hidden, positions.offset))
     if spec.token_types:

@@ -46,6 +46,7 @@ BUILT_IN_FAMILIES = (
     "linear_attention",
     "pooling.bert",
     "encoder_decoder.whisper",
+    "encoder_decoder.bart",
 )
 
 

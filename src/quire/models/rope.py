@@ -243,3 +243,24 @@ def _longrope(
     if amplitude is None:
         amplitude = 1.0 if stretch <= 1 else math.sqrt(1 + math.log(stretch) / math.log(scaling.original_max_positions))
     return frequencies / torch.tensor(divisors, dtype=torch.float32), amplitude
+
+
+@dataclasses.dataclass(frozen=True)
+class Sinusoids:
+    """Positions as sines, then cosines, of `count` lengths, which are added to the embeddings; no checkpoint has them.
+
+    Attributes:
+        start: what the first position counts as.
+        shift: frequencies go from 1 to 1 / 10000, the last one included (1) or not (0).
+    """
+
+    count: int
+    start: int = 0
+    shift: int = 0
+
+    def table(self, width: int) -> torch.Tensor:
+        """Float32 [count, width]."""
+        half = (width + 1) // 2
+        exponents = torch.arange(half, dtype=torch.float64) / (width / 2 - self.shift)
+        angles = torch.arange(self.start, self.start + self.count, dtype=torch.float64)[:, None] * 10000.0**-exponents
+        return torch.cat((angles.sin(), angles.cos()), dim=1)[:, :width].float()

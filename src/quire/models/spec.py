@@ -22,7 +22,7 @@ from quire.models.recurrent import (
     TimeMix,
 )
 from quire.models.residual import PRE, HyperConnections, Joint, LayerInput, Norm, Placement, RMSNorm
-from quire.models.rope import Rope
+from quire.models.rope import Rope, Sinusoids
 from quire.models.sound import Frames
 
 T = TypeVar("T")
@@ -498,7 +498,7 @@ class DecoderSpec:
     weights: WeightNames
     max_positions: int
     placement: Placement | tuple[Placement, ...] = PRE
-    learned_positions: LearnedPositions | None = None
+    learned_positions: LearnedPositions | Sinusoids | None = None
     token_types: int = 0
     embedding_norm: Norm | None = None
     first_norm: bool = True

@@ -45,6 +45,16 @@ class Half:
 
 HALVES: dict[str, Half] = {
     "WhisperForConditionalGeneration": Half(AUDIO, ("max_source_positions",), 1500),
+    **dict.fromkeys(
+        (
+            "BartForConditionalGeneration",
+            "MBartForConditionalGeneration",
+            "MarianMTModel",
+            "PegasusForConditionalGeneration",
+            "M2M100ForConditionalGeneration",
+        ),
+        Half(TEXT, ("max_position_embeddings",), 1024),
+    ),
 }
 """By architecture: whose decoder has an encoder beside it."""
 

@@ -1,0 +1,124 @@
+"""BART and its kin: mBART, Marian, Pegasus, M2M100 and NLLB. They differ in where their norms are and in their positions."""
+
+import dataclasses
+
+from quire.config.hf_config import HFConfig
+from quire.errors import ConfigError
+from quire.models.encoder_decoder.layers import with_cross_attention
+from quire.models.registry import register
+from quire.models.residual import PRE, RESIDUAL_POST, LayerNorm
+from quire.models.rope import Sinusoids
+from quire.models.spec import MLP, Attention, DecoderSpec, EncoderSpec, LearnedPositions, WeightNames
+
+NORM = LayerNorm(1e-5)
+PREFIXES = ("model.", "")
+
+
+def _names(part: str, before: bool) -> WeightNames:
+    """Of one half; norms stand `before` what they belong to, or behind."""
+    place = "before" if before else "after"
+    return WeightNames(
+        prefixes=PREFIXES,
+        layer=part + ".layers.{layer}.",
+        modules={
+            "embedding": "shared",
+            "positions": f"{part}.embed_positions",
+            "embedding_norm": f"{part}.layernorm_embedding",
+            f"{place}_mixer": "{word}_layer_norm",
+            "qkv": ("{word}.q_proj", "{word}.k_proj", "{word}.v_proj"),
+            "q": "{word}.q_proj",
+            "kv": ("{word}.k_proj", "{word}.v_proj"),
+            "out": "{word}.out_proj",
+            f"{place}_mlp": "final_layer_norm",
+            "up": "fc1",
+            "down": "fc2",
+            "final_norm": f"{part}.layer_norm",
+            "lm_head_bias": "final_logits_bias",
+        },
+        row_vectors=("lm_head_bias",),
+        sub_words=("self_attn", "encoder_attn") if part == "decoder" else ("self_attn",),
+        ignored=("*coder.embed_tokens.weight", "lm_head.weight", "*coder.version", "*embed_positions.weights"),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Kin:
+    """One family.
+
+    Attributes:
+        pre: norms come before what they belong to. normed: the embeddings have a norm; ends: each half has one at its end.
+        positions: `learned`, with two rows before them; `stored`; or sinusoids, whose frequencies are Marian's or M2M100's.
+        act: where config.json names none.
+    """
+
+    pre: bool
+    normed: bool
+    ends: bool
+    positions: str = "learned"
+    act: str = "gelu"
+    has_bias: bool = True
+
+
+FAMILIES = {
+    "bart": Kin(pre=False, normed=True, ends=False),
+    "mbart": Kin(pre=True, normed=True, ends=True),
+    "marian": Kin(pre=False, normed=False, ends=False, positions="marian"),
+    "pegasus": Kin(pre=True, normed=False, ends=True, positions="stored", act="relu"),
+    "m2m_100": Kin(pre=True, normed=False, ends=True, positions="m2m", act="relu", has_bias=False),
+}
+"""By model type."""
+
+
+def _positions(hf: HFConfig, kin: Kin) -> LearnedPositions | Sinusoids:
+    count = hf.get("max_position_embeddings", 1024)
+    if kin.positions in ("learned", "stored"):
+        return LearnedPositions(count, offset=2 if kin.positions == "learned" else 0)
+    if kin.positions == "marian":
+        return Sinusoids(count)
+    return Sinusoids(count, start=hf.get("pad_token_id", 1) + 1, shift=1)
+
+
+def _half(hf: HFConfig, kin: Kin, part: str) -> DecoderSpec:
+    heads, hidden, is_decoder = hf.get(f"{part}_attention_heads", 16), hf.d_model, part == "decoder"
+    names = _names(part, kin.pre)
+    if isinstance(_positions(hf, kin), Sinusoids):
+        names = dataclasses.replace(names, ignored=(*names.ignored, "*embed_positions.weight"))
+    return DecoderSpec(
+        vocab=hf.vocab_size,
+        hidden=hidden,
+        layers=hf.get(f"{part}_layers", 12),
+        mixer=Attention(heads, heads, hidden // heads, causal=is_decoder, qkv_bias=True, out_bias=True),
+        mlp=MLP(hf.get(f"{part}_ffn_dim", 4096), act=hf.get("activation_function", kin.act), bias=True),
+        norm=NORM,
+        weights=names,
+        max_positions=hf.get("max_position_embeddings", 1024),
+        placement=PRE if kin.pre else RESIDUAL_POST,
+        learned_positions=_positions(hf, kin),
+        embedding_norm=NORM if kin.normed else None,
+        final_norm=kin.ends,
+        tied_embeddings=True,
+        lm_head_bias=is_decoder and kin.has_bias,
+        embedding_scale=hidden**0.5 if hf.get("scale_embedding", False) else 1.0,
+        borrows_embedding=not is_decoder,
+    )
+
+
+@register("BartForConditionalGeneration", "MBartForConditionalGeneration", "MarianMTModel")
+@register("PegasusForConditionalGeneration", "M2M100ForConditionalGeneration")
+def bart(hf: HFConfig) -> DecoderSpec:
+    """All of them.
+
+    Raises:
+        ConfigError: both halves have embeddings of their own.
+    """
+    if hf.get("share_encoder_decoder_embeddings", True) is False:
+        raise ConfigError(
+            "share_encoder_decoder_embeddings=False of config.json is not supported: both halves must have one embedding",
+            setting="model",
+        )
+    kin = FAMILIES[hf.get("model_type", "bart")]
+    encoder, decoder = _half(hf, kin, "encoder"), _half(hf, kin, "decoder")
+    length, (attention, mlp) = encoder.max_positions, (decoder.mixer, decoder.mlp)
+    assert isinstance(attention, Attention) and isinstance(mlp, MLP)
+    spec = dataclasses.replace(decoder, encoder=EncoderSpec(encoder, length))
+    return with_cross_attention(spec, attention, mlp, length, encoder.hidden)
