@@ -51,8 +51,6 @@ def test_a_class_or_its_path_is_taken(backend: Any) -> None:
 @pytest.mark.parametrize(
     ("backend", "message"),
     [
-        ("ray", "not available yet.*leave it out"),
-        ("external_launcher", "not available yet"),
         ("threads", "'threads' is unknown: use None"),
         ("no.such:Thing", "cannot be imported"),
         ("json:JSONDecoder", "not a subclass"),

@@ -69,6 +69,7 @@ class ParallelConfig:
         data_parallel_size: copies of the model that this engine has.
         data_parallel_start: the number of the first of them among those of all engines.
         data_parallel_rank: which of this engine's copies this is; set when the copy starts.
+        device_index: the worker's device among those that its process sees; None: as its number is among all workers.
         stage: which of the pipeline's stages it belongs to. `stage_rendezvous`: where stages meet; both set with the rank.
         layer_split: how many layers each stage has (`QUIRE_PP_LAYER_PARTITION`); empty: about as many each.
     """
@@ -86,6 +87,7 @@ class ParallelConfig:
     data_parallel_rank: int = 0
     rank: int = 0
     rendezvous: str = ""
+    device_index: int | None = None
     stage: int = 0
     stage_rendezvous: str = ""
     layer_split: tuple[int, ...] = ()

@@ -14,4 +14,4 @@ class GlooGroup(TorchGroup):
 
     def all_gather(self, tensor: torch.Tensor, out: torch.Tensor) -> None:
         if not self.is_silent:
-            dist.all_gather(list(out.unbind(0)), tensor)
+            dist.all_gather(list(out.unbind(0)), tensor, group=self.group)

@@ -50,7 +50,7 @@ class NcclGroup(TorchGroup):
 
     def all_gather(self, tensor: torch.Tensor, out: torch.Tensor) -> None:
         if not self.is_silent:
-            dist.all_gather_into_tensor(out, tensor)
+            dist.all_gather_into_tensor(out, tensor, group=self.group)
 
     def shutdown(self) -> None:
         """Nothing is taken apart: NCCL would wait for the captured graphs that hold its kernels. The process's end frees all."""

@@ -13,6 +13,7 @@ import select
 import struct
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from quire.descriptors import memory_file
 
@@ -26,6 +27,22 @@ _PAUSE_S = 50e-6
 
 def _header_bytes(num_readers: int) -> int:
     return -(-num_readers * _WORD.size // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+class Broadcast(Protocol):
+    """What writes a message for all readers."""
+
+    def hand_over(self) -> None:
+        """The readers have what they need of this process."""
+        ...
+
+    def send(self, message: bytes, give_up: Callable[[], bool]) -> None:
+        """Write a message; raises BrokenPipeError."""
+        ...
+
+    def close(self) -> None:
+        """Readers find the end of the stream."""
+        ...
 
 
 class RingWriter:

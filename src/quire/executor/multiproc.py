@@ -28,7 +28,7 @@ from quire.core.output import ModelRunnerOutput, SchedulerOutput
 from quire.descriptors import wait_readable
 from quire.errors import EngineError, RequestError
 from quire.executor import wire
-from quire.executor.broadcast_ring import RingWriter
+from quire.executor.broadcast_ring import Broadcast, RingWriter
 from quire.executor.interface import Executor
 from quire.executor.rank_processes import RankProcesses
 from quire.executor.wire import (
@@ -88,6 +88,8 @@ class MultiprocExecutor(Executor):
         EngineError: a rank ended; the message says which, how, and its last words.
     """
 
+    name = "mp"
+
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
         self._size, self._share = config.parallel.world_size, config.parallel.tensor_parallel_size
@@ -103,15 +105,8 @@ class MultiprocExecutor(Executor):
         self._used_features: set[str] = set()
         self._send_lock = threading.Lock()
         self._is_shut_down = False
-        self._ring = RingWriter(self._size)
-        platform = current_platform(config.device.device)
-        self._processes = RankProcesses(
-            self._size,
-            self._share,
-            self._ring,
-            functools.partial(platform.worker_process, config),
-            self._tell_of_failure(weakref.ref(self)),
-        )
+        self._ring: Broadcast = self._open_ring()
+        self._processes = self._start_ranks()
         # Also for an executor that is dropped without `shutdown`.
         self._release = weakref.finalize(self, self._processes.end, 0.0)
         self._rank_of_fd = {rank.answers_fd: n for n, rank in enumerate(self._processes.ranks)}
@@ -124,6 +119,14 @@ class MultiprocExecutor(Executor):
         except BaseException:
             self.shutdown(patience_s=0.0)
             raise
+
+    def _open_ring(self) -> Broadcast:
+        return RingWriter(self._size)
+
+    def _start_ranks(self) -> RankProcesses:
+        start_as = functools.partial(current_platform(self.config.device.device).worker_process, self.config)
+        told = self._tell_of_failure(weakref.ref(self))
+        return RankProcesses(self._size, self._share, self._ring, start_as, told)
 
     @staticmethod
     def _tell_of_failure(executor: "weakref.ref[MultiprocExecutor]") -> Any:
@@ -278,7 +281,7 @@ class MultiprocExecutor(Executor):
             {"rank": n, "pid": pid, "device": report["device"], "memory": report["memory"]}
             for n, (pid, report) in enumerate(zip(self.pids, reports, strict=True))
         ]
-        return {**reports[0], "executor": "mp", "ranks": ranks}
+        return {**reports[0], "executor": self.name, "ranks": ranks}
 
     def _call(
         self,

@@ -9,6 +9,7 @@ import select
 import threading
 import time
 from collections.abc import Callable
+from typing import Any, Protocol
 
 import msgspec
 
@@ -16,7 +17,7 @@ from quire.descriptors import memory_file
 from quire.envs import with_defaults
 from quire.errors import EngineError
 from quire.executor import wire
-from quire.executor.broadcast_ring import RingWriter
+from quire.executor.broadcast_ring import Broadcast, RingWriter
 from quire.logger import init_logger
 from quire.platforms.interface import WorkerProcess
 from quire.processes import Child
@@ -27,10 +28,33 @@ _GRACE_S = 0.3
 """After a first end: time for the others' last words, since the first to speak need not be the cause."""
 
 
-class _Rank:
+class RankChild(Protocol):
+    """A rank's process, as far as it is watched and ended; `quire.processes.Child` is one."""
+
+    life_fd: int
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def process(self) -> Any:
+        """Has `kill` and `wait`."""
+
+    def end(self, patience_s: float) -> None:
+        """Wait for its end; end it by force after so long."""
+
+    def describe_exit(self) -> str:
+        """How it ended."""
+        ...
+
+    def close(self) -> None:
+        """Close this process's ends."""
+
+
+class Rank:
     """One child, the pipe of its answers, and the last words that have come."""
 
-    def __init__(self, child: Child, answers_fd: int) -> None:
+    def __init__(self, child: RankChild, answers_fd: int) -> None:
         self.child, self.answers_fd = child, answers_fd
         self.last_words = b""
 
@@ -65,7 +89,7 @@ class RankProcesses:
         self,
         size: int,
         tensor_size: int,
-        ring: RingWriter,
+        ring: Broadcast,
         start_as: Callable[[int], WorkerProcess],
         on_failure: Callable[[], None],
     ) -> None:
@@ -78,7 +102,7 @@ class RankProcesses:
         # Files without names: nothing is left however all of them end.
         self._meeting_fds = [memory_file(0, "quire-ranks") for _ in range(size // tensor_size + 1)]
         self._tensor_size = tensor_size
-        self.ranks: list[_Rank] = []
+        self.ranks: list[Rank] = []
         try:
             for rank in range(size):
                 self.ranks.append(self._spawn(rank, size, start_as(rank)))
@@ -98,7 +122,8 @@ class RankProcesses:
         """Process ids, by rank."""
         return [rank.child.pid for rank in self.ranks]
 
-    def _spawn(self, rank: int, size: int, options: WorkerProcess) -> _Rank:
+    def _spawn(self, rank: int, size: int, options: WorkerProcess) -> Rank:
+        assert isinstance(self._ring, RingWriter)
         answers_read, answers_write = os.pipe()
         stage = rank // self._tensor_size
         meeting = (self._meeting_fds[stage], self._meeting_fds[-1])
@@ -114,7 +139,7 @@ class RankProcesses:
             os.close(answers_write)
         if options.cores is not None:
             os.sched_setaffinity(child.pid, options.cores)
-        return _Rank(child, answers_read)
+        return Rank(child, answers_read)
 
     # Watching.
 

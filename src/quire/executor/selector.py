@@ -12,10 +12,11 @@ from quire.plugins.registry import import_path
 from quire.timeline import STARTUP
 
 SETTING = "distributed_executor_backend"
-BUILT_IN = {"uni": "quire.executor.uniproc:UniprocExecutor", "mp": "quire.executor.multiproc:MultiprocExecutor"}
-NOT_YET = {
-    "ray": "workers as Ray actors",
-    "external_launcher": "workers started by torchrun",
+BUILT_IN = {
+    "uni": "quire.executor.uniproc:UniprocExecutor",
+    "mp": "quire.executor.multiproc:MultiprocExecutor",
+    "ray": "quire.executor.ray_executor:RayExecutor",
+    "external_launcher": "quire.executor.launched:LaunchedExecutor",
 }
 
 
@@ -44,16 +45,11 @@ def executor_class(config: EngineConfig) -> type[Executor]:
         return _checked(backend, backend)
     if backend in BUILT_IN:
         return _checked(import_class(BUILT_IN[backend], SETTING), backend)
-    if backend in NOT_YET:
-        raise ConfigError(
-            f"{SETTING}={backend!r} ({NOT_YET[backend]}) is not available yet: leave it out, or give a class "
-            "path of your own",
-            setting=SETTING,
-        )
     if "." in backend or ":" in backend:
         return _checked(import_class(backend, SETTING), backend)
     raise ConfigError(
-        f"{SETTING}={backend!r} is unknown: use None, 'uni' (in this process), 'mp' (a process a device) or a class path",
+        f"{SETTING}={backend!r} is unknown: use None, 'uni' (in this process), 'mp' (a process a device), 'ray', "
+        "'external_launcher' or a class path",
         setting=SETTING,
     )
 

@@ -28,6 +28,7 @@ from quire.executor import wire
 from quire.executor.broadcast_ring import RingReader
 from quire.executor.interface import find_method
 from quire.executor.selector import make_worker
+from quire.executor.socket_ring import SocketReader
 from quire.executor.wire import (
     Answer,
     Call,
@@ -81,13 +82,13 @@ class WorkerProcess:
     Args:
         rank: among all workers of the engine.
         addresses: where the ranks of a stage meet, and where stages do.
-        ring: messages for all ranks.
+        ring: messages for all ranks, in this host's memory or over a connection.
         answer_fd: where results and answers go.
         last_words_fd: where a problem goes that ends this process.
     """
 
     def __init__(
-        self, rank: int, addresses: tuple[str, str], ring: RingReader, answer_fd: int, last_words_fd: int
+        self, rank: int, addresses: tuple[str, str], ring: RingReader | SocketReader, answer_fd: int, last_words_fd: int
     ) -> None:
         self._rank, self._addresses = rank, addresses
         self._ring = ring

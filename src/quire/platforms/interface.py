@@ -202,7 +202,8 @@ class Platform(abc.ABC):
 
     def local_device(self, config: EngineConfig) -> int:
         """Which of this host's devices a rank has: its number among those that the process sees."""
-        return config.parallel.device_number
+        parallel = config.parallel
+        return parallel.device_number if parallel.device_index is None else parallel.device_index
 
     @abc.abstractmethod
     def runtime(self, config: EngineConfig) -> DeviceRuntime:

@@ -120,6 +120,15 @@ class Worker:
         reserved = self.runner.adapters.reserved_bytes / GIB
         return f" ({reserved:.2f} GiB of them for adapters, as max_loras and max_lora_rank say)"
 
+    def least_of_ranks(self, number: int) -> int:
+        """The smallest number that one of the ranks gives, which all call this."""
+        if self._communicator is None:
+            return number
+        mine = torch.tensor([number], device=self.runtime.device())
+        numbers = mine.new_empty(self._communicator.size, 1)
+        self._communicator.all_gather(mine, numbers)
+        return int(numbers.min())
+
     def initialize(self, kv_cache: KVCacheConfig) -> None:
         """Allocate the pages, record the step and run it once.
 
