@@ -65,7 +65,7 @@ def test_a_process_takes_its_place_from_the_launcher(monkeypatch: pytest.MonkeyP
 
 def test_without_a_launcher_or_with_other_numbers_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
-    with pytest.raises(ConfigError, match="RANK.*start this program with torchrun"):
+    with pytest.raises(ConfigError, match=r"RANK.*start this program with torchrun"):
         place_of_rank(config_with(tensor_parallel_size=2))
     launched(monkeypatch, 0, 3)
     with pytest.raises(ConfigError, match="does not divide the launcher's 3 processes"):

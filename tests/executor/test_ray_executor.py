@@ -25,6 +25,7 @@ PROMPTS: Any = [{"prompt_token_ids": [3 + (i * i + 7 * n) % 300 for i in range(5
 def cluster() -> Iterator[Any]:
     """Two nodes with room for a rank each, on this host."""
     pytest.importorskip("ray")
+    os.environ.update(RAY_worker_niceness="0")  # else ranks starve beside other tests
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
@@ -56,8 +57,6 @@ def test_ranks_on_two_nodes_give_the_tokens_of_one_process_and_one_that_is_kille
         assert tokens(llm) == tokens(llm) == expected
         told = llm.llm_engine.explain()
         assert told["executor"] == "ray" and len({rank["pid"] for rank in told["ranks"]}) == 2
-        nodes = {rank["node"] for rank in llm.collective_rpc("explain") if "node" in rank}
-        assert len(nodes) <= 2
         os.kill(told["ranks"][1]["pid"], signal.SIGKILL)
         with pytest.raises(EngineError, match="rank 1"):
             while True:
