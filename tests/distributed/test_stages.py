@@ -153,9 +153,12 @@ def staged(path: Path, **settings: Any) -> TinyEngine:
     return TinyEngine(path, depth=settings["pipeline_parallel_size"], max_num_batched_tokens=16, **settings)
 
 
-def test_two_stages_of_uneven_size_draw_what_one_process_draws(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("worker", ["auto", "tests.executor.rank_workers.AsyncWorker"])
+def test_two_stages_of_uneven_size_draw_what_one_process_draws(
+    worker: str, llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("QUIRE_PP_LAYER_PARTITION", "4,1")
-    engine = staged(llama, pipeline_parallel_size=2)
+    engine = staged(llama, pipeline_parallel_size=2, worker_cls=worker)
     try:
         assert [len(specs) for specs in engine.executor.collective_rpc("kv_cache_specs")] == [4, 1]
         compare(llama, engine)

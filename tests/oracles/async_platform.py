@@ -17,13 +17,16 @@ from quire.platforms.interface import Capabilities, DeviceEvent, DeviceRuntime, 
 
 
 class InstantEvent(DeviceEvent):
+    is_recorded = False
+
     def record(self) -> None:
-        pass
+        self.is_recorded = True
 
     def wait(self) -> None:
         pass
 
     def milliseconds_since(self, earlier: DeviceEvent) -> float:
+        assert isinstance(earlier, InstantEvent) and earlier.is_recorded and self.is_recorded  # as CUDA has it
         return 1.0
 
 

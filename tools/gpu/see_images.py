@@ -116,7 +116,14 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         path = make_folder(Path(folder), args.shape)
         begin = time.perf_counter()
-        llm = LLM(str(path), load_format="dummy", skip_tokenizer_init=True, max_model_len=4096, max_num_seqs=args.rows)
+        llm = LLM(
+            str(path),
+            load_format="dummy",
+            dtype="bfloat16",
+            skip_tokenizer_init=True,
+            max_model_len=4096,
+            max_num_seqs=args.rows,
+        )
         processor = llm.llm_engine.input_processor.media
         assert processor is not None
         tell("start, s", time.perf_counter() - begin)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -114,7 +115,7 @@ class QueueEvent(DeviceEvent):
     """
 
     def __init__(self, synchronize: Callable[[], None]) -> None:
-        self._synchronize, self._seconds = synchronize, 0.0
+        self._synchronize, self._seconds = synchronize, math.nan
 
     def record(self) -> None:
         self._seconds = time.perf_counter()
@@ -124,7 +125,10 @@ class QueueEvent(DeviceEvent):
 
     def milliseconds_since(self, earlier: DeviceEvent) -> float:
         assert isinstance(earlier, QueueEvent)
-        return (self._seconds - earlier._seconds) * 1e3
+        milliseconds = (self._seconds - earlier._seconds) * 1e3
+        if math.isnan(milliseconds):
+            raise ValueError("both events must be recorded before the time between them is known")
+        return milliseconds
 
 
 class UploadStream(abc.ABC):

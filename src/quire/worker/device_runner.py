@@ -337,10 +337,10 @@ class DeviceRunner(Runner):
         self._inputs.upload(batch)
         self._run_layers(plan, self._with_adapters(plan, batch, self._shape_of(plan, batch, False)))
         nothing = PreparedBatch(batch.rows_S[:0], batch.positions_S[:0])
+        slot.drawn.record()
         slot.end.record()
-        pending = PendingStep(self, plan.step_id, nothing, slot, self._sampler)
-        self._in_flight.append(pending)
-        return pending
+        self._in_flight.append(PendingStep(self, plan.step_id, nothing, slot, self._sampler))
+        return self._in_flight[-1]
 
     def _run_layers(self, plan: SchedulerOutput, shape: StepShape) -> None:
         """Submit this stage's layers, between what comes from the stage before and what goes to the next one."""
