@@ -238,3 +238,23 @@ def test_first_words_are_shown_only_where_the_log_may_have_them(open_page, start
     told.get_by_role("tab", name="Engine").click()
     told.locator("#engine .first-words").first.wait_for()
     assert "What is 17 + 25?" in told.locator("#engine .first-words").first.inner_text()
+
+
+def test_what_the_server_finds_is_shown_with_what_to_set(page, demo):
+    page.route("**/console/findings", lambda route: route.fulfill(json={
+        "seconds": 3600.0,
+        "findings": [
+            {"check": "queue", "state": "fine", "seen": "1 runs", "to_do": ""},
+            {"check": "stalls", "state": "look", "seen": "rows 9.0 s", "to_do": "a larger --max-num-seqs"},
+        ],
+    }))  # fmt: skip
+    page.get_by_role("tab", name="Engine").click()
+    found = page.get_by_role("region", name="What to look at")
+    found.wait_for()
+    assert found.get_by_role("heading").inner_text() == "The last hour: 1 to look at"
+    assert found.locator("dt").first.inner_text().split() == ["look", "stalls"], "what is not fine comes first"
+    assert "--max-num-seqs" in found.locator("dd").first.inner_text()
+    page.unroute("**/console/findings")
+    page.reload()
+    page.get_by_role("tab", name="Engine").click()
+    until(page, "document.querySelectorAll('.findings dt').length >= 6")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from quire.logger import init_logger
 from quire.metrics.events import EventKind, EventLog
 from quire.metrics.history import History
+from quire.metrics.last_hour import LastHour
 from quire.metrics.tenants import TenantTable
 from quire.request import AdapterStats, SchedulerStats
 
@@ -175,6 +176,7 @@ class EngineMetrics:
         self.request_n = Histogram(CHOICE_BOUNDS)
         self.request_preemptions = Histogram(PREEMPTION_BOUNDS)
         self.history = History()
+        self.last_hour = LastHour(self.counters)
 
     def divide(self, num_copies: int) -> Sequence["EngineMetrics"]:
         """Have figures for each of the model's copies as well; returns them."""
@@ -212,6 +214,23 @@ class EngineMetrics:
             if stats.step_ms > 0.0:
                 self.step_time.observe(stats.step_ms / 1e3)
         self.history.note(self.num_running, self.num_waiting, self.kv_cache_usage, self.generation_tokens)
+        self.last_hour.note()
+
+    def counters(self) -> dict[str, float]:
+        """What tells whether an engine does well, under Prometheus' names."""
+        happened = self.events.totals
+        return {
+            "request_success_total": float(sum(self.success.values())),
+            "request_queue_time_seconds_sum": self.queue_time.total,
+            "request_queue_time_seconds_count": float(self.queue_time.count),
+            "num_preemptions_total": float(self.num_preemptions),
+            "prefix_cache_queries_total": float(self.prefix_cache_queries),
+            "prefix_cache_hits_total": float(self.prefix_cache_hits),
+            "admission_rejections_total": float(happened[EventKind.REFUSAL]),
+            "request_deadlines_missed_total": float(happened[EventKind.DEADLINE]),
+            "engine_restarts_total": float(happened[EventKind.RESTART]),
+            "requests_given_up_total": float(happened[EventKind.GIVEN_UP]),
+        }
 
     def _record_drafts(self, stats: SchedulerStats) -> None:
         self.num_drafts += stats.num_drafts
@@ -234,6 +253,7 @@ class EngineMetrics:
     def record_refusal(self, text: str, tenant: str = "") -> None:
         """There was no room for a request; `text` says why."""
         self.events.add(EventKind.REFUSAL, text)
+        self.last_hour.note()
         self.tenants.row_of(tenant).refused += 1
 
     def record_finished(self, request: FinishedRequest) -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from quire.entrypoints.cli import doctor
-from quire.entrypoints.cli.doctor import FINE, LOOK, WRONG, Finding, as_text, machine_findings, server_findings
+from quire.entrypoints.cli.doctor import as_text, machine_findings
 from quire.entrypoints.cli.main import main
+from quire.entrypoints.findings import FINE, LOOK, MISSES, STALLS, WRONG, Causes, Finding, server_findings
 
 CALM = {
     "num_requests_running": 3.0,
@@ -52,6 +53,16 @@ def test_a_few_preemptions_and_a_short_history_of_prefixes_are_fine() -> None:
 
 def test_a_core_that_died_is_wrong() -> None:
     assert states(CALM | {"engine_restarts_total": 1.0}) == {"engine restarts": WRONG}
+
+
+def test_causes_of_waiting_and_of_misses_name_what_changes_them() -> None:
+    found = server_findings(CALM, Causes(4, {"common prefix": 90.0, "rows": 9.0}, {"evicted": 9000, "never seen": 100}))
+    shown = {each.check: each for each in found}
+    assert shown["stalls"].state == LOOK and shown["stalls"].to_do == STALLS["rows"], "the first that can be changed"
+    assert shown["prefix misses"].state == LOOK and shown["prefix misses"].to_do == MISSES["evicted"]
+    assert "common prefix 90.0 s, rows 9.0 s" in shown["stalls"].seen
+    calm = server_findings(CALM, Causes(4, {"rows": 0.1}, {"never seen": 9000, "evicted": 10}))
+    assert {each.state for each in calm} == {FINE} == {each.state for each in server_findings({}, Causes())}
 
 
 def test_the_machine_is_read_from_the_kernels_files(tmp_path: Path) -> None:

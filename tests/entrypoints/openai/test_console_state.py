@@ -102,3 +102,32 @@ async def test_first_words_and_the_history_of_all_processes_are_shown(server):
         state = (await s.client.get("/console/state")).json()
     assert state["first_words"] == {"a": "What is"}
     assert [(slot[1], slot[4]) for slot in state["history"]] == [(1, 9)] and state["history_every_s"] == 5
+
+
+async def test_a_server_finds_what_its_requests_waited_for(server):
+    async def inspect():
+        ended = [{"id": name} for name in ("a", "b", "old", "gone")]
+        return {"running": 1, "waiting": 0, "kv_usage": 0.5, "requests": [], "finished": ended}
+
+    async def timeline(name):
+        if name == "gone":
+            return None
+        stall = {"kind": "stall", "detail": {"cause": "rows", "s": 3.0}}
+        prefix = {"why": "evicted", "prompt_tokens": 4000, "hit_tokens": 1000}
+        return {"arrived_ago_s": 9e9 if name == "old" else 5.0, "events": [{"kind": "queued"}, stall], "prefix": prefix}
+
+    async with server() as s:
+        s.engine.inspect, s.engine.timeline = inspect, timeline
+        s.engine.metrics.record_refusal("full")
+        told = (await s.client.get("/console/findings")).json()
+        s.state.siblings = Others(msgspec.json.encode(s.engine.metrics.counters()))
+        both = (await s.client.get("/console/findings")).json()
+    found = {each["check"]: each for each in told["findings"]}
+    assert {check for check, each in found.items() if each["state"] == "look"} == {
+        "refusals",
+        "stalls",
+        "prefix misses",
+    }
+    assert found["stalls"]["seen"] == "the last 2 requests waited for: rows 6.0 s"
+    assert found["prefix misses"]["seen"] == "tokens of the last 2 prompts: evicted 6,000"
+    assert "3 requests" in next(each["seen"] for each in both["findings"] if each["check"] == "refusals")

@@ -94,7 +94,13 @@ CHANGED: dict[str, tuple[str, str, dict[str, Any]]] = {
 """In this order, where adapters may be changed."""
 
 
-NEEDS_AN_ENGINE = ("/console/state", "/console/requests/{id}", "/tokenizer_info", "/generative_scoring")
+NEEDS_AN_ENGINE = (
+    "/console/state",
+    "/console/findings",
+    "/console/requests/{id}",
+    "/tokenizer_info",
+    "/generative_scoring",
+)
 """The fake engine cannot answer these."""
 
 

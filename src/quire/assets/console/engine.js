@@ -4,6 +4,7 @@
 import { json } from "./api.js";
 import { Chart } from "./charts.js";
 import { h, replace, replaceKeyed } from "./dom.js";
+import { buildFindings } from "./findings.js";
 import { number, seconds, share, shortId } from "./format.js";
 import { buildHappenings } from "./happenings.js";
 
@@ -26,8 +27,9 @@ export function buildEngine(root, inspect) {
     h("caption", {}, "Requests, running ones first"),
     h("thead", {}, h("tr", {}, ["Request", "Came", "State", "Queued", "Prompt", "From cache", "Output", "Tokens/s"].map((title) => h("th", { scope: "col" }, title)))), rows);
   const happenings = buildHappenings();
+  const findings = buildFindings();
   replace(root, h("div", { class: "board" }, problem, tiles.element,
-    h("div", { class: "charts" }, rate.element, steps.element, requests.element, pages.element), happenings.element, h("div", { class: "table-box", tabindex: 0, role: "group", "aria-label": "Requests" }, table)));
+    h("div", { class: "charts" }, rate.element, steps.element, requests.element, pages.element), findings.element, happenings.element, h("div", { class: "table-box", tabindex: 0, role: "group", "aria-label": "Requests" }, table)));
 
   const history = [];
   let timer = null;
@@ -76,10 +78,12 @@ export function buildEngine(root, inspect) {
       if (isShown) return;
       isShown = true;
       poll();
+      findings.show();
     },
     hide() {
       isShown = false;
       clearTimeout(timer);
+      findings.hide();
     },
   };
 }

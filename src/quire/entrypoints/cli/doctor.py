@@ -1,6 +1,6 @@
 """`quire doctor [URL]`: what is wrong with this machine or with a running server, and which setting changes it.
 
-The machine's checks read files of the kernel; a server's read its metrics, which count since its start. Changes nothing.
+The machine's checks read files of the kernel; a server looks at its own last hour. Changes nothing.
 """
 
 import argparse
@@ -8,28 +8,20 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 from quire.entrypoints import exit_codes
+from quire.entrypoints.findings import FINE, LOOK, WRONG, Finding, server_findings
 
-FINE, LOOK, WRONG = "fine", "look", "wrong"
 _GB = 1e9
 _FEW_FILES = 4096
 _SMALL_SHARED = 1 * _GB
 _LITTLE_DISK = 5 * _GB
 
 
-class Finding(NamedTuple):
-    """One check: what was seen, and what to do where it is not fine."""
-
-    check: str
-    state: str
-    seen: str
-    to_do: str = ""
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("url", nargs="?", metavar="URL", help="a server; none means the one of `quire ps`, if one runs")
+    parser.add_argument("url", nargs="?", metavar="URL", help="a server; none means those of `quire ps`, if any run")
+    parser.add_argument("--url", dest="named_url", metavar="URL", help="the same")
     parser.add_argument("--api-key", metavar="KEY", help="the server's key (or QUIRE_API_KEY)")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -41,15 +33,25 @@ def run(args: argparse.Namespace) -> int:
 
     findings = {"this machine": machine_findings()}
     servers = [each.url for each in find_servers() if each.url.startswith("http")]
-    for url in [args.url] if args.url else servers:
-        sample = ServerWatch(url, args.api_key or envs.QUIRE_API_KEY).sample()
-        findings[f"{sample.model or 'the server'} at {url}"] = server_findings(sample.metrics)
+    for url in [args.url or args.named_url] if args.url or args.named_url else servers:
+        watch = ServerWatch(url, args.api_key or envs.QUIRE_API_KEY)
+        sample = watch.sample()
+        place, found = _of_server(sample.metrics, watch.ask("/console/findings"))
+        findings[f"{sample.model or 'the server'} at {url}{place}"] = found
     if args.json:
         print(json.dumps({place: [each._asdict() for each in found] for place, found in findings.items()}, indent=2))
     else:
         print(as_text(findings))
     is_wrong = any(each.state == WRONG for found in findings.values() for each in found)
     return exit_codes.FAILED if is_wrong else exit_codes.OK
+
+
+def _of_server(metrics: Mapping[str, float], told: Any) -> tuple[str, list[Finding]]:
+    """What a server finds in its last hour; one that does not look is judged by its figures since its start."""
+    if not isinstance(told, dict):
+        return ", since its start", server_findings(metrics)
+    found = [Finding(**each) for each in told["findings"]]
+    return f", in the last {max(1, round(told['seconds'] / 60))} min", found
 
 
 def as_text(findings: Mapping[str, list[Finding]]) -> str:
@@ -175,71 +177,3 @@ def _read(path: Path) -> str:
         return path.read_text("utf-8").strip()
     except OSError:
         return ""
-
-
-# --- a server ---
-
-
-def server_findings(metrics: Mapping[str, float]) -> list[Finding]:
-    """Checks of a server's figures, which count since its start."""
-    return [check(metrics) for check in (_queue, _refusals, _preemptions, _prefixes, _pages, _restarts)]
-
-
-def _value(metrics: Mapping[str, float], name: str) -> float:
-    return metrics.get(name, 0.0)
-
-
-def _queue(metrics: Mapping[str, float]) -> Finding:
-    waiting, running = _value(metrics, "num_requests_waiting"), _value(metrics, "num_requests_running")
-    count = _value(metrics, "request_queue_time_seconds_count")
-    mean = _value(metrics, "request_queue_time_seconds_sum") / count if count else 0.0
-    seen = f"{running:.0f} run, {waiting:.0f} wait; {mean:.2f} s in the queue on average"
-    if waiting <= running and mean < 1.0:
-        return Finding("queue", FINE, seen)
-    if _value(metrics, "kv_cache_usage_perc") > 0.9:
-        return Finding(
-            "queue", LOOK, seen, "memory is the limit: --kv-cache-dtype fp8, shorter --max-model-len, or more devices"
-        )
-    return Finding(
-        "queue", LOOK, seen, "pages are free: a larger --max-num-seqs lets more run at once; else more servers"
-    )
-
-
-def _refusals(metrics: Mapping[str, float]) -> Finding:
-    refused = _value(metrics, "admission_rejections_total")
-    if refused:
-        to_do = "--max-num-waiting, --max-waiting-tokens and --max-waiting-time bound the queue; clients should heed Retry-After"
-        return Finding("refusals", LOOK, f"{refused:.0f} requests got status 429", to_do)
-    return Finding("refusals", FINE, "none")
-
-
-def _preemptions(metrics: Mapping[str, float]) -> Finding:
-    count = _value(metrics, "num_preemptions_total")
-    ended = max(_value(metrics, "request_success_total"), 1.0)
-    seen = f"{count:.0f}, of {ended:.0f} requests"
-    if count / ended > 0.05:
-        to_do = "pages run out while requests run: a smaller --max-num-seqs, --kv-cache-dtype fp8, or more memory for the cache"
-        return Finding("preemptions", LOOK, seen, to_do)
-    return Finding("preemptions", FINE, seen)
-
-
-def _prefixes(metrics: Mapping[str, float]) -> Finding:
-    asked, hits = _value(metrics, "prefix_cache_queries_total"), _value(metrics, "prefix_cache_hits_total")
-    seen = f"{hits / asked:.0%} of {asked:,.0f} prompt tokens were there" if asked else "nothing was looked up"
-    if asked > 100_000 and hits < asked / 20:
-        to_do = "prompts share no beginning: put what changes (dates, ids) behind what stays"
-        return Finding("prefix cache", LOOK, seen, to_do)
-    return Finding("prefix cache", FINE, seen)
-
-
-def _pages(metrics: Mapping[str, float]) -> Finding:
-    share = _value(metrics, "kv_cache_usage_perc")
-    return Finding("KV cache", FINE, f"{share:.0%} in use")
-
-
-def _restarts(metrics: Mapping[str, float]) -> Finding:
-    restarts, given_up = _value(metrics, "engine_restarts_total"), _value(metrics, "requests_given_up_total")
-    seen = f"{restarts:.0f}; {given_up:.0f} requests given up"
-    if restarts:
-        return Finding("engine restarts", WRONG, seen, "the server's log names the cause of each (docs/reliability.md)")
-    return Finding("engine restarts", FINE, seen)

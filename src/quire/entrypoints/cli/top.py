@@ -77,6 +77,13 @@ class ServerWatch:
                 pass
         return sample
 
+    def ask(self, path: str) -> Any:
+        """What it answers to a GET; None if it has no such route."""
+        try:
+            return json.loads(self._client.get(path))
+        except (QuireError, ValueError):
+            return None
+
 
 def read_metrics(text: str, at: float) -> Sample:
     """A sample of Prometheus' text; engines of one server are added up, their cache use is the mean.

@@ -33,6 +33,7 @@ from quire.entrypoints.openai.prompts import require_tokenizer
 from quire.entrypoints.openai.protocol import ModelCard, ModelList
 from quire.entrypoints.responses.handlers import KEPT
 from quire.entrypoints.server.adapter_routes import ADAPTERS
+from quire.entrypoints.server.console_findings import CONSOLE_FINDINGS
 from quire.entrypoints.server.console_state import CONSOLE
 from quire.errors import EngineDeadError
 from quire.patch import describe as describe_patches
@@ -215,6 +216,7 @@ OPERATIONS = (
     Endpoint("/stop_profile", stop_profile, "End the profile; tells the files that were written."),
     *ADAPTERS,
     *CONSOLE,
+    *CONSOLE_FINDINGS,
 )
 
 
