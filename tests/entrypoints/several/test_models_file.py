@@ -88,3 +88,11 @@ def test_whoever_was_used_least_recently_makes_room(others, size, budget):
         if done.get(each.name) == "sleep":
             older = [o for o in named if o.state == "awake" and o.last_used < each.last_used and o.asleep < o.awake]
             assert all(o.name in done for o in older)
+
+
+def test_a_form_names_its_model():
+    from quire.entrypoints.several.front import _of_form
+
+    part = b'--x\r\nContent-Disposition: form-data; name="%b"\r\n\r\n%b\r\n'
+    assert _of_form(part % (b"file", b"name=model") + part % (b"model", b"two") + b"--x--").model == "two"
+    assert _of_form(part % (b"file", b"x")).model is None

@@ -6,6 +6,7 @@ Knows which requests name a model. What they mean is the servers' own.
 import asyncio
 import contextlib
 import json
+import re
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -29,6 +30,7 @@ from quire.entrypoints.several.host import ModelHost
 from quire.entrypoints.several.hosted_model import HostedModel
 from quire.version import __version__
 
+_FORM_MODEL = re.compile(rb'name="?model"?\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]*)')
 _TEXTS = ("/api/chat", "/api/generate")
 _WITHOUT_STEPS = frozenset(
     ("/api/show", "/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/responses/input_tokens")
@@ -103,7 +105,7 @@ class Front:
     async def work(self, request: Request) -> Response:
         """Any request whose body names its model."""
         body = await read_bytes(request)
-        named = _named(body)
+        named = _of_form(body) if "multipart/" in request.headers.get("content-type", "") else _named(body)
         model = self._find(named.model or named.name)
         path, asks = request.url.path, named.messages or named.prompt
         if path in _TEXTS and not asks and is_unload(OllamaChat(keep_alive=named.keep_alive)):
@@ -196,6 +198,12 @@ def _named(body: bytes) -> Named:
         return msgspec.json.decode(body, type=Named)
     except msgspec.MsgspecError as error:
         raise bad_request(f"The request body is not a JSON object: {error}.", code="invalid_json") from None
+
+
+def _of_form(body: bytes) -> Named:
+    """What a form with a file says of its model."""
+    found = _FORM_MODEL.search(body)
+    return Named(model=None if found is None else found[1].decode("utf-8", "replace"))
 
 
 def _unloaded(name: str, path: str) -> dict[str, Any]:
