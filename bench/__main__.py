@@ -20,6 +20,7 @@ BENCHMARKS = {
     "compare": "beside other engines, in rounds that alternate: ratios on the same machine in the same minutes",
     "chaos": "the table of faults: streams on servers whose processes are killed and stopped, at random and at named points",
     "overload": "a flood, a tenant beside another one's flood, and streams beside long prompts",
+    "shares": "who waits for whom in an engine core alone, on the clock of its thread: tenants, and streams beside long prompts",
     "simulate": "the capacity simulator beside a real replay of the same traffic",
     "copies": "two copies of an engine core beside one, with a model that only waits",
     "adapters": "a thousand adapters on disk, asked for by Zipf's law: throughput and time to first token beside the base's",

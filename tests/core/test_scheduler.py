@@ -192,6 +192,36 @@ def test_fair_admits_a_quiet_tenant_beside_a_flood() -> None:
     assert admitted.index("quiet") < 60
 
 
+def test_fair_computes_the_prompt_of_a_tenant_who_is_crowded_out_without_the_crowd() -> None:
+    harness = SchedulerHarness(policy="fair", max_num_seqs=8, prefix_caching=False)
+
+    for index in range(6):
+        harness.add(f"flood{index}", PROMPT, tenant="flood", max_tokens=20)
+    crowd = [harness.step().rows.tolist() for _ in range(3)][-1]
+    assert len(crowd) == 6
+    harness.add("flood", PROMPT, tenant="flood", max_tokens=3)
+    harness.add("quiet", PROMPT, tenant="quiet", max_tokens=9)
+    alone, *together = [harness.step() for _ in range(3)]
+    assert alone.total_num_tokens == len(PROMPT) and len(alone.rows) == 1 and alone.rows[0] not in crowd
+    assert all({*crowd, *alone.rows.tolist()} <= set(step.rows.tolist()) for step in together)
+    harness.add("second", PROMPT, tenant="quiet", max_tokens=3)  # beside one that runs already
+    assert len(harness.step().rows) > 6
+    harness.run()
+
+
+def test_fair_lets_a_crowd_sit_out_no_two_steps_in_a_row() -> None:
+    harness = SchedulerHarness(policy="fair", max_num_seqs=8, prefix_caching=False)
+    for index in range(6):
+        harness.add(f"flood{index}", PROMPT, tenant="flood", max_tokens=20)
+    assert [len(harness.step().rows) for _ in range(3)][-1] == 6
+    lengths = list[int]()
+    for index in range(4):
+        harness.add(f"quiet{index}", PROMPT, tenant=f"quiet{index}", max_tokens=1)
+        lengths.append(len(harness.step().rows))
+    assert lengths == [1, 7, 1, 7]
+    harness.run()
+
+
 @pytest.mark.parametrize("collected_between", [False, True])
 def test_an_abort_in_flight_frees_pages_and_row_once_and_only_when_the_step_is_collected(
     collected_between: bool,

@@ -7,7 +7,8 @@ they outnumber the living). Knows ranks, tenants and costs; nothing of pages or 
 
 Deficit round robin: M. Shreedhar and G. Varghese, "Efficient Fair Queuing using Deficit Round Robin", SIGCOMM 1995. Here
 a tenant sits in a heap under the number of the round in which its deficit will have grown to the cost of its first
-request, so that finding the next tenant does not walk through rounds in which nobody can be served.
+request, so that finding the next tenant does not walk through rounds in which nobody can be served. A tenant that runs
+nothing and comes anew has its turn first, as new flows have in FQ-CoDel (RFC 8290).
 """
 
 import abc
@@ -51,6 +52,10 @@ class RequestQueue(abc.ABC):
     def left(self, tenant: str, tokens: int) -> None:
         """A request of a tenant, which was popped and is none in the background, runs no more; it used so many tokens beside its
         prompt."""
+
+    def is_crowded_out(self, request: Request) -> bool:
+        """Whether the tenant of a request that waits runs nothing, while another one has most of the rows."""
+        return False
 
 
 class RankedQueue(RequestQueue):
@@ -125,11 +130,11 @@ class FairQueue(RequestQueue):
         if quantum < 1:
             raise ConfigError(f"the fair policy's quantum is {quantum} tokens; it must be at least 1")
         self._quantum = quantum
-        self._num_free_rows = num_rows
+        self._num_rows = self._num_free_rows = num_rows
         self._running: collections.Counter[str] = collections.Counter()
         self._aside: set[str] = set()
         self._tenants: dict[str, _Tenant] = {}
-        self._heap: list[tuple[int, int, str]] = []
+        self._heap: list[tuple[int, bool, int, str]] = []
         self._round = 0
         self._next_version = 0
         self._length = 0
@@ -140,6 +145,8 @@ class FairQueue(RequestQueue):
         if tenant is None:
             tenant = self._tenants[name] = _Tenant(name)
             tenant.round = self._round
+            if not self._running[name]:  # its first prompt need not wait for the end of another one's turn
+                tenant.deficit = self._quantum * request.source.tenant_weight
         tenant.weight = request.source.tenant_weight
         first_before = tenant.queue.peek()
         tenant.queue.push(request)
@@ -186,14 +193,18 @@ class FairQueue(RequestQueue):
             self._enqueue(self._tenants[name])
         self._aside.clear()
 
+    def is_crowded_out(self, request: Request) -> bool:
+        most = max(self._running.values(), default=0)
+        return 2 * most > self._num_rows and not self._running[request.source.tenant]
+
     def __len__(self) -> int:
         return self._length
 
     def _next_tenant(self) -> _Tenant | None:
         heap = self._heap
         while heap:
-            tenant = self._tenants.get(heap[0][2])
-            if tenant is not None and tenant.version == heap[0][1]:
+            tenant = self._tenants.get(heap[0][3])
+            if tenant is not None and tenant.version == heap[0][2]:
                 if self._running[tenant.name] < FAIR_ROWS * tenant.weight * self._num_free_rows:
                     return tenant
                 self._aside.add(tenant.name)
@@ -207,20 +218,22 @@ class FairQueue(RequestQueue):
             del self._tenants[tenant.name]
 
     def _enqueue(self, tenant: _Tenant) -> None:
-        """File the tenant under the round in which it can pay for its first request; older entries become void."""
+        """File the tenant under the round in which it can pay for its first request, before those who run something; older
+        entries become void."""
         first = tenant.queue.peek()
         assert first is not None
         rounds = max(0, math.ceil((first.cost - tenant.deficit) / (self._quantum * tenant.weight)))
         self._next_version += 1
         tenant.version = self._next_version
-        heapq.heappush(self._heap, (max(tenant.round + rounds, self._round), tenant.version, tenant.name))
+        ready = max(tenant.round + rounds, self._round)
+        heapq.heappush(self._heap, (ready, self._running[tenant.name] > 0, tenant.version, tenant.name))
         if len(self._heap) > 2 * len(self._tenants) + 16:
             self._heap = [entry for entry in self._heap if self._is_current(entry)]
             heapq.heapify(self._heap)
 
-    def _is_current(self, entry: tuple[int, int, str]) -> bool:
-        tenant = self._tenants.get(entry[2])
-        return tenant is not None and tenant.version == entry[1]
+    def _is_current(self, entry: tuple[int, bool, int, str]) -> bool:
+        tenant = self._tenants.get(entry[3])
+        return tenant is not None and tenant.version == entry[2]
 
 
 class BackgroundLast(RequestQueue):
@@ -245,6 +258,9 @@ class BackgroundLast(RequestQueue):
 
     def left(self, tenant: str, tokens: int) -> None:
         self._queue.left(tenant, tokens)
+
+    def is_crowded_out(self, request: Request) -> bool:
+        return not request.source.is_background and self._queue.is_crowded_out(request)
 
     def __len__(self) -> int:
         return len(self._queue) + len(self._background)

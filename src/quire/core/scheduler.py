@@ -255,7 +255,7 @@ class Scheduler:
         while self._may_admit():
             new_rows, new_counts = self._admit_waiting(rows, counts, budget)
             if len(new_rows):
-                return np.concatenate([rows, new_rows]), np.concatenate([counts, new_counts])
+                return self._budget.gather(rows, counts, new_rows, new_counts)
             if not self._make_way():
                 break
             rows, counts = without(rows, counts, self._dropped)
@@ -340,7 +340,7 @@ class Scheduler:
             num_partial += request.num_computed_tokens + count < len(request.token_ids)
             new_rows.append(request.row)
             new_counts.append(count)
-            budget -= count
+            budget = self._budget.left(budget - count, request)
         else:
             self._hindrance = "rows" if budget > 0 else "tokens"
         self._saver.release_host_blocks(self._diff.swap_ins[swap_ins_before:])

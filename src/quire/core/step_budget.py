@@ -10,6 +10,7 @@ from quire.core.cost_model import CostModel
 from quire.core.encoding import NO_ENCODING, NoEncoding
 from quire.core.output import IntArray
 from quire.core.policies import SchedulingPolicy
+from quire.core.request_state import Request
 from quire.core.running import RunningBatch
 from quire.core.step import NO_ROWS, without, without_zeros
 from quire.core.timelines import Timelines
@@ -78,17 +79,29 @@ class StepBudget:
         self._config, self._batch, self._cost_model = config, batch, cost_model
         self._timelines, self._least = timelines, max(batch.block_size, config.min_prefill_tokens)
         self._is_patient = True
+        self._guest: Request | None = None
+        self._is_alone = False
         self.aside = NO_ROWS, NO_ROWS
         self.limit = StepLimit(config.max_num_batched_tokens)
 
     def divide(self, waiting: WaitingRoom, encoding: NoEncoding = NO_ENCODING) -> tuple[IntArray, IntArray, int]:
         """Rows that run already, their tokens, and what is left of the budget for prompts that wait."""
+        rows, counts, budget = self._divide(waiting, encoding)
+        was_alone, self._is_alone, head = self._is_alone, False, waiting.next()
+        self._guest = head if head is not None and not was_alone and waiting.is_crowded_out(head) else None
+        if self._guest is not None and len(rows):
+            left = self.limit.tokens - int(counts.sum())
+            budget = max(budget, min(left, self._limit_prefill(self.limit.tokens, NO_ROWS, 0)))
+        return rows, counts, budget
+
+    def _divide(self, waiting: WaitingRoom, encoding: NoEncoding) -> tuple[IntArray, IntArray, int]:
         batch, limit = self._batch, self.limit.tokens
         self.aside = NO_ROWS, NO_ROWS
         budget = max(1, min(limit, self._policy.step_tokens(limit, batch.num_active)))
         if self._config.max_step_factor > 0:
             head = waiting.next()
-            self._is_patient = head is None or self._timelines.clock() - head.source.arrival_time < PATIENCE_S
+            is_new = head is None or self._timelines.clock() - head.source.arrival_time < PATIENCE_S
+            self._is_patient = self._policy.has_shares or is_new
         rows = batch.order()
         if len(rows) == 0:
             return NO_ROWS, NO_ROWS, self._limit_prefill(budget, NO_ROWS, 0)
@@ -140,6 +153,20 @@ class StepBudget:
         aside, wanted = without_zeros(aside, encoding.share(self._batch, aside, wanted, budget))
         return np.concatenate([rows, aside]), np.concatenate([counts, wanted])
 
+    def left(self, budget: int, request: Request) -> int:
+        """Tokens that are left for others to start when this request starts in the step."""
+        return 0 if request is self._guest else budget
+
+    def gather(
+        self, rows: IntArray, counts: IntArray, new_rows: IntArray, new_counts: IntArray
+    ) -> tuple[IntArray, IntArray]:
+        """The step's rows with those that start in it. The prompt of a tenant whom another one crowds out is computed without the
+        others, who sit out one step and never two in a row."""
+        if self._guest is not None and self._guest.row == new_rows[0]:
+            self._is_alone = True
+            return new_rows, new_counts
+        return np.concatenate([rows, new_rows]), np.concatenate([counts, new_counts])
+
     def most_whole(self, num_others: int) -> int:
         """Tokens of an item that is computed whole, beside so many others of the step: the limits on prompts are not for it."""
         return self._config.max_num_batched_tokens - num_others
@@ -155,6 +182,8 @@ class StepBudget:
         """The prompt tokens that may join these decoding rows: within the budget, and within `max_step_ms` or, while the queue
         is short, `max_step_factor`."""
         config, model, num_decodes = self._config, self._cost_model, len(decode_rows)
+        if self._policy.has_shares:  # who comes next finds no long step, however many prompts a tenant has
+            num_decodes = max(num_decodes, config.max_num_seqs)
         has_factor = config.max_step_factor > 0 and num_decodes > 0 and self._is_patient
         if not config.enable_chunked_prefill or not (config.max_step_ms > 0 or has_factor):
             return budget

@@ -121,6 +121,10 @@ class WaitingRoom:
         if not request.source.is_background:
             self._queue.left(request.source.tenant, num_tokens)
 
+    def is_crowded_out(self, request: Request) -> bool:
+        """Whether the tenant of the next request runs nothing beside another one's crowd."""
+        return self._queue.is_crowded_out(request)
+
     def forget_prefixes(self) -> None:
         """Nothing that is computed now will be found."""
         self._push(*self.prefixes.leave_all())
