@@ -46,8 +46,8 @@ def test_the_short_spellings_are_keys_of_the_object() -> None:
         ({"method": "ngramm"}, "speculative_config.method='ngramm' is not valid.*did you mean 'ngram'"),
         ({"methods": "ngram"}, "speculative_config has 'methods', which is not known"),
         (
-            {"method": "medusa", "model": "x"},
-            "speculative_config.method='medusa' cannot be used: it is not available yet",
+            {"method": "dflash", "model": "x"},
+            "speculative_config.method='dflash' cannot be used: it is not available yet",
         ),
         ({"method": "ngram", "model": "meta/x"}, "method 'ngram' has no model"),
         ({"prompt_lookup_min": 9, "prompt_lookup_max": 3}, "prompt_lookup_min=9 cannot be used.*prompt_lookup_max=3"),

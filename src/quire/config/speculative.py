@@ -14,18 +14,13 @@ from quire.config.checks import FLAG, TEXT, Check, number, one_of, read_object, 
 from quire.errors import ConfigError
 from quire.guards import is_mapping, is_sequence
 
-MODEL_METHODS = ("draft_model", "eagle", "eagle3", "mtp")
+MODEL_METHODS = ("draft_model", "eagle", "eagle3", "mtp", "medusa", "mlp_speculator")
 """Methods in which a model of its own guesses, that the workers run."""
 SUFFIX_METHODS = ("auto", "suffix")
 """Methods that go on as any text at hand does."""
 METHODS = ("auto", "ngram", "suffix", *MODEL_METHODS)
 """Who can guess."""
-NOT_YET = (
-    "medusa",
-    "mlp_speculator",
-    "dflash",
-    "custom_class",
-)
+NOT_YET = ("dflash", "custom_class")
 """Methods of vLLM that Quire does not have yet."""
 MOST_TOKENS = 64
 DEFAULT_TOKENS = 16
@@ -53,7 +48,7 @@ class SpeculativeConfig:
             of its own tokens and of what other requests have answered; `auto` is the same, and off where the model cannot be
             speculated on. `draft_model`: a smaller model with the same vocabulary;
             `eagle`, `eagle3`: a head over what the model makes of its tokens; `mtp`: the layer for further tokens in the
-            model's own checkpoint.
+            model's own checkpoint; `medusa`, `mlp_speculator`: heads over its last hidden state.
         model: of `MODEL_METHODS`: a folder or a hub id. `revision`, `quantization`: its own, where it is not the target's.
         draft_tensor_parallel_size: 1, or the target's: every rank has the whole drafter.
         num_speculative_tokens: most guesses for a row and step; the cost model uses fewer where more do not pay.

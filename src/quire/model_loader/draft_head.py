@@ -3,12 +3,13 @@
 import dataclasses
 from collections.abc import Collection
 
-from quire.attention.selector import select_backend
+from quire.attention.selector import Selection, select_backend
 from quire.config import EngineConfig
 from quire.errors import ConfigError
 from quire.layers.decoder import Decoder, attention_requests
 from quire.layers.draft_head import DraftHead
 from quire.layers.interface import CausalLM
+from quire.layers.plain_heads import PLAIN_HEADS
 from quire.model_loader.dummy import dummy_weights
 from quire.model_loader.loader import LoadedModel, open_weights, with_progress
 from quire.models.draft_heads import head_spec
@@ -30,11 +31,7 @@ def load_head(
     Raises:
         ConfigError: it does not fit the model.
     """
-    if not isinstance(target, Decoder):
-        raise ConfigError(
-            f"speculative_config.method={method!r} cannot be used: {type(target).__name__} gives no features of its layers",
-            setting="speculative_config",
-        )
+    target = _with_features(target, method)
     is_random = config.load.load_format == "dummy"
     reader = None if is_random else open_weights(config)
     names: Collection[str] = () if reader is None else reader.infos.keys()
@@ -60,3 +57,24 @@ def load_head(
     model.post_load()
     model.borrow(target)
     return LoadedModel(model, model.attention_backend, selection)
+
+
+def load_plain_heads(config: EngineConfig, method: str, target: CausalLM, max_rows: int) -> LoadedModel:
+    """Build heads without keys and values, and read their weights; takes what `load_head` takes."""
+    target = _with_features(target, method)
+    model = PLAIN_HEADS[method](config.model.hf_config.to_dict(), target, max_rows)
+    if config.load.load_format == "dummy":
+        model.load_dummy()
+    else:
+        model.load_weights(with_progress(open_weights(config)))
+    backend = target.attention_backend
+    return LoadedModel(model, backend, Selection(type(backend), {}))
+
+
+def _with_features(target: CausalLM, method: str) -> Decoder:
+    if not isinstance(target, Decoder):
+        raise ConfigError(
+            f"speculative_config.method={method!r} cannot be used: {type(target).__name__} gives no features of its layers",
+            setting="speculative_config",
+        )
+    return target

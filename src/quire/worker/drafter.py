@@ -14,7 +14,7 @@ Legend: N rows, V vocabulary, K drafts.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -28,8 +28,9 @@ from quire.errors import ConfigError
 from quire.layers.decoder import Decoder
 from quire.layers.draft_head import DraftHead
 from quire.layers.interface import CausalLM, StepInputs
+from quire.layers.plain_heads import PLAIN_HEADS, PlainHeads
 from quire.model_loader import load_model
-from quire.model_loader.draft_head import load_head
+from quire.model_loader.draft_head import load_head, load_plain_heads
 from quire.model_loader.loader import LoadedModel
 from quire.platforms.interface import DeviceRuntime, Platform
 from quire.worker.batch_state import BatchState
@@ -107,7 +108,7 @@ class Drafter:
         """Its layers' pages, and the group of each; the rows are new."""
         self.model.bind_kv_cache(pages, groups)
         self._groups, self._block_size = sorted(set(groups)), block_size
-        self.rows = DraftRows(state, groups[0], num_pages, block_size, reads_drawn=not self.behind)
+        self.rows = DraftRows(state, groups[0] if groups else 0, num_pages, block_size, reads_drawn=not self.behind)
         self._state = state
 
     def make_batch(self, tables: list[torch.Tensor], slot_dtype: torch.dtype) -> None:
@@ -209,12 +210,15 @@ class HeadDrafter(Drafter):
 
     def _load(self, config: EngineConfig, platform: Platform, max_tokens: int) -> LoadedModel:
         loaded = load_head(config, self._method, platform, self.target, max_tokens, self.max_rows)
-        target, head = cast(Decoder, self.target), cast(DraftHead, loaded.model)
-        self.features = target.hand_out(head.features.layers)
+        self._read_features(cast(DraftHead, loaded.model).features.layers, max_tokens)
+        return loaded
+
+    def _read_features(self, layers: Sequence[int], max_tokens: int) -> None:
+        """Have the model leave what the head reads."""
+        self.features = cast(Decoder, self.target).hand_out(layers)
         device = self._runtime.device()
         self.ids_T = torch.zeros(max_tokens, dtype=torch.int32, device=device)
         self.index_N = torch.zeros(self.max_rows, dtype=torch.int32, device=device)
-        return loaded
 
     def begin(
         self, plan: SchedulerOutput, budget: int, read: Callable[[SchedulerOutput], None]
@@ -229,11 +233,39 @@ class HeadDrafter(Drafter):
         return cast(DraftHead, self.model).spread(logits_NV)
 
 
+class PlainHeadDrafter(HeadDrafter):
+    """Heads that have no pages: they need nothing but a row's last hidden state, and have nothing to follow."""
+
+    def _load(self, config: EngineConfig, platform: Platform, max_tokens: int) -> LoadedModel:
+        loaded = load_plain_heads(config, self._method, self.target, self.max_rows)
+        heads = cast(PlainHeads, loaded.model)
+        if self.most > heads.num_heads:
+            raise ConfigError(
+                f"speculative_config.num_speculative_tokens={self.most} cannot be used: {config.model.model!r} has "
+                f"{heads.num_heads} heads, and each makes one guess; give at most {heads.num_heads}",
+                setting="speculative_config",
+            )
+        self._read_features(heads.features.layers, max_tokens)
+        return loaded
+
+    def begin(
+        self, plan: SchedulerOutput, budget: int, read: Callable[[SchedulerOutput], None]
+    ) -> npt.NDArray[np.bool_] | None:
+        return np.ones(len(plan.rows), dtype=np.bool_) if plan.num_drafts > 0 else None
+
+    def weights_changed(self) -> None:
+        pass
+
+    def spread(self, logits_NV: torch.Tensor) -> torch.Tensor:
+        return logits_NV
+
+
 def make_drafter(
     config: EngineConfig, platform: Platform, runtime: DeviceRuntime, target: CausalLM, max_tokens: int
 ) -> Drafter | None:
     """The drafter that a configuration names, if it names one."""
     if config.drafter is None or config.speculative is None:
         return None
-    kind = Drafter if config.speculative.method == "draft_model" else HeadDrafter
+    method = config.speculative.method
+    kind = Drafter if method == "draft_model" else PlainHeadDrafter if method in PLAIN_HEADS else HeadDrafter
     return kind(config, platform, runtime, target, max_tokens)
