@@ -58,7 +58,7 @@ class StepBudget:
     Args:
         config: budgets.
         policy: may make a step smaller.
-        batch: who runs; prompts get as many tokens as a page has in any step, or `min_prefill_tokens`.
+        batch: who runs; prompts get `min_prefill_tokens` in any step, or as many as a page has.
         cost_model: predicts steps, for `max_step_ms` and `max_step_factor`.
         timelines: are told of prompts that get nothing.
 
@@ -77,7 +77,7 @@ class StepBudget:
     ) -> None:
         self._policy = policy
         self._config, self._batch, self._cost_model = config, batch, cost_model
-        self._timelines, self._least = timelines, max(batch.block_size, config.min_prefill_tokens)
+        self._timelines, self._least = timelines, config.min_prefill_tokens or batch.block_size
         self._is_patient = True
         self._guest: Request | None = None
         self._is_alone = False

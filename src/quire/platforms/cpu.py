@@ -101,7 +101,7 @@ class CpuPlatform(Platform):
             page_alignment=Explained(1, "any page size works"),
             max_num_batched_tokens=Explained((4096, 2048), "larger steps gain nothing once the cores are busy"),
             max_num_seqs=Explained((256, 128), "decode gains little from larger batches on few cores"),
-            min_prefill_tokens=Explained(16, "each token takes its time"),
+            min_prefill_tokens=Explained(4, "each token takes its time"),
             swap=Explained(True, "host pages are copied within memory"),
             pinning=Explained(False, "the device's memory is the host's"),
             tensor_parallel=Explained(True, "gloo, between processes of this host"),
