@@ -32,6 +32,7 @@ from quire.entrypoints.cli import bench
 from quire.entrypoints.cli.main import COMMANDS, build_parser
 from quire.entrypoints.http.decoding import BodyDecoder
 from quire.entrypoints.server.routes import WORK
+from quire.entrypoints.several.models_file import read_models_file
 
 OWN_TESTS = ("clients.md", "lora.md")
 BODY_KINDS = {endpoint.path: endpoint.body[0] for endpoint in WORK if len(endpoint.body) == 1}
@@ -97,8 +98,12 @@ def test_names_of_quire_in_a_python_snippet_can_be_imported(block: Block) -> Non
 @pytest.mark.parametrize("block", [pytest.param(b, id=b.place) for b in BLOCKS if b.language in ("json", "yaml")])
 def test_a_block_of_json_or_flags_is_valid(block: Block, tmp_path: Path) -> None:
     if block.language == "yaml":
-        (tmp_path / "flags.yaml").write_text(block.text, encoding="utf-8")
-        build_parser("serve").parse_args(["--config", str(tmp_path / "flags.yaml")])
+        path = tmp_path / "block.yaml"
+        path.write_text(block.text, encoding="utf-8")
+        if block.page == "several_models.md":
+            assert read_models_file(str(path)).models
+        else:
+            build_parser("serve").parse_args(["--config", str(path)])
         return
     text = block.text.replace("…", "")
     json.loads(text if text.lstrip().startswith(("{", "[")) else f"{{{text}}}")
