@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tests.oracles.tiny_models import VOCAB_SIZE, load_oracle, make_tiny_model
+from tests.spec_decode.test_combinations import tokens_of
 from tests.spec_decode.test_draft_heads import proposed
 from tests.spec_decode.test_draft_model import speculating
 from tests.spec_decode.test_end_to_end import EDITS, PARAMS, make_engine, requests_of, told
@@ -184,3 +185,13 @@ def test_what_does_not_fit_is_refused_in_words(llama: Path, tmp_path: Path) -> N
         fields = json.loads((tmp_path / "other" / "config.json").read_text()) | {"n_predict": 4}
         (tmp_path / "other" / "config.json").write_text(json.dumps(fields))
         TinyEngine(llama, **keys("mlp_speculator", tmp_path / "other"))
+
+
+def test_two_ranks_guess_the_same(llama: Path, tmp_path: Path) -> None:
+    medusa(tmp_path / "heads", load_oracle(llama).config.hidden_size, kind="published")
+    settings = keys("medusa", tmp_path / "heads")
+    expected, one = tokens_of(llama, [None], **settings)
+    tokens, two = tokens_of(llama, [None], tensor_parallel_size=2, **settings)
+    assert tokens == expected
+    assert two.num_draft_tokens == one.num_draft_tokens > 0
+    assert two.accepted_per_position == one.accepted_per_position
