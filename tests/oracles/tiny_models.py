@@ -238,7 +238,7 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     config: Any = model.config.get_text_config()  # type: ignore[union-attr, operator]
     hidden, kind = config.hidden_size, type(model).__name__
-    logits_std = 1.5 if config.tie_word_embeddings else 2.5
+    logits_std = 1.5 if getattr(config, "tie_word_embeddings", False) else 2.5
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if name.endswith(

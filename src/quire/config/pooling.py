@@ -39,10 +39,15 @@ ENCODERS = {
         ("Bert", "Roberta", "XLMRoberta", "Camembert", "DistilBert", "ModernBert", "New", "GteNew", "Gte"), "cls"
     ),
     "NomicBert": "mean",
+    "Siglip": "last",
 }
 """Families in which every token sees every other, and how their texts are pooled if no file says it."""
 POSITIONS_AFTER_PADDING = ("Roberta", "XLMRoberta", "Camembert")
 """Families whose table of positions begins behind the padding token's id."""
+PAIRED = ("CLIP", "Siglip")
+"""Families that make one vector of a text, or of an image."""
+FILLED_UP = ("Siglip",)
+"""Families whose texts are filled up with padding to their full length, as they were in training."""
 KINDS = ("last", "cls", "mean", "weighted_mean", "mean_sqrt", "max")
 _SBERT_MODES = {
     "pooling_mode_cls_token": "cls",
@@ -268,7 +273,7 @@ def _refuse_both_directions(hf_config: HFConfig) -> None:
 
 def _tasks(convert: Convert, family: str) -> tuple[str, ...]:
     if convert == "embed":
-        return ("embed", "token_embed")
+        return ("embed",) if family in PAIRED else ("embed", "token_embed")
     if convert == "classify":
         return ("classify",) if family in ENCODERS else ("classify", "token_classify")
     return ("token_classify",)

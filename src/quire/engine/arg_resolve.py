@@ -174,7 +174,8 @@ class Resolver:
         args = self.args
         if architecture in HALVES and HALVES[architecture].modality == AUDIO:
             return (AUDIO,)
-        if architecture not in FAMILIES or pooling is not None or args.language_model_only:
+        family = FAMILIES.get(architecture)
+        if family is None or args.language_model_only or (pooling is not None and not family.is_alone):
             return ()
         if args.model_impl == "transformers" or _limit_of(args.limit_mm_per_prompt, "image") == 0:
             return ()

@@ -281,6 +281,8 @@ class InputProcessor:
             raise RequestError(f"multi_modal_data: {self._model.model!r} reads no media here", param="multi_modal_data")
         options = prompt.get("mm_processor_kwargs")
         uuids = prompt.get("multi_modal_uuids")
+        if self.media.family.is_alone and (prompt.get("prompt") or prompt.get("prompt_token_ids")):
+            raise RequestError("a prompt of this model is a text or an image: leave one of them out", param="prompt")
         ids, items = self.media.apply(tokenized.token_ids, data, uuids, options, fields=fields)
         return dataclasses.replace(tokenized, token_ids=ids, media=items)
 

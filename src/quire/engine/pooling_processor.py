@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from quire.adapters import LoRARequest
-from quire.config import EngineConfig, PoolingConfig
+from quire.config import EngineConfig, HFConfig, PoolingConfig
+from quire.config.pooling import FILLED_UP
 from quire.engine.input_processor import (
     InputProcessor,
     ProcessedRequest,
@@ -143,6 +144,9 @@ class PoolingProcessor:
         arrival_time = time.monotonic() if arrival_time is None else arrival_time
         completed = self._complete(params)
         token_ids = self._fit(prompt.token_ids, params)
+        if self.config.family in FILLED_UP and not prompt.media:
+            padding = int(self._model.hf_config.get("text_config", HFConfig({})).get("pad_token_id", 1))
+            token_ids = token_ids + [padding] * (self._model.max_model_len - len(token_ids))
         if prompt.token_type_ids is not None:
             completed.token_type_ids = prompt.token_type_ids
         types = completed.token_type_ids
@@ -157,6 +161,7 @@ class PoolingProcessor:
             priority=priority,
             cache_salt=prompt.cache_salt,
             tenant=tenant,
+            media=prompt.media,
         )
         self._inputs.attach([request], adapter)
         return ProcessedRequest(request_id, prompt.with_ids(token_ids), completed, [request], arrival_time, None)

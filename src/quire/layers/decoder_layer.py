@@ -17,7 +17,8 @@ from quire.layers.mixers import MixerLayer, kind_of
 from quire.layers.mixers.interface import SCALES
 from quire.layers.modules import Module, ModuleBuilder, RowBlock
 from quire.layers.residual_extras import HyperConnection, LayerEnd, LayerInputs
-from quire.models.spec import DecoderSpec, LearnedPositions, Patches
+from quire.models.sight import Patches
+from quire.models.spec import DecoderSpec, LearnedPositions
 
 JOIN_VECTOR = "_scale"
 """Behind a place's name: the vector of a learned joint."""

@@ -45,6 +45,7 @@ BUILT_IN_FAMILIES = (
     "lfm2",
     "linear_attention",
     "pooling.bert",
+    "pooling.paired",
     "encoder_decoder.whisper",
     "encoder_decoder.bart",
 )
@@ -92,7 +93,9 @@ class Entry:
         if own != self.architecture:
             return ModelRegistry.resolve(own).make_spec(hf)
         function, text = cast(SpecFunction, self.load()), nested_text(hf)
-        is_nested = text is not None and not function.__module__.endswith("text_part")  # which reads it by itself
+        is_nested = text is not None and not function.__module__.endswith(
+            ("text_part", "paired")
+        )  # these read it themselves
         spec = function(completed(self.architecture, text if text is not None and is_nested else hf))
         spec = beside_other_parts(spec) if is_nested else spec
         if not any(spec.mixers_of(layer) for layer in range(spec.layers)):

@@ -23,6 +23,7 @@ from quire.models.recurrent import (
 )
 from quire.models.residual import PRE, HyperConnections, Joint, LayerInput, Norm, Placement, RMSNorm
 from quire.models.rope import Rope, Sinusoids
+from quire.models.sight import Patches, Stage
 from quire.models.sound import Frames
 
 T = TypeVar("T")
@@ -320,84 +321,14 @@ class WeightNames:
     sublayers: int = 1
     bias_scales: Mapping[str, float] = dataclasses.field(default_factory=dict)
     flattened: tuple[str, ...] = ()
-    bare: tuple[str, ...] = ()
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     sub_words: tuple[str, ...] = ("",)
+    bare: tuple[str, ...] = ()
 
     def but(self, drop: tuple[str, ...] = (), **modules: str | tuple[str, ...]) -> WeightNames:
         """A copy with some modules named otherwise, and those in `drop` left out."""
         kept = {name: value for name, value in self.modules.items() if name not in drop}
         return dataclasses.replace(self, modules=kept | modules)
-
-
-@dataclasses.dataclass(frozen=True)
-class Patches:
-    """What an encoder of images reads in the place of tokens: squares of pixels, each multiplied by one matrix.
-
-    Attributes:
-        size: pixels of a side. channels: numbers a pixel. frames: images that one patch spans.
-        bias: of the matrix.
-        class_token: a learned vector stands before the patches of each image.
-        merge: patches of merge x merge become one embedding; they come in such blocks, if the processor has cut them.
-        is_cut: the processor has cut the patches; without it, it gives whole images.
-        window: patches of a side of the windows within which the layers in `windowed` look.
-        blended_positions: the learned positions are a square grid that is stretched over the image.
-    """
-
-    size: int
-    channels: int = 3
-    frames: int = 1
-    bias: bool = False
-    class_token: bool = False
-    merge: int = 1
-    is_cut: bool = False
-    window: int = 0
-    windowed: tuple[int, ...] = ()
-    blended_positions: bool = False
-
-    @property
-    def values(self) -> int:
-        """Numbers of a patch."""
-        return self.channels * self.frames * self.size**2
-
-
-@dataclasses.dataclass(frozen=True)
-class Group:
-    """So many rows become one: side by side (`by_column`: all values of one column, then those of the next), or their mean."""
-
-    count: int
-    is_mean: bool = False
-    by_column: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Normed:
-    """A norm of rows; `name` is the module's."""
-
-    name: str
-    norm: Norm
-
-
-@dataclasses.dataclass(frozen=True)
-class Product:
-    """A matrix with `outputs` rows, and what follows it."""
-
-    name: str
-    outputs: int
-    bias: bool = True
-    act: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class Gated:
-    """The second half of a row's columns, through an activation, multiplies the first half; the other way round with
-    `gate_first`."""
-
-    act: str
-    gate_first: bool = False
-
-
-Stage: TypeAlias = Group | Normed | Product | Gated
 
 
 @dataclasses.dataclass(frozen=True)

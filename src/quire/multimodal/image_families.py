@@ -60,6 +60,7 @@ class Family:
         expand: what stands in the prompt for an image.
         marker: as `token`, for the token that users write for an image, where it is another one.
         options: of the processor, that follow from config.json.
+        is_alone: an image is a whole prompt, and its one embedding the answer.
         joins_newlines: newlines around an image and those of the text beside it are one token, as in one text.
         sees: which tokens of an image see one another (`MediaItem.sees`).
         of_embeds: what stands in the prompt for an image that is given as so many embeddings, with a grid of patches where
@@ -72,6 +73,7 @@ class Family:
     marker: tuple[str, ...] = ()
     usual_marker: int = 0
     options: Callable[[HFConfig], dict[str, Any]] = no_options
+    is_alone: bool = False
     joins_newlines: bool = False
     sees: str = ""
     of_embeds: Callable[[HFConfig, int, Sequence[int]], Expansion] | None = None
@@ -275,6 +277,9 @@ GEMMA3 = Family(
     joins_newlines=True,
     sees="runs",
 )
+PAIRED = Family(
+    (), 0, lambda hf, arrays, encode: Expansion([EMBEDDED], {"pixels": arrays["pixel_values"]}), is_alone=True
+)
 LIGHTON = Family(("image_token_id",), 151655, _lighton, options=_mistral_options)
 DEEPSEEK = Family(("image_token_id",), 100015, _llava)
 INTERN = Family(("image_token_id",), 151667, _intern, options=lambda hf: {"crop_to_patches": True})
@@ -310,6 +315,8 @@ QWEN_3_5 = dataclasses.replace(QWEN_VL, usual=248056)
 
 FAMILIES: dict[str, Family] = {
     "AyaVisionForConditionalGeneration": AYA,
+    "CLIPModel": PAIRED,
+    "SiglipModel": PAIRED,
     "DeepseekVLForConditionalGeneration": DEEPSEEK,
     "Gemma3ForConditionalGeneration": GEMMA3,
     "InternVLForConditionalGeneration": INTERN,

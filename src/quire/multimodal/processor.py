@@ -188,6 +188,10 @@ class MediaProcessor:
     def _expand(
         self, token_ids: Sequence[int], processed: list[tuple[str, Processed]], typed: set[int]
     ) -> tuple[list[int], list[MediaItem]]:
+        if self.family.is_alone:
+            token_ids, typed = [self.marker] * len(processed), set()
+            if len(processed) != 1:
+                raise RequestError(f"a prompt of this model is a text or one image, not {len(processed)}", param=PARAM)
         places = [at for at, token in enumerate(token_ids) if token == self.marker and at not in typed]
         if len(places) != len(processed):
             raise RequestError(

@@ -466,10 +466,10 @@ class DeviceRunner(Runner):
         self._inputs.upload(batch)
         shape = self._with_adapters(plan, batch, self._shape_of(plan, batch, False))
         self._run_layers(plan, shape)
-        hidden_TD = self._hidden[shape.num_tokens][: plan.total_num_tokens]
-        nothing = PreparedBatch(batch.rows_S[:0], batch.positions_S[:0])
-        pending = PendingStep(self, plan.step_id, nothing, slot, self._sampler)
-        pending.bring(pooler.pool(plan, starts_B, self._inputs.arrays.query_start_B, hidden_TD, self._state))
+        hidden_TD, empty = self._hidden[shape.num_tokens][: plan.total_num_tokens], batch.rows_S[:0]
+        pending = PendingStep(self, plan.step_id, PreparedBatch(empty, empty), slot, self._sampler)
+        first_B = self._inputs.arrays.query_start_B
+        pending.bring(pooler.pool(plan, starts_B, first_B, hidden_TD, self._state, self._images(plan, first_B)))
         slot.drawn.record()
         slot.end.record()
         self._in_flight.append(pending)

@@ -134,6 +134,13 @@ class MediaSteps:
             self._note_ends(pieces, state, self.inputs.seen_end_T)
         return self.inputs
 
+    def vectors(self, plan: SchedulerOutput, query_start_B: IntArray, state: BatchState) -> dict[int, torch.Tensor]:
+        """Of the step's rows that are an image: its embedding, which is what they want."""
+        starts_B = state.num_computed_R[plan.rows] - plan.num_scheduled_tokens
+        pieces = list(self._pieces(plan, starts_B, query_start_B)) if self._rows else []
+        self._encode({piece.item.key for piece in pieces} & self._waiting.keys())
+        return {piece.row: self._embeddings[piece.item.key][0] for piece in pieces}
+
     def _note_ends(self, pieces: Sequence[_Piece], state: BatchState, seen_end_T: torch.Tensor) -> None:
         """How far each of the step's tokens sees, where that is beyond itself."""
         ends_T = np.zeros(len(seen_end_T), dtype=np.int32)

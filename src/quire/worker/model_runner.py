@@ -235,7 +235,8 @@ class ModelRunner(Runner):
         hidden_TD = self._run_model()
         nothing = plan.rows[:0]
         output = ModelRunnerOutput(step_id=plan.step_id, rows=nothing, token_ids=nothing, pooled={})
-        for result in pooler.pool(plan, starts_B, self._inputs.arrays.query_start_B, hidden_TD, self._state):
+        first_B = self._inputs.arrays.query_start_B
+        for result in pooler.pool(plan, starts_B, first_B, hidden_TD, self._state, self._images(plan, first_B)):
             result.collect(result.values, output.pooled)
         output.step_ms = (time.perf_counter() - begin) * 1e3
         return output

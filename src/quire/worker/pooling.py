@@ -7,7 +7,7 @@ Legend: T tokens of the step, B its requests, R rows, D hidden, C a result's col
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -114,6 +114,7 @@ class Pooler:
         query_start_B: IntArray,
         hidden_TD: torch.Tensor,
         state: BatchState,
+        seen: Mapping[int, torch.Tensor],
     ) -> list[PooledRows]:
         """The results of the rows that are complete with this step.
 
@@ -121,6 +122,7 @@ class Pooler:
             starts_B: tokens that each request had computed before.
             query_start_B: where each request's tokens begin in the step, [B + 1].
             hidden_TD: after the last norm.
+            seen: of rows that are images, their vectors.
         """
         rows_B, ends_B = plan.rows.tolist(), plan.needs_sample.tolist()
         is_token_B = [self._params[row].task in ("token_embed", "token_classify") for row in rows_B]
@@ -128,7 +130,9 @@ class Pooler:
         if not all(is_token_B):
             vectors_BD = self._sequence_vectors(plan, starts_B, query_start_B, hidden_TD)
             done = [index for index, is_token in enumerate(is_token_B) if ends_B[index] and not is_token]
+            done = [index for index in done if rows_B[index] not in seen]
             results += self._finish_vectors(vectors_BD, done, rows_B)
+        results += [self._finish_image(row, vector_C) for row, vector_C in seen.items()]
         for index, row in enumerate(rows_B):
             if is_token_B[index]:
                 chunk_TD = hidden_TD[int(query_start_B[index]) : int(query_start_B[index + 1])]
@@ -200,6 +204,11 @@ class Pooler:
             values = self._activated(self._head(chosen_BD), dimensions, activates)
             results.append(PooledRows([rows_B[index] for index in members], values, is_vector=True))
         return results
+
+    def _finish_image(self, row: int, vector_C: torch.Tensor) -> PooledRows:
+        params = self._params[row]
+        values = self._activated(vector_C[None].float(), params.dimensions or 0, bool(params.use_activation))
+        return PooledRows([row], values, is_vector=True)
 
     # Numbers of tokens.
 

@@ -150,6 +150,10 @@ class Runner(abc.ABC):
         elif media is not None and isinstance(self._model, Decoder):
             self._media = MediaSteps(self._model, max_tokens, media.encoder_budget)
 
+    def _images(self, plan: SchedulerOutput, query_start_B: IntArray) -> dict[int, torch.Tensor]:
+        """Vectors of the rows of a pooling step that are images."""
+        return {} if self._media is None else self._media.vectors(plan, query_start_B, self._state)
+
     @property
     def embeds_widths(self) -> dict[str, int]:
         """Columns of embeddings that may stand in a prompt, by modality: of a token's and of an image's."""

@@ -301,6 +301,22 @@ async def render_chat(
     return TokenizedPrompt(await encode_text(tokenizer, rendered, bool(request.add_special_tokens)), rendered)
 
 
+async def untemplated(messages: list[dict[str, Any]], processor: InputProcessor) -> TokenizedPrompt:
+    """The prompt of a model that reads a text or an image by itself: what the messages say, without a template."""
+    taken = await asyncio.to_thread(_take_media, messages, _NO_MARKER)
+    said = [message.get("content") or "" for message in normalize_messages(taken.messages, keep_parts=True)]
+    parts = [part for content in said for part in ([{"text": content}] if isinstance(content, str) else content)]
+    text = "\n".join(str(part.get("text", "")) for part in parts).replace(_NO_MARKER, "").strip()
+    if taken.given and text:
+        raise bad_field("messages", "a prompt of this model is a text or an image: leave one of them out.")
+    if taken.given:
+        return await _with_media(taken, "", processor, True, None)
+    return TokenizedPrompt(await encode_text(processor.require_tokenizer(), text, True), text)
+
+
+_NO_MARKER = "\ue000image\ue001"
+
+
 def _take_media(messages: list[dict[str, Any]], marker: str) -> MediaMessages:
     try:
         return MediaMessages(messages, marker)

@@ -4,6 +4,7 @@ Knows the model's tasks and what a prompt may be. Knows nothing of how an answer
 """
 
 import contextlib
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from quire.engine.pooling_processor import join_pieces
 from quire.entrypoints.http.errors import TOO_LONG, bad_field, bad_request, error_of_finished
 from quire.entrypoints.http.state import ServerState
 from quire.entrypoints.openai.generation import all_of
-from quire.entrypoints.openai.prompts import listed, render_chat, require_tokenizer, run_sized
+from quire.entrypoints.openai.prompts import listed, render_chat, require_tokenizer, run_sized, untemplated
 from quire.entrypoints.pooling_api import pooling_protocol as protocol
 from quire.errors import RequestError, TooLongError
 from quire.inputs import PromptType, TextPrompt, TokensPrompt
@@ -51,7 +52,7 @@ def activation(request: protocol.PoolingFields, normalize: bool | None = None) -
     return next((value for value in values if value is not None), None)
 
 
-async def read_prompts(state: ServerState, request: protocol.InputFields) -> list[PromptType]:
+async def read_prompts(state: ServerState, request: protocol.InputFields) -> list[PromptType | TokenizedPrompt]:
     """The inputs: a text, texts, token ids, lists of token ids; or a conversation."""
     if (request.input is None) == (request.messages is None):
         raise bad_field("input", "this field is required (or messages, but not both).", "missing_field")
@@ -73,8 +74,11 @@ def _prompt(item: str | list[int], cache_salt: str | None) -> PromptType:
 
 async def _conversation(
     state: ServerState, request: protocol.InputFields, messages: list[dict[str, Any]]
-) -> PromptType:
+) -> PromptType | TokenizedPrompt:
     state.check_request_template(request.chat_template)
+    processor = state.engine.input_processor
+    if processor.media is not None:
+        return dataclasses.replace(await untemplated(messages, processor), cache_salt=request.cache_salt)
     tokenizer = require_tokenizer(state.engine.get_tokenizer(), "messages")
     variables = dict(request.chat_template_kwargs or {})
     prompt = await render_chat(request, messages, tokenizer, variables, bool(request.add_generation_prompt))

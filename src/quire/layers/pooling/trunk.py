@@ -43,6 +43,11 @@ def as_trunk(spec: DecoderSpec, config: ModelConfig) -> DecoderSpec:
 def pooling_head(config: ModelConfig, hidden: int) -> tuple[HeadLayer, ...]:
     """The layers between pooled hidden states and the model's numbers."""
     pooling = _pooling(config)
+    if pooling.family == "CLIP":
+        return (HeadLayer(("text_projection",), hidden, config.hf_config.get("projection_dim", 512), bias=False),)
+    if pooling.family == "Siglip":
+        size = config.hf_config.get("text_config", HFConfig({})).get("projection_size") or hidden
+        return (HeadLayer(("text_model.head",), hidden, size),)
     if pooling.embeds:
         return tuple(
             HeadLayer(("linear",), dense.inputs, dense.outputs, dense.bias, dense.activation, dense.folder)

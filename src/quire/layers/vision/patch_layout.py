@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from quire.models.spec import Patches
+from quire.models.sight import Patches
 
 Grid = tuple[int, int, int]
 """Frames, rows and columns of an image's patches."""
@@ -70,7 +70,8 @@ def _one(patches: Patches, grid: Grid) -> Layout:
     if patches.class_token:
         source, positions = np.insert(source, 0, -1), np.insert(positions + 1, 0, 0)
         h, w, picked, whole = np.insert(h, 0, 0), np.insert(w, 0, 0), picked + 1, [length + 1 for length in whole]
-    count = len(order) // patches.merge**2
+    picked = np.zeros(1, dtype=np.int64) if patches.embeds_class else picked
+    count = 1 if patches.embeds_class or patches.embeds_all else len(order) // patches.merge**2
     return Layout(source, positions, np.stack((h, w), axis=1), whole, windows, picked, [count])
 
 

@@ -16,7 +16,7 @@ from quire.layers.activation import kernel_activation
 from quire.layers.assembly import NormWeight, Weight
 from quire.layers.modules import Module, ModuleBuilder, RowBlock
 from quire.layers.operations import apply_norm
-from quire.models.spec import Gated, Group, Normed, Product, Stage
+from quire.models.sight import Gated, Group, Normed, Probe, Product, Stage
 
 
 class Projector:
@@ -38,6 +38,8 @@ class Projector:
                 columns *= 1 if stage.is_mean else stage.count
             elif isinstance(stage, Gated):
                 columns //= 2
+            elif isinstance(stage, Probe):
+                yield from _probe_modules(stage, builder, columns)
             elif isinstance(stage, Normed):
                 yield builder.norm(stage.name, stage.norm, columns)
             else:
@@ -56,6 +58,8 @@ class Projector:
                 x = _grouped(stage, x)
             elif isinstance(stage, Gated):
                 x = _gated(stage, x)
+            elif isinstance(stage, Probe):
+                x = self._probe(stage, x)
             elif isinstance(stage, Normed):
                 out = torch.empty_like(x)
                 apply_norm(stage.norm, cast(NormWeight, self._weights[stage.name]), x.contiguous(), out)
@@ -64,10 +68,37 @@ class Projector:
                 x = self._multiply(stage, x.contiguous())
         return x
 
+    def _probe(self, stage: Probe, x_XC: torch.Tensor) -> torch.Tensor:
+        """One row for each image."""
+        columns = x_XC.shape[1]
+        probe, bias = (cast(torch.Tensor, self._weights[name]).to(x_XC.dtype) for name in ("probe", "probe_in_bias"))
+        rows = torch.cat((x_XC, probe[None]))
+        products = self._multiply(Product("probe_in", 3 * columns, bias=False), rows) + bias
+        shape = (-1, stage.count, stage.heads, columns // stage.heads)
+        k, v = (part.reshape(shape).transpose(1, 2).float() for part in products[:-1, columns:].split(columns, dim=1))
+        q = products[-1, :columns].reshape(1, stage.heads, 1, -1).float().expand(len(k), -1, -1, -1)
+        attended = torch.nn.functional.scaled_dot_product_attention(q, k, v).flatten(1).to(x_XC.dtype)
+        out = self._multiply(Product("probe_out", columns), attended)
+        normed = torch.empty_like(out)
+        apply_norm(stage.norm, cast(NormWeight, self._weights["probe_norm"]), out, normed)
+        up = self._multiply(Product("probe_up", stage.intermediate, act=stage.act), normed)
+        return out + self._multiply(Product("probe_down", columns), up)
+
     def _multiply(self, stage: Product, x_XC: torch.Tensor) -> torch.Tensor:
         out = x_XC.new_empty(len(x_XC), stage.outputs)
         ops.linear(x_XC, cast(LinearWeight, self._weights[stage.name]), out)
         return ACTIVATIONS[kernel_activation(stage.act)](out.float()).to(out.dtype) if stage.act else out
+
+
+def _probe_modules(stage: Probe, builder: ModuleBuilder, columns: int) -> Iterator[Module]:
+    whole = RowBlock(columns, 1)
+    yield builder.vector("probe", whole)
+    yield builder.linear("probe_in", (RowBlock(3 * columns, 1),), columns)
+    yield builder.vector("probe_in_bias", RowBlock(3 * columns, 1))
+    yield builder.linear("probe_out", (whole,), columns, bias=True)
+    yield builder.norm("probe_norm", stage.norm, columns)
+    yield builder.linear("probe_up", (RowBlock(stage.intermediate, 1),), columns, bias=True)
+    yield builder.linear("probe_down", (whole,), stage.intermediate, bias=True)
 
 
 def _grouped(group: Group, x_XC: torch.Tensor) -> torch.Tensor:

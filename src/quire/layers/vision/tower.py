@@ -25,7 +25,8 @@ from quire.layers.parallel import ParallelPlan
 from quire.layers.vision.patch_layout import Grid, Layout, blend, lay_out
 from quire.layers.vision.projector import Projector
 from quire.layers.weights import CheckpointTensor
-from quire.models.spec import Patches, VisionSpec
+from quire.models.sight import Patches
+from quire.models.spec import VisionSpec
 
 PREFIX = "vision."
 """Of its modules' names within the whole model."""

@@ -5,18 +5,8 @@ import dataclasses
 from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
 from quire.models.residual import LayerNorm, RMSNorm
-from quire.models.spec import (
-    MLP,
-    Attention,
-    DecoderSpec,
-    Group,
-    LearnedPositions,
-    Normed,
-    Patches,
-    Product,
-    VisionSpec,
-    WeightNames,
-)
+from quire.models.sight import Group, Normed, Patches, Product
+from quire.models.spec import MLP, Attention, DecoderSpec, LearnedPositions, VisionSpec, WeightNames
 from quire.models.vision.pixtral import NAMES as PIXTRAL_NAMES
 from quire.models.vision.pixtral import NO_TOKENS, TOWER, pixtral_trunk
 

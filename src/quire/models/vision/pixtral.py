@@ -3,7 +3,8 @@
 from quire.config.hf_config import HFConfig
 from quire.models.residual import RMSNorm
 from quire.models.rope import Rope
-from quire.models.spec import Attention, DecoderSpec, GatedMLP, Patches, WeightNames
+from quire.models.sight import Patches
+from quire.models.spec import Attention, DecoderSpec, GatedMLP, WeightNames
 
 TOWER = "vision_tower."
 """What checkpoints call an encoder."""

@@ -5,18 +5,14 @@ import dataclasses
 from quire.config.hf_config import HFConfig
 from quire.models.residual import LayerNorm, Norm, RMSNorm
 from quire.models.rope import Rope
+from quire.models.sight import Group, Normed, Patches, Product, Stage
 from quire.models.spec import (
     MLP,
     Attention,
     DecoderSpec,
     FeedForward,
     GatedMLP,
-    Group,
     LearnedPositions,
-    Normed,
-    Patches,
-    Product,
-    Stage,
     VisionSpec,
     WeightNames,
 )

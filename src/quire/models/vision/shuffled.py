@@ -6,20 +6,8 @@ import dataclasses
 
 from quire.config.hf_config import HFConfig
 from quire.models.residual import Joint, LayerNorm, Norm, RMSNorm
-from quire.models.spec import (
-    MLP,
-    Attention,
-    DecoderSpec,
-    Gated,
-    Group,
-    LearnedPositions,
-    Normed,
-    Patches,
-    Product,
-    Stage,
-    VisionSpec,
-    WeightNames,
-)
+from quire.models.sight import Gated, Group, Normed, Patches, Product, Stage
+from quire.models.spec import MLP, Attention, DecoderSpec, LearnedPositions, VisionSpec, WeightNames
 from quire.models.vision.clip import CLIP_NAMES, LAYER_NAMES, clip_trunk, up_to_layer
 from quire.models.vision.pixtral import NO_TOKENS, TOWER
 

@@ -1,0 +1,96 @@
+"""What encoders of images read, and what makes embeddings of their output, as data.
+
+Knows shapes and names of modules. Knows nothing of tensors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TypeAlias
+
+from quire.models.residual import Norm
+
+
+@dataclasses.dataclass(frozen=True)
+class Patches:
+    """What an encoder of images reads in the place of tokens: squares of pixels, each multiplied by one matrix.
+
+    Attributes:
+        size: pixels of a side. channels: numbers a pixel. frames: images that one patch spans.
+        bias: of the matrix.
+        class_token: a learned vector stands before the patches of each image.
+        merge: patches of merge x merge become one embedding; they come in such blocks, if the processor has cut them.
+        is_cut: the processor has cut the patches; without it, it gives whole images.
+        window: patches of a side of the windows within which the layers in `windowed` look.
+        blended_positions: the learned positions are a square grid that is stretched over the image.
+        embeds_class, embeds_all: an image has one embedding, made of its class token or of all its rows.
+    """
+
+    size: int
+    channels: int = 3
+    frames: int = 1
+    bias: bool = False
+    class_token: bool = False
+    merge: int = 1
+    is_cut: bool = False
+    window: int = 0
+    windowed: tuple[int, ...] = ()
+    blended_positions: bool = False
+    embeds_class: bool = False
+    embeds_all: bool = False
+
+    @property
+    def values(self) -> int:
+        """Numbers of a patch."""
+        return self.channels * self.frames * self.size**2
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """So many rows become one: side by side (`by_column`: all values of one column, then those of the next), or their mean."""
+
+    count: int
+    is_mean: bool = False
+    by_column: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Normed:
+    """A norm of rows; `name` is the module's."""
+
+    name: str
+    norm: Norm
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """A matrix with `outputs` rows, and what follows it."""
+
+    name: str
+    outputs: int
+    bias: bool = True
+    act: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Gated:
+    """The second half of a row's columns, through an activation, multiplies the first half; the other way round with
+    `gate_first`."""
+
+    act: str
+    gate_first: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Probe:
+    """One learned vector (`probe`) attends all `count` rows of an image, through `probe_in` and `probe_out`; then a feed-forward
+    behind a norm (`probe_norm`, `probe_up`, `probe_down`) joins what it gave."""
+
+    count: int
+    heads: int
+    intermediate: int
+    act: str
+    norm: Norm
+
+
+Stage: TypeAlias = Group | Normed | Product | Gated | Probe
