@@ -35,8 +35,9 @@ def test_a_request_that_fits_in_no_step_fails_alone() -> None:
 
 def test_steps_get_smaller_and_larger_again() -> None:
     limit = StepLimit(100)
-    assert limit.lost(80) and limit.tokens == 40
+    assert limit.lost(80, num_in_flight=1) and limit.tokens == 40
     assert limit.lost(60) and limit.tokens == 30  # was in flight already
+    assert not limit.lost(60) and limit.tokens == 30  # an item that cannot be cut
     assert limit.lost(2) and limit.tokens == 1
     assert not limit.lost(1) and limit.tokens == 1
     for tokens in (2, 4, 8, 16, 32, 64, 100, 100):

@@ -203,7 +203,7 @@ def can_run(words: list[str], block: Block, is_slow_welcome: bool) -> bool:
     if words[0] == "quire":
         if words[1] in _OWN_TESTS:
             return False
-        starts_server = words[1] == "serve" and not any(word.startswith("--help") for word in words)
+        starts_server = words[1] in ("serve", "route") and not any(word.startswith("--help") for word in words)
         if words[1:3] == ["bench", "chaos"]:  # it kills the process that is named
             return False
         if starts_server or words in _WAITS_FOR_A_PERSON or (words[1] in _SLOW and not is_slow_welcome):

@@ -464,7 +464,7 @@ class Scheduler:
         found no memory are computed again, in smaller steps, unless it was as small as can be."""
         if not output.lost:
             self._budget.limit.passed()
-        elif self._budget.limit.lost(flight.step.total_num_tokens):
+        elif self._budget.limit.lost(flight.step.total_num_tokens, len(self.flights)):
             self._lose_rows(flight.step.rows)
             return
         for row, message in find_errors(flight, output).items():

@@ -33,21 +33,23 @@ class StepLimit:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._num_good = 0
+        self._num_good = self._num_early = 0
         self.tokens = most
 
     def passed(self) -> None:
         """A step was computed."""
+        self._num_early = max(0, self._num_early - 1)
         if self.tokens < self._most:
             self._num_good += 1
             if self._num_good >= GOOD_STEPS:
                 self._num_good = 0
                 self.tokens = min(2 * self.tokens, self._most)
 
-    def lost(self, num_tokens: int) -> bool:
+    def lost(self, num_tokens: int, num_in_flight: int = 0) -> bool:
         """A step of `num_tokens` found no memory. False where no smaller one is left to try: not of one token, and not of an item
-        that was larger than the limit."""
-        self._num_good, can_shrink = 0, 1 < num_tokens <= self.tokens
+        that was larger than the limit. `num_in_flight`: later steps, which were planned by the limit before."""
+        can_shrink = num_tokens > 1 and (num_tokens <= self.tokens or self._num_early > 0)
+        self._num_good, self._num_early = 0, num_in_flight
         self.tokens = max(min(self.tokens, num_tokens // 2), 1)
         return can_shrink
 
