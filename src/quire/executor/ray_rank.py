@@ -3,9 +3,10 @@
 Ray places it. Messages go over connections of its own to the engine, as those of a rank of this host go through memory and pipes.
 """
 
+import importlib
 import os
 import socket
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from quire import faults
 from quire.executor.socket_ring import SocketReader
@@ -27,9 +28,8 @@ class RayRank:
 
     def node(self) -> str:
         """This node's address."""
-        import ray.util  # only in an actor
-
-        return str(ray.util.get_node_ip_address())
+        util: Any = importlib.import_module("ray.util")  # only in an actor
+        return str(util.get_node_ip_address())
 
     def pid(self) -> int:
         """Of this process."""
