@@ -44,6 +44,7 @@ def restored_choice(kept_selection: None) -> None:
     """Which kernels are chosen is the process's state: other rooms' tests get back what they had."""
 
 
+@pytest.mark.exhaustive
 def test_two_ranks_compute_what_one_computes(tmp_path: Path) -> None:
     check(2, tmp_path, {name: SHAPES[name] for name in NAMES} | ONE_GROUP, "native", tolerance=5e-4)
 

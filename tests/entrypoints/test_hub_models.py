@@ -145,7 +145,11 @@ def test_a_type_that_only_the_weights_tell_is_read_from_their_header(hub, quire,
     ("change", "told"),
     [
         ({"architectures": ["NobodysForCausalLM"], "model_type": "nobodys"}, "NobodysForCausalLM"),
-        ({"hidden_size": 65536, "num_hidden_layers": 800}, "are all that the device has"),
+        pytest.param(
+            {"hidden_size": 65536, "num_hidden_layers": 800},
+            "are all that the device has",
+            marks=pytest.mark.exhaustive,
+        ),
     ],
 )
 def test_what_cannot_run_here_is_refused_before_its_weights_are_fetched(hub, quire, tmp_path, checkpoint, change, told):

@@ -58,7 +58,7 @@ class Decoder(CausalLM):
         self._weights: dict[str, Any] = {}
         if isinstance(spec.learned_positions, Sinusoids):
             table = spec.learned_positions.table(spec.hidden)
-            self._weights["positions"] = table.to(context.device, context.dtype)
+            self._weights["positions"] = ops.pack_linear(table.to(context.device, context.dtype))
         self._linears: dict[str, LinearWeight] = {}
         self._hyper_head = None if spec.hyper is None else HyperConnection(spec.hyper, is_head=True)
         self._inputs = None if spec.layer_input is None else LayerInputs(spec, self.dtype, self.linear_method)

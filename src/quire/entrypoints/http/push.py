@@ -225,7 +225,12 @@ class PushedStream(Response):
                         asyncio.get_running_loop().call_soon(self._push)
                         return data
                 self._waiting.popleft()
-            if (output := self._source.take()) is None:
+            try:
+                output = self._source.take()
+            except Exception:
+                self._waiting.appendleft(data)
+                raise
+            if output is None:
                 return data
             self._waiting.append(self._answer.write(_generated(output)))
             if self._source.is_over:
