@@ -150,7 +150,6 @@ def test_a_prefix_that_another_request_computed_may_be_shared_at_a_page_border(n
     torch.testing.assert_close(logprobs, oracle_logprobs(path, tuple(second))[32:], rtol=0, atol=TOLERANCE)
 
 
-@pytest.mark.xfail(reason="a checkpoint that sees needs its vision_config since its tower is read", strict=True)
 def test_the_text_part_of_qwen3_5_is_read_from_a_checkpoint_that_sees(reference_kernels, tiny, tmp_path):
     path, (*_, token_ids) = tiny("Qwen3_5ForCausalLM"), prompts()
     config = json.loads((path / "config.json").read_bytes())

@@ -69,7 +69,6 @@ def test_any_decoder_embeds_with_its_last_token_normalised(architecture, overrid
     np.testing.assert_allclose(found, torch.nn.functional.normalize(expected, dim=-1).numpy(), atol=1e-4)
 
 
-@pytest.mark.xfail(reason="the tower that it does not use is checked like one that it does", strict=True)
 @pytest.mark.parametrize("architecture", ["Gemma3ForSequenceClassification", "Gemma3Model"])
 def test_the_text_part_of_a_model_that_also_sees_pools(architecture, tmp_path, prompts):
     vision = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32,

@@ -163,19 +163,21 @@ class Resolver:
             hf_overrides={} if callable(args.hf_overrides) else dict(args.hf_overrides),
             override_generation_config=dict(args.override_generation_config),
             pooling=pooling,
-            modalities=self._modalities(architecture, pooling),
+            modalities=self._modalities(architecture, pooling, hf_config),
             encoder_length=0 if half is None else half.longest(hf_config),
             io_processor_plugin=args.io_processor_plugin,
             hub=hub,
         )
 
-    def _modalities(self, architecture: str, pooling: PoolingConfig | None) -> tuple[str, ...]:
+    def _modalities(self, architecture: str, pooling: PoolingConfig | None, hf_config: HFConfig) -> tuple[str, ...]:
         """What prompts may have besides text: what the model reads, but for what the user turned off."""
         args = self.args
         if architecture in HALVES and HALVES[architecture].modality == AUDIO:
             return (AUDIO,)
         family = FAMILIES.get(architecture)
-        if family is None or args.language_model_only or (pooling is not None and not family.is_alone):
+        if family is None or args.language_model_only:
+            return ()
+        if not family.is_alone and (pooling is not None or "vision_config" not in hf_config):
             return ()
         if args.model_impl == "transformers" or _limit_of(args.limit_mm_per_prompt, "image") == 0:
             return ()

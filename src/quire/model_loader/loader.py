@@ -110,9 +110,9 @@ def build_spec(config: EngineConfig, entry: Entry) -> DecoderSpec:
         zeros = [name for name, value in config.model.hf_config.to_dict().items() if value == 0 and value is not False]
         hint = f" (0 is the value of {', '.join(zeros)})" if isinstance(error, ZeroDivisionError) and zeros else ""
         raise ConfigError(f"config.json does not fit {entry.architecture}: {error}{hint}", setting="model") from error
-    check_spec(spec, config.model.hf_config)
     if spec.vision is not None and config.multimodal is None:
         spec = text_only(spec)
+    check_spec(spec, config.model.hf_config)
     if config.model.pooling is not None:
         spec = as_trunk(spec, config.model)
     return spec.without_windows() if config.model.disable_sliding_window else spec

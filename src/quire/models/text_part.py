@@ -102,7 +102,7 @@ def text_part(hf: HFConfig) -> DecoderSpec:
     above = {key: hf.get(key) for key in ("tie_word_embeddings",) if key in hf and key not in text}
     text = HFConfig(LEFT_OUT.get(text.get("model_type", "llama"), {}) | above | text.to_dict())
     spec = ModelRegistry.resolve(architecture).make_spec(text)
-    see = VISION.get(hf.get("model_type", ""))
+    see = VISION.get(hf.get("model_type", "")) if "vision_config" in hf else None
     if see is not None and text.get("model_type", "").startswith(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")):
         spec = with_axes(spec, text)
     if hf.get("model_type") in SEES_ITEMS and see is not None:
