@@ -140,6 +140,13 @@ OLLAMA_WORK = (
 
 _OPERATORS = "models are the operator's (`quire pull`, `quire rm`, `quire serve`)"
 _GET = ("GET",)
+
+
+def _refused(path: str, what: str, instead: str = _OPERATORS, methods: tuple[str, ...] = ("POST",)) -> Endpoint:
+    """A route of Ollama's that changes which models there are."""
+    return _endpoint(path, models.refuse(what, instead), f"Refused: {what} by a request.", methods)
+
+
 OLLAMA_MODELS = (
     _endpoint("/api/tags", models.list_tags, "The served models, in Ollama's protocol.", _GET, answer=Tags),
     _endpoint("/api/ps", models.list_loaded, "The loaded models, in Ollama's protocol.", _GET, answer=Loaded),
@@ -151,9 +158,14 @@ OLLAMA_MODELS = (
         body=(OllamaModel,),
         answer=Shown,
     ),
-    _endpoint("/api/pull", models.pull_model, body=(OllamaModel,)),
-    _endpoint("/api/delete", models.refuse("no model is deleted", _OPERATORS), methods=("DELETE",)),
-    _endpoint("/api/copy", models.refuse("no model is copied", "--served-model-name gives one more names")),
-    _endpoint("/api/create", models.refuse("no model is made", _OPERATORS)),
-    _endpoint("/api/push", models.refuse("no model is pushed", _OPERATORS)),
+    _endpoint(
+        "/api/pull",
+        models.pull_model,
+        "Done at once for a served model, in Ollama's protocol; no other one is fetched.",
+        body=(OllamaModel,),
+    ),
+    _refused("/api/delete", "no model is deleted", methods=("DELETE",)),
+    _refused("/api/copy", "no model is copied", "--served-model-name gives one more names"),
+    _refused("/api/create", "no model is made"),
+    _refused("/api/push", "no model is pushed"),
 )
