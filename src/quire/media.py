@@ -3,12 +3,14 @@
 Knows bytes, shapes and places in a prompt. Knows no image library, no processor and no model.
 """
 
-from typing import Any, Self
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Self, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+ItemT = TypeVar("ItemT")
 MODALITIES = ("image",)
 """Kinds of media that a prompt may have."""
 EMBEDS = "embeds"
@@ -80,3 +82,17 @@ class MediaItem(msgspec.Struct, array_like=True, omit_defaults=True):
     def without_tensors(self) -> "MediaItem":
         """The same, for those who need not compute it."""
         return msgspec.structs.replace(self, tensors={})
+
+
+def in_batches(items: Iterable[ItemT], size: Callable[[ItemT], int], most: int) -> Iterator[list[ItemT]]:
+    """Items in their order, as many at once as are not larger than `most` together; a larger one comes by itself."""
+    batch, total = list[ItemT](), 0
+    for item in items:
+        own = size(item)
+        if batch and total + own > most:
+            yield batch
+            batch, total = [], 0
+        batch.append(item)
+        total += own
+    if batch:
+        yield batch

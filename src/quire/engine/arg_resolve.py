@@ -175,13 +175,10 @@ class Resolver:
         if architecture in HALVES and HALVES[architecture].modality == AUDIO:
             return (AUDIO,)
         family = FAMILIES.get(architecture)
-        if family is None or args.language_model_only:
+        if family is None or args.language_model_only or args.model_impl == "transformers":
             return ()
-        if not family.is_alone and (pooling is not None or "vision_config" not in hf_config):
-            return ()
-        if args.model_impl == "transformers" or _limit_of(args.limit_mm_per_prompt, "image") == 0:
-            return ()
-        return ("image",)
+        is_blind = not family.is_alone and (pooling is not None or "vision_config" not in hf_config)
+        return () if is_blind or _limit_of(args.limit_mm_per_prompt, "image") == 0 else ("image",)
 
     def multimodal(self, model: ModelConfig) -> MultiModalConfig | None:
         """How media are read; None where none are."""

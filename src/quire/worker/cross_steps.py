@@ -7,8 +7,6 @@ as it is kept, however many requests see it. Knows rows, items and pages; knows 
 Legend: R rows, P pages of an item, B requests of the step, E rows of an item.
 """
 
-from collections.abc import Collection
-
 import numpy as np
 import torch
 
@@ -17,7 +15,7 @@ from quire.config.kv_spec import KVCacheConfig, cross_pages
 from quire.core.output import IntArray, SchedulerOutput
 from quire.errors import EngineError
 from quire.layers.encoder.cross_decoder import CrossDecoder
-from quire.media import MediaItem
+from quire.media import MediaItem, in_batches
 
 
 class CrossSteps:
@@ -86,19 +84,9 @@ class CrossSteps:
         """Have the items of the step's requests read."""
         if self._waiting:
             keys = dict.fromkeys(self._rows[row] for row in self._step_rows.tolist() if row in self._rows)
-            self._encode([key for key in keys if key in self._waiting])
-
-    def _encode(self, keys: Collection[str]) -> None:
-        """As many items at once as the encoder may."""
-        batch: list[MediaItem] = []
-        for key in keys:
-            item = self._waiting[key]
-            if batch and sum(each.num_embeds for each in batch) + item.num_embeds > self._most:
+            items = [self._waiting[key] for key in keys if key in self._waiting]
+            for batch in in_batches(items, lambda item: item.num_embeds, self._most):
                 self._compute(batch)
-                batch = []
-            batch.append(item)
-        if batch:
-            self._compute(batch)
 
     def _compute(self, items: list[MediaItem]) -> None:
         arrays = [{name: tensor.to_array() for name, tensor in item.tensors.items()} for item in items]

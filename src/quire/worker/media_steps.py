@@ -19,7 +19,7 @@ from quire.layers.decoder import Decoder
 from quire.layers.interface import CausalLM, MediaInputs
 from quire.layers.vision.seeing_decoder import SeeingDecoder
 from quire.layers.vision.tower import VisionTower
-from quire.media import EMBEDS, MediaItem
+from quire.media import EMBEDS, MediaItem, in_batches
 from quire.models.spec import Attention, DecoderSpec
 from quire.worker.batch_state import BatchState
 
@@ -160,14 +160,7 @@ class MediaSteps:
 
     def _encode(self, keys: Collection[str]) -> None:
         """Compute what a step needs and nobody has computed, as many items at once as the encoder may."""
-        batch: list[MediaItem] = []
-        for key in keys:
-            item = self._waiting[key]
-            if batch and sum(each.num_embeds for each in batch) + item.num_embeds > self._most:
-                self._compute(batch)
-                batch = []
-            batch.append(item)
-        if batch:
+        for batch in in_batches([self._waiting[key] for key in keys], lambda item: item.num_embeds, self._most):
             self._compute(batch)
 
     def _compute(self, items: Sequence[MediaItem]) -> None:

@@ -17,10 +17,10 @@ from quire.layers import weights as weight_table
 from quire.layers.assembly import Weight
 from quire.layers.decoder import Decoder
 from quire.layers.encoder.mel_front import MelFront
-from quire.layers.encoder.run_pages import RunPages
 from quire.layers.interface import ModelContext, StepInputs
 from quire.layers.modules import Module, ModuleBuilder
 from quire.layers.parallel import ParallelPlan
+from quire.layers.run_pages import RunPages
 from quire.layers.weights import CheckpointTensor
 from quire.models.spec import EncoderSpec
 

@@ -1,20 +1,18 @@
 """An encoder of images that runs the layers of a decoder: patches in, embeddings for the language model out.
 
-Its attention goes through the pages of the usual backends: a frame or a window of an image is a request whose tokens are all
-new. Pages are of use within one layer only, so all layers share them. Knows nothing of requests, prompts or caches.
+A frame or a window of an image is a run of rows (`layers/run_pages.py`). Knows nothing of requests, prompts or caches.
 Legend: T rows of the step, P numbers of a patch, E embeddings, D columns of an embedding.
 """
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from quire.attention.interface import AttentionMetadata
 from quire.kernels.types import LinearWeight
 from quire.layers import weights as weight_table
 from quire.layers.assembly import Weight
@@ -22,9 +20,11 @@ from quire.layers.decoder import Decoder
 from quire.layers.interface import ModelContext, PatchInputs, StepInputs
 from quire.layers.modules import Module, ModuleBuilder, RowBlock
 from quire.layers.parallel import ParallelPlan
+from quire.layers.run_pages import RunPages
 from quire.layers.vision.patch_layout import Grid, Layout, blend, lay_out
 from quire.layers.vision.projector import Projector
 from quire.layers.weights import CheckpointTensor
+from quire.media import in_batches
 from quire.models.sight import Patches
 from quire.models.spec import VisionSpec
 
@@ -48,7 +48,7 @@ class VisionTower:
 
     def __init__(self, spec: VisionSpec, context: ModelContext, slot_dtype: torch.dtype = torch.int64) -> None:
         assert spec.trunk.patches is not None
-        self.spec, self._context, self._slot_dtype = spec, context, slot_dtype
+        self.spec, self._context = spec, context
         self.patches: Patches = spec.trunk.patches
         self.decoder = Decoder(spec.trunk, context)
         width = spec.trunk.hidden * (1 if spec.taps else max(len(spec.trunk.taps), 1))
@@ -57,7 +57,8 @@ class VisionTower:
         self._owners: dict[str, Projector] = {}
         self._row_end: torch.Tensor | None = None
         self.modules = self._list_modules()
-        self._num_pages = 0
+        groups = [int(layer in self.patches.windowed) for layer in range(len(self.decoder.kv_cache_specs()))]
+        self._pages = RunPages(self.decoder, context, slot_dtype, groups)
 
     def _list_modules(self) -> list[Module]:
         builder = ModuleBuilder(self.spec.trunk)
@@ -89,7 +90,7 @@ class VisionTower:
     @property
     def buffer_bytes(self) -> int:
         """Memory of its own buffers, and of its pages when they are as many as one step needs."""
-        return self.decoder.buffer_bytes + self._page_bytes(self._pages_of([self._context.max_tokens]))
+        return self.decoder.buffer_bytes + self._pages.num_bytes(self._context.max_tokens)
 
     def encode(self, items: Sequence[Arrays]) -> list[torch.Tensor]:
         """The embeddings [E, D] of images, each in a tensor of its own; what joins behind the decoder's first layers stands
@@ -100,10 +101,8 @@ class VisionTower:
                 `places`.
         """
         pieces = [self._pieces(item) for item in items]
-        found = [
-            one for batch in self._batches([piece for each in pieces for piece in each]) for one in self._run(batch)
-        ]
-        left = iter(found)
+        batches = in_batches((piece for each in pieces for piece in each), self._num_rows, self._context.max_tokens)
+        left = (one for batch in batches for one in self._run(batch))
         return [self._arrange(item, [next(left) for _ in each]) for item, each in zip(items, pieces, strict=True)]
 
     def _pieces(self, item: Arrays) -> list[Arrays]:
@@ -111,17 +110,8 @@ class VisionTower:
         pixels = item["pixels"]
         return [item] if self.patches.is_cut or pixels.ndim < 4 else [{"pixels": square} for square in pixels]
 
-    def _batches(self, pieces: Sequence[Arrays]) -> Iterator[list[Arrays]]:
-        """As many at once as there is room for."""
-        batch, num_rows = list[Arrays](), 0
-        for piece in pieces:
-            own = sum(math.prod(grid) + self.patches.class_token for grid in self._grids(piece))
-            if batch and num_rows + own > self._context.max_tokens:
-                yield batch
-                batch, num_rows = [], 0
-            batch.append(piece)
-            num_rows += own
-        yield batch
+    def _num_rows(self, piece: Arrays) -> int:
+        return sum(math.prod(grid) + self.patches.class_token for grid in self._grids(piece))
 
     def _arrange(self, item: Arrays, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """An item's embeddings as they stand in the prompt."""
@@ -189,62 +179,16 @@ class VisionTower:
             patches.weights_KT = on_device(weights, rows_TP.dtype)
         positions = on_device(layout.positions_T)
         runs = [layout.whole, layout.windows] if self.patches.window else [layout.whole]
-        self._reserve(max(map(self._pages_of, runs)))
         rotation = torch.arange(count, dtype=torch.int32, device=device)
         return StepInputs(
             input_ids=positions,
             positions=positions,
             logits_index=positions[:0],
-            attention=[self._describe(lengths, rotation) for lengths in runs],
+            attention=[self._pages.describe(lengths, rotation) for lengths in runs],
             num_tokens=count,
             axes=on_device(layout.axes_T2),
             patches=patches,
         )
-
-    def _describe(self, lengths: Sequence[int], positions: torch.Tensor) -> AttentionMetadata:
-        """Runs of rows that see one another: a request each, on pages of its own."""
-        size, device = self._context.block_size, self._context.device
-        lengths_B = np.array(lengths, dtype=np.int32)
-        pages_B = -(-lengths_B // size)
-        first_B = 1 + np.cumsum(pages_B) - pages_B
-        within_T = np.arange(lengths_B.sum()) - np.repeat(np.cumsum(lengths_B) - lengths_B, lengths_B)
-        table_BP = first_B[:, None] + np.arange(pages_B.max())
-        shape = (len(within_T), len(lengths), int(lengths_B.max()), int(lengths_B.max()))
-
-        def on_device(values: Any, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-            return torch.from_numpy(np.ascontiguousarray(values)).to(device, dtype)
-
-        return AttentionMetadata(
-            block_size=size,
-            query_start=on_device(np.concatenate(([0], np.cumsum(lengths_B)))),
-            seq_lens=on_device(lengths_B),
-            rows=torch.arange(len(lengths), dtype=torch.int32, device=device),
-            block_table=on_device(np.where(np.arange(pages_B.max()) < pages_B[:, None], table_BP, 0)),
-            slot_mapping=on_device(np.repeat(first_B * size, lengths_B) + within_T, self._slot_dtype),
-            positions=positions,
-            shape=on_device(np.array(shape), torch.int64),
-            num_tokens=shape[0],
-            num_requests=shape[1],
-            max_query_len=shape[2],
-            max_seq_len=shape[3],
-            decodes=bool((lengths_B == 1).any()),
-        )
-
-    def _pages_of(self, lengths: Sequence[int]) -> int:
-        return 1 + sum(-(-length // self._context.block_size) for length in lengths)
-
-    def _page_bytes(self, num_pages: int) -> int:
-        return num_pages * max(spec.page_bytes for spec in self.decoder.kv_cache_specs())
-
-    def _reserve(self, num_pages: int) -> None:
-        """Have at least so many pages."""
-        if num_pages <= self._num_pages:
-            return
-        self._num_pages, specs = num_pages, self.decoder.kv_cache_specs()
-        self.decoder.bind_kv_cache([torch.empty(0)] * len(specs), [0] * len(specs))  # the old ones go first
-        pages = self._context.backend.allocate(specs[0], num_pages, self._context.device)
-        windowed = self.patches.windowed
-        self.decoder.bind_kv_cache([pages] * len(specs), [int(layer in windowed) for layer in range(len(specs))])
 
     def _project(self, layout: Layout, step: StepInputs) -> torch.Tensor:
         """Embeddings [E, D] of the rows that the trunk left, with those of its taps behind them."""

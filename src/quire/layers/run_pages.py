@@ -21,10 +21,14 @@ class RunPages:
     Args:
         decoder: its layers.
         slot_dtype: of slots in pages (`Capabilities.slot_dtype`).
+        groups: which of a step's descriptions each layer reads; None: all the only one.
     """
 
-    def __init__(self, decoder: Decoder, context: ModelContext, slot_dtype: torch.dtype) -> None:
+    def __init__(
+        self, decoder: Decoder, context: ModelContext, slot_dtype: torch.dtype, groups: Sequence[int] | None = None
+    ) -> None:
         self._decoder, self._context, self._slot_dtype = decoder, context, slot_dtype
+        self._groups = groups
         self._num_pages = 0
 
     def num_bytes(self, length: int) -> int:
@@ -69,7 +73,7 @@ class RunPages:
         if num_pages <= self._num_pages:
             return
         self._num_pages, specs = num_pages, self._decoder.kv_cache_specs()
-        groups = [0] * len(specs)
+        groups = [0] * len(specs) if self._groups is None else list(self._groups)
         self._decoder.bind_kv_cache([torch.empty(0)] * len(specs), groups)  # the old ones go first
         pages = self._context.backend.allocate(specs[0], num_pages, self._context.device)
         self._decoder.bind_kv_cache([pages] * len(specs), groups)
