@@ -10,7 +10,7 @@ from quire.models.registry import register
 from quire.models.residual import LayerNorm
 from quire.models.sight import Probe, Product
 from quire.models.spec import MLP, Attention, DecoderSpec, LearnedPositions, VisionSpec, WeightNames
-from quire.models.vision.clip import LAYER_NAMES, clip_trunk
+from quire.models.vision.clip import LAYER_NAMES, clip_trunk, tower_names
 
 TEXT, TOWER = "text_model.", "vision_model."
 TEXT_NAMES = WeightNames(
@@ -27,13 +27,8 @@ TEXT_NAMES = WeightNames(
 TOWER_NAMES = WeightNames(
     prefixes=("",),
     layer=TOWER + "encoder.layers.{layer}.",
-    modules=LAYER_NAMES
+    modules=tower_names(TOWER)
     | {
-        "patch": TOWER + "embeddings.patch_embedding",
-        "class_token": TOWER + "embeddings.class_embedding",
-        "positions": TOWER + "embeddings.position_embedding",
-        "embedding_norm": TOWER + "pre_layrnorm",
-        "final_norm": TOWER + "post_layernorm",
         "projection": "visual_projection",
         "probe": TOWER + "head.probe",
         "probe_in": TOWER + "head.attention.in_proj_weight",

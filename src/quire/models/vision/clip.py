@@ -18,16 +18,24 @@ LAYER_NAMES: dict[str, str | tuple[str, ...]] = {
     "up": "mlp.fc1",
     "down": "mlp.fc2",
 }
+
+
+def tower_names(tower: str) -> dict[str, str | tuple[str, ...]]:
+    """The names of CLIP's and SigLIP's matrices in a tower of this name."""
+    return LAYER_NAMES | {
+        "patch": tower + "embeddings.patch_embedding",
+        "class_token": tower + "embeddings.class_embedding",
+        "positions": tower + "embeddings.position_embedding",
+        "embedding_norm": tower + "pre_layrnorm",
+        "final_norm": tower + "post_layernorm",
+    }
+
+
 CLIP_NAMES = WeightNames(
     prefixes=("", "model."),
     layer=TOWER + "encoder.layers.{layer}.",
-    modules=LAYER_NAMES
+    modules=tower_names(TOWER)
     | {
-        "patch": TOWER + "embeddings.patch_embedding",
-        "class_token": TOWER + "embeddings.class_embedding",
-        "positions": TOWER + "embeddings.position_embedding",
-        "embedding_norm": TOWER + "pre_layrnorm",
-        "final_norm": TOWER + "post_layernorm",
         "up_projection": "multi_modal_projector.linear_1",
         "down_projection": "multi_modal_projector.linear_2",
         "row_end": "image_newline",
@@ -98,13 +106,7 @@ IDEFICS_TOWER = "vision_model."
 IDEFICS_NAMES = dataclasses.replace(
     CLIP_NAMES,
     layer=IDEFICS_TOWER + "encoder.layers.{layer}.",
-    modules=LAYER_NAMES
-    | {
-        "patch": IDEFICS_TOWER + "embeddings.patch_embedding",
-        "positions": IDEFICS_TOWER + "embeddings.position_embedding",
-        "final_norm": IDEFICS_TOWER + "post_layernorm",
-        "projection": "connector.modality_projection.proj",
-    },
+    modules=tower_names(IDEFICS_TOWER) | {"projection": "connector.modality_projection.proj"},
     ignored=("*.position_ids",),
     aliases={},
 )

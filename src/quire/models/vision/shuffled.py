@@ -8,7 +8,7 @@ from quire.config.hf_config import HFConfig
 from quire.models.residual import Joint, LayerNorm, Norm, RMSNorm
 from quire.models.sight import Gated, Group, Normed, Patches, Product, Stage
 from quire.models.spec import MLP, Attention, DecoderSpec, LearnedPositions, VisionSpec, WeightNames
-from quire.models.vision.clip import CLIP_NAMES, LAYER_NAMES, clip_trunk, up_to_layer
+from quire.models.vision.clip import CLIP_NAMES, clip_trunk, tower_names, up_to_layer
 from quire.models.vision.pixtral import NO_TOKENS, TOWER
 
 INTERN_NAMES = WeightNames(
@@ -123,14 +123,7 @@ DEEPSEEK_TOWER = "vision_model."
 DEEPSEEK_NAMES = dataclasses.replace(
     CLIP_NAMES,
     layer=DEEPSEEK_TOWER + "encoder.layers.{layer}.",
-    modules=LAYER_NAMES
-    | {
-        "patch": DEEPSEEK_TOWER + "embeddings.patch_embedding",
-        "positions": DEEPSEEK_TOWER + "embeddings.position_embedding",
-        "final_norm": DEEPSEEK_TOWER + "post_layernorm",
-        "up_projection": "aligner.linear1",
-        "down_projection": "aligner.linear2",
-    },
+    modules=tower_names(DEEPSEEK_TOWER) | {"up_projection": "aligner.linear1", "down_projection": "aligner.linear2"},
     ignored=("*.position_ids", "*vision_model.head.*"),
     aliases={"vision_model.vision_model.": DEEPSEEK_TOWER},
 )
