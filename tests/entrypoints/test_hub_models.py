@@ -145,11 +145,7 @@ def test_a_type_that_only_the_weights_tell_is_read_from_their_header(hub, quire,
     ("change", "told"),
     [
         ({"architectures": ["NobodysForCausalLM"], "model_type": "nobodys"}, "NobodysForCausalLM"),
-        pytest.param(
-            {"hidden_size": 65536, "num_hidden_layers": 800},
-            "are all that the device has",
-            marks=pytest.mark.exhaustive,
-        ),
+        ({"hidden_size": 65536, "num_hidden_layers": 800}, "are all that the device has"),
     ],
 )
 def test_what_cannot_run_here_is_refused_before_its_weights_are_fetched(hub, quire, tmp_path, checkpoint, change, told):

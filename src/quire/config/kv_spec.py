@@ -112,13 +112,17 @@ class KVCacheConfig(msgspec.Struct, frozen=True):
     def tensor_page_bytes(self, tensor: int) -> int:
         """Bytes of one page of a tensor: what the largest of the layers that share it needs, in whole lines of a cache where
         they differ."""
-        most = max(group.spec_of(tensor).page_bytes for group in self.groups if len(group.layers) > tensor)
-        return most if self.is_uniform else -(-most // CACHE_LINE) * CACHE_LINE
+        return self._page_bytes_of(tensor, 1 if self.is_uniform else CACHE_LINE)
 
     @property
     def page_bytes(self) -> int:
         """Bytes of one page of the pool, over all tensors."""
-        return sum(self.tensor_page_bytes(tensor) for tensor in range(self.num_tensors))
+        line = 1 if self.is_uniform else CACHE_LINE  # which looks at all layers: once, and not for each tensor
+        return sum(self._page_bytes_of(tensor, line) for tensor in range(self.num_tensors))
+
+    def _page_bytes_of(self, tensor: int, line: int) -> int:
+        most = max(group.spec_of(tensor).page_bytes for group in self.groups if len(group.layers) > tensor)
+        return -(-most // line) * line
 
     def of_layers(self, layers: range) -> "KVCacheConfig":
         """What a worker that has only these layers allocates: the same groups and pages, and tensors for its own layers, counted
