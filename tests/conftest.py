@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -47,6 +48,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for index, item in enumerate(found):
             if len(found) > most and index not in kept:
                 item.add_marker(pytest.mark.exhaustive)
+
+
+@pytest.fixture(autouse=True)
+def kept_log() -> Iterator[None]:
+    """A command that runs in this process may change its settings and its log's level: child processes of later tests would
+    have them too."""
+    log = logging.getLogger("quire")
+    settings, level = {name: value for name, value in os.environ.items() if name.startswith("QUIRE_")}, log.level
+    yield
+    for name in [name for name in os.environ if name.startswith("QUIRE_") and name not in settings]:
+        del os.environ[name]
+    os.environ.update(settings)
+    log.setLevel(level)
 
 
 @pytest.fixture

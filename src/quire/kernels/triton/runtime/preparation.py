@@ -10,6 +10,7 @@ Knows lists and configuration; imports neither torch nor Triton until `install`.
 import atexit
 import hashlib
 import json
+import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -88,7 +89,9 @@ class KernelPreparation:
             try:
                 launch_all()
             except Exception as error:  # whoever needs what a launch returns; what is missing is compiled later
-                logger.warning("The rehearsal of kernels ended early (%s: %s)", type(error).__name__, error)
+                place = traceback.extract_tb(error.__traceback__)[-1]
+                where = f"{place.filename}:{place.lineno}"
+                logger.warning("The rehearsal of kernels ended early (%s: %s; %s)", type(error).__name__, error, where)
         self._rehearsed = places.merge(self._rehearsed, collected)
         phase.note = f"{len(self._rehearsed)} kernels"
         self._compiling.add(collected, LATER if feature else SOON)
