@@ -25,6 +25,7 @@ from quire.inputs import PromptType
 from quire.logger import init_logger
 from quire.metrics.engine_metrics import EngineMetrics, StatsLogger
 from quire.metrics.events import EventKind, EventLog
+from quire.multimodal.checkpoint_processors import read_ahead
 from quire.platforms import current_platform
 from quire.pooling_params import PoolingParams
 from quire.sampling_params import SamplingParams
@@ -75,20 +76,26 @@ class Frontend(Generic[ClientT]):
         # Where steps take the host's cores, so does the core's start; there the first grammar waits for this.
         if for_server and not current_platform(config.device.device).capabilities().computes_on_host.value:
             prepare_grammars(config, source)
+        reading = read_ahead(config) if for_server else None
         self._client = start_core()
         ready = self._client.ready
         self.config = config = config.settled(
             ready.num_blocks, ready.block_size, ready.max_model_len, ready.max_concurrency
         )
-        try:
-            self.tokenizer: Tokenizer | None = source.get()
-        except ConfigError:
-            self._client.shutdown()
-            raise
+        self.tokenizer = self._read_tokenizer()
         self.input_processor = InputProcessor(
             config, source, allow_functions=self._client.shares_memory, try_grammars_apart=for_server
         )
+        if reading is not None:
+            reading.join()
         self.pooling_processor = PoolingProcessor(config, source, self.input_processor)
+
+    def _read_tokenizer(self) -> Tokenizer | None:
+        try:
+            return self.tokenizer_source.get()
+        except ConfigError:
+            self._client.shutdown()
+            raise
 
     def tokenize(
         self,

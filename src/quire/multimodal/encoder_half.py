@@ -5,9 +5,8 @@ Hugging Face's feature extractors are the reference of what an encoder of sound 
 
 import dataclasses
 import json
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from quire.errors import RequestError
 from quire.guards import is_mapping
 from quire.media import BESIDE, MediaItem, MediaTensor
 from quire.multimodal.audio import PARAM, Samples, is_one_sound, read_audio
+from quire.multimodal.checkpoint_processors import FeatureExtractor, feature_extractor
 from quire.multimodal.content import content_key, read_uuids
 from quire.multimodal.processor_cache import Processed, ProcessorCache
 
@@ -59,41 +59,18 @@ HALVES: dict[str, Half] = {
 """By architecture: whose decoder has an encoder beside it."""
 
 
-class FeatureExtractor(Protocol):
-    """What is used of Hugging Face's feature extractors."""
-
-    sampling_rate: int
-
-    def __call__(self, raw_speech: Any, *, sampling_rate: int, return_tensors: str, **options: Any) -> Any: ...
-
-
-def load_feature_extractor(path: str) -> FeatureExtractor:
-    """The checkpoint's feature extractor."""
-    from transformers import AutoFeatureExtractor
-
-    return AutoFeatureExtractor.from_pretrained(path)
-
-
 class EncoderHalf:
     """Makes items of what stands beside the prompts of one model.
 
     Args:
         model: whose architecture is one of `HALVES`.
-        load: gives the feature extractor of a folder.
     """
 
-    def __init__(
-        self,
-        model: ModelConfig,
-        settings: MultiModalConfig,
-        load: Callable[[str], FeatureExtractor] = load_feature_extractor,
-    ) -> None:
-        self._hf, self._path, self._settings, self._load = model.hf_config, model.path, settings, load
+    def __init__(self, model: ModelConfig, settings: MultiModalConfig) -> None:
+        self._hf, self._path, self._settings = model.hf_config, model.path, settings
         half = HALVES[model.architecture]
         self.modality, self.longest = half.modality, half.longest(model.hf_config)
         self.cache = ProcessorCache(int(settings.mm_processor_cache_gb * GIB))
-        self._extractor: FeatureExtractor | None = None
-        self._lock = threading.Lock()
 
     @property
     def decoder_start(self) -> list[int]:
@@ -139,11 +116,7 @@ class EncoderHalf:
 
     @property
     def extractor(self) -> FeatureExtractor:
-        """The checkpoint's feature extractor, loaded with the first sound."""
-        with self._lock:
-            if self._extractor is None:
-                self._extractor = self._load(self._path)
-            return self._extractor
+        return feature_extractor(self._path)
 
     def _process(self, given: Any, uuid: str | None, settings: dict[str, Any]) -> tuple[str, Processed]:
         """The key and the frames of a sound."""

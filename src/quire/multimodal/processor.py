@@ -1,14 +1,13 @@
 """From a prompt's token ids and its images to the expanded prompt and its items.
 
-Hugging Face's image processors are the reference of what an encoder reads; they are loaded with the first image, and what
-they gave is kept by content. Runs in the frontend, in any thread.
+Hugging Face's image processors are the reference of what an encoder reads; what they gave is kept by content. Runs in the
+frontend, in any thread.
 """
 
 import json
 import operator
-import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +17,7 @@ from quire.config.multimodal import GIB
 from quire.errors import RequestError
 from quire.guards import is_mapping
 from quire.media import EMBEDS, IMAGE_EMBEDS, MODALITIES, MediaItem, MediaTensor
+from quire.multimodal.checkpoint_processors import image_processor
 from quire.multimodal.content import PARAM, Pixels, as_list, content_key, read_image, read_uuids
 from quire.multimodal.image_embeds import GivenEmbeds
 from quire.multimodal.image_families import EMBEDDED, FAMILIES, Arrays, Encode, Expansion
@@ -28,19 +28,6 @@ from quire.multimodal.processor_cache import Processed, ProcessorCache
 ResultT = TypeVar("ResultT")
 
 
-class ImageProcessor(Protocol):
-    """What is used of Hugging Face's image processors."""
-
-    def __call__(self, images: Any, *, return_tensors: str, **options: Any) -> Mapping[str, Any]: ...
-
-
-def load_image_processor(path: str) -> ImageProcessor:
-    """The checkpoint's image processor, which computes with PIL and NumPy."""
-    from transformers import AutoImageProcessor
-
-    return AutoImageProcessor.from_pretrained(path, backend="pil")
-
-
 class MediaProcessor:
     """Processes images of one model.
 
@@ -48,28 +35,19 @@ class MediaProcessor:
         model: whose architecture is one of `FAMILIES`.
         settings: limits, options and the size of the cache.
         encode: a text's token ids, special tokens meant.
-        load: gives the image processor of a folder.
 
     Attributes:
         source: reads what requests name by URL.
     """
 
-    def __init__(
-        self,
-        model: ModelConfig,
-        settings: MultiModalConfig,
-        encode: Encode,
-        load: Callable[[str], ImageProcessor] = load_image_processor,
-    ) -> None:
-        self._hf, self._path, self._settings, self._load = model.hf_config, model.path, settings, load
+    def __init__(self, model: ModelConfig, settings: MultiModalConfig, encode: Encode) -> None:
+        self._hf, self._path, self._settings = model.hf_config, model.path, settings
         self._encode = encode
         self.family = FAMILIES[model.architecture]
         self.marker = self.family.marker_token(self._hf)
         self._embedded = self.family.embedded_token(self._hf)
         self.source = MediaSource(settings)
         self.cache = ProcessorCache(int(settings.mm_processor_cache_gb * GIB))
-        self._processor: ImageProcessor | None = None
-        self._lock = threading.Lock()
 
     def apply(
         self,
@@ -147,7 +125,7 @@ class MediaProcessor:
 
     def _run(self, pixels: Pixels, where: str, settings: dict[str, Any]) -> Processed:
         """Have the processor compute one image."""
-        processor = self._get_processor()
+        processor = image_processor(self._path)
         try:
             given = processor(pixels, return_tensors="np", input_data_format="channels_last", **settings)
         except Exception as error:  # whatever a processor raises for an odd image, or for options that it does not have
@@ -178,12 +156,6 @@ class MediaProcessor:
         own = [self._embedded if token == EMBEDDED else token for token in expansion.token_ids]
         tokens = (expansion.before, own, expansion.after)
         return Processed(*tokens, num_embeds, list(expansion.grid), tensors, modality)
-
-    def _get_processor(self) -> ImageProcessor:
-        with self._lock:
-            if self._processor is None:
-                self._processor = self._load(self._path)
-            return self._processor
 
     def _expand(
         self, token_ids: Sequence[int], processed: list[tuple[str, Processed]], typed: set[int]
