@@ -6,7 +6,8 @@ DEV_INSTALLED := $(VENV)/.installed-dev
 TORCH_ON_CPU := torch==2.13.0
 # Tests that start servers wait for them: one worker more than the usual two cores.
 PYTEST_WORKERS ?= 3
-PYTEST := $(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal
+# Tests start many processes: none compiles the sources anew.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal
 SOURCES := pyproject.toml setup.py $(wildcard src/quire/kernels/cpu/build.py src/quire/kernels/cpu/csrc/*)
 
 # The first Python that is in range; `make PYTHON=… test` chooses another.

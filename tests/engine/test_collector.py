@@ -9,11 +9,11 @@ from quire.engine.collector import FREEZE_FROM, CollectorPause
 
 @pytest.fixture(autouse=True)
 def collector():
-    """The collector on, nothing frozen, before and after."""
+    """The collector on, nothing frozen. Afterwards what other tests left is frozen again."""
     gc.unfreeze()
     gc.enable()
     yield
-    gc.unfreeze()
+    gc.freeze()
     gc.enable()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.models.drawn_configs import class_of, draw_config, fields_of
-from tests.models.test_drawn_configs import NO_MODEL, architectures, assert_equal, make_oracle
+from tests.models.test_drawn_configs import COMMON, NO_MODEL, assert_equal, decoder, make_oracle
 from tests.oracles.tiny_models import make_tiny_model, tiny_values
 from transformers.activations import ACT2CLS
 
@@ -19,6 +19,8 @@ from quire.kernels.norm import XIELU
 from quire.layers.activation import KERNEL_KINDS
 from quire.models.registry import ModelRegistry
 from quire.models.spec import MoE
+
+__all__ = ["decoder"]
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 CHOSEN = ("num_experts_per_tok", "moe_k", "moe_topk")
@@ -171,11 +173,11 @@ def test_a_config_at_the_edge_gives_transformers_tokens_and_logprobs(architectur
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("architecture", architectures())
-def test_every_config_at_the_edge_gives_transformers_tokens_and_logprobs(architecture, tmp_path):
-    for number, (label, case) in enumerate(cases(architecture).items()):
-        if (architecture, label) not in UNLIKE:
-            check(architecture, *case, tmp_path / str(number))
+@pytest.mark.parametrize("decoder", COMMON, indirect=True)
+def test_every_config_at_the_edge_gives_transformers_tokens_and_logprobs(decoder, tmp_path):
+    for number, (label, case) in enumerate(cases(decoder).items()):
+        if (decoder, label) not in UNLIKE:
+            check(decoder, *case, tmp_path / str(number))
 
 
 @pytest.mark.parametrize(
@@ -220,18 +222,19 @@ NULLS = ("LlamaForCausalLM", "Gemma3ForCausalLM", "SeedOssForCausalLM", "Qwen3Mo
 
 
 @pytest.mark.parametrize(
-    "architecture",
-    [name if name in NULLS else pytest.param(name, marks=pytest.mark.exhaustive) for name in architectures()],
+    "decoder",
+    [name if name in NULLS else pytest.param(name, marks=pytest.mark.exhaustive) for name in COMMON],
+    indirect=True,
 )
-def test_a_null_is_what_transformers_takes_it_for(architecture):
-    config_class, entry = class_of(architecture).config_class, ModelRegistry.resolve(architecture)
+def test_a_null_is_what_transformers_takes_it_for(decoder):
+    config_class, entry = class_of(decoder).config_class, ModelRegistry.resolve(decoder)
 
     def written(config: Any) -> Config:
-        return json.loads(config.to_json_string(use_diff=False)) | {"architectures": [architecture]}
+        return json.loads(config.to_json_string(use_diff=False)) | {"architectures": [decoder]}
 
     for seed in range(3):
         try:
-            whole = written(config_class(**(tiny_values(architecture) | draw_config(architecture, seed))))
+            whole = written(config_class(**(tiny_values(decoder) | draw_config(decoder, seed))))
         except NO_MODEL:
             continue
         for name in whole.keys() - {"architectures", "attention_multiplier", "layers_block_type"}:
