@@ -68,10 +68,10 @@ def imagine_runner(config: Any, memory: int, rehearse: Callable[[Any, str], None
     import torch
 
     from quire.core.kv_planner import plan_kv_cache
-    from quire.executor.selector import import_class
     from quire.kernels.triton.runtime import cache
     from quire.platforms import current_platform
     from quire.platforms.interface import DeviceEvent, DeviceRuntime
+    from quire.plugins.registry import import_class
 
     cache.install()
 

@@ -19,6 +19,7 @@ from tests.oracles.operations import COMPOSED
 
 from quire.distributed.communicator import Communicator
 from quire.distributed.gloo import GlooGroup
+from quire.distributed.token_exchange import AllToAll
 from quire.kernels import ops, registry
 from quire.platforms.cpu import CpuPlatform
 
@@ -41,11 +42,13 @@ def select_kernels(kernels: str) -> None:
         registry.use(choices)
 
 
-def compute(
-    path: Path, communicator: Communicator | None, expert_parallel: bool = False
-) -> tuple[np.ndarray, list[int]]:
-    """Logprobs [tokens, V] of the prompt, in chunks beside another request, and the tokens after it."""
-    driver = ModelDriver(build_tiny(path, communicator=communicator, expert_parallel=expert_parallel))
+def compute(path: Path, communicator: Communicator | None, experts: str = "split") -> tuple[np.ndarray, list[int]]:
+    """Logprobs [tokens, V] of the prompt, in chunks beside another request, and the tokens after it. `experts` are `split`,
+    `whole`, or whole and tokens are `exchanged`."""
+    exchange = AllToAll(communicator) if communicator is not None and experts == "exchanged" else None
+    driver = ModelDriver(
+        build_tiny(path, communicator=communicator, expert_parallel=experts != "split", exchange=exchange)
+    )
     sequence, other = Sequence(list(PROMPT), row=2), Sequence(PROMPT[::-1][:20], row=1)
     pieces = [driver.step([(other, 20), (sequence, CHUNK)])[1]]
     pieces.append(driver.prefill(sequence, CHUNK))
@@ -60,7 +63,7 @@ def work(rank: int, size: int, folder: str, models: dict[str, str], kernels: str
     group = GlooGroup(rank, size, f"file://{folder}/meet")
     results: dict[str, np.ndarray] = {}
     for name, path in models.items():
-        logprobs, tokens = compute(Path(path), group, experts == "whole")
+        logprobs, tokens = compute(Path(path), group, experts)
         results[f"{name}/logprobs"], results[f"{name}/tokens"] = logprobs, np.array(tokens)
     np.savez(Path(folder) / f"rank{rank}.npz", **results)
     group.shutdown()

@@ -21,9 +21,14 @@ def test_two_ranks_compute_what_one_computes(experts, kernels, count, tmp_path: 
     check(2, tmp_path, {name: SHAPES[name] for name in QUICK[:count]}, kernels, experts=experts)
 
 
+@pytest.mark.parametrize(("ranks", "kernels", "count"), [(2, "native", 4), (2, "fused", 2), (4, "native", 2)])
+def test_tokens_that_go_to_their_experts_compute_what_one_computes(ranks, kernels, count, tmp_path: Path) -> None:
+    check(ranks, tmp_path, {name: SHAPES[name] for name in QUICK[:count]}, kernels, experts="exchanged")
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kernels", ["native", "reference", "fused"])
-@pytest.mark.parametrize("experts", ["split", "whole"])
+@pytest.mark.parametrize("experts", ["split", "whole", "exchanged"])
 def test_every_mixture_over_two_ranks(experts, kernels, tmp_path: Path) -> None:
     check(2, tmp_path, SHAPES, kernels, experts=experts)
 

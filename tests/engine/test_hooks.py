@@ -63,7 +63,7 @@ def test_each_core_has_hooks_of_its_own() -> None:
 
 @pytest.mark.parametrize(
     ("path", "message"),
-    [(f"{PATHS}:Nothing", "cannot be imported"), (f"{PATHS}:Note", "no subclass of quire.engine.hooks.CoreHooks")],
+    [(f"{PATHS}:Nothing", "cannot be imported"), (f"{PATHS}:Note", "not a subclass of quire.engine.hooks.CoreHooks")],
 )
 def test_a_platforms_hook_that_is_none_is_refused(path: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CpuPlatform, "core_hooks", lambda self: [path])

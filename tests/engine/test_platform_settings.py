@@ -81,7 +81,11 @@ def test_a_rule_resets_a_value_and_says_so(
 
 @pytest.mark.parametrize(
     ("capability", "settings"),
-    [("tensor_parallel", {"tensor_parallel_size": 2}), ("expert_parallel", {"enable_expert_parallel": True})],
+    [
+        ("tensor_parallel", {"tensor_parallel_size": 2}),
+        ("expert_parallel", {"enable_expert_parallel": True}),
+        ("token_exchange", {"all2all_backend": "all_to_all", "enable_expert_parallel": True}),
+    ],
 )
 def test_ranks_that_a_platform_does_not_claim_are_refused_with_its_reason(
     capability: str, settings: dict[str, Any], llama: Path, monkeypatch: pytest.MonkeyPatch
@@ -101,3 +105,16 @@ def test_more_ranks_than_devices_are_refused(llama: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(CpuPlatform, "device_count", lambda self: 3)
     with pytest.raises(ConfigError, match="tensor_parallel_size=4, but the cpu platform sees 3 devices"):
         configure(llama, tensor_parallel_size=4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({}, "set enable_expert_parallel"),
+        ({"enable_expert_parallel": True, "enable_lora": True}, "leave enable_lora out"),
+    ],
+)
+def test_tokens_go_to_whole_experts_without_adapters(settings: dict[str, Any], why: str, llama: Path) -> None:
+    with pytest.raises(ConfigError, match=why) as refused:
+        configure(llama, all2all_backend="all_to_all", **settings)
+    assert refused.value.setting == "all2all_backend"

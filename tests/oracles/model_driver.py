@@ -16,6 +16,7 @@ from quire.attention.selector import BUILT_IN_BACKENDS, select_backend
 from quire.config import HFConfig
 from quire.config.kv_spec import KVCacheSpec, KVKind, group_layers
 from quire.distributed.communicator import Communicator, SingleRank
+from quire.distributed.token_exchange import TokenExchange
 from quire.layers.decoder import Decoder, attention_requests
 from quire.layers.interface import ModelContext, StepInputs
 from quire.layers.parallel import ParallelPlan, StagePlan
@@ -141,6 +142,7 @@ def build_tiny(
     max_positions: int | None = None,
     communicator: Communicator | None = None,
     expert_parallel: bool = False,
+    exchange: TokenExchange | None = None,
     stage: StagePlan | None = None,
 ) -> Decoder:
     """The checkpoint in a folder as a loaded decoder; kernels are those that `ops.select` chose. With a communicator: its
@@ -163,6 +165,7 @@ def build_tiny(
         backend=select_backend(requests, BUILT_IN_BACKENDS).backend(),
         plan=plan,
         communicator=communicator or SingleRank(),
+        exchange=exchange,
         stage=stage or StagePlan(),
     )
     model = Decoder(spec, context)

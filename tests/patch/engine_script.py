@@ -7,8 +7,9 @@ import quire.patch
 from quire import LLM, SamplingParams
 
 
-def main(path: str, ranks: str) -> None:
-    llm = LLM(path, device="cpu", tensor_parallel_size=int(ranks), max_model_len=64, kv_cache_memory_bytes=1 << 22)
+def main(path: str, ranks: str, backend: str) -> None:
+    settings = {"tensor_parallel_size": int(ranks), "distributed_executor_backend": backend or None}
+    llm = LLM(path, device="cpu", max_model_len=64, kv_cache_memory_bytes=1 << 22, **settings)
     llm.generate({"prompt_token_ids": [5, 6, 7]}, SamplingParams(max_tokens=4, ignore_eos=True), use_tqdm=False)
     steps = llm.collective_rpc("example_step_count")
     sizes = llm.llm_engine.config.scheduler.max_num_batched_tokens

@@ -36,8 +36,10 @@ def run(installed: Path, *words: str, **environment: str) -> subprocess.Complete
     return subprocess.run([sys.executable, *words], env=env, capture_output=True, text=True, timeout=280, cwd=ROOT)
 
 
-def engine(installed: Path, llama: Path, ranks: int, **environment: str) -> tuple[dict[str, Any], str]:
-    done = run(installed, "-m", "tests.patch.engine_script", str(llama), str(ranks), **environment)
+def engine(
+    installed: Path, llama: Path, ranks: int, backend: str = "", **environment: str
+) -> tuple[dict[str, Any], str]:
+    done = run(installed, "-m", "tests.patch.engine_script", str(llama), str(ranks), backend, **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.splitlines()[-1]), done.stdout
 
@@ -58,6 +60,15 @@ def test_the_platform_patch_is_in_every_process_and_the_worker_patch_in_the_work
     assert [len(of_kind) for of_kind in both.values()] == [1, 1, 2]
     assert all("example-small-steps" in line and f"digest {found['here']['digest']}" in line for line in lines)
     assert [line for line in lines if "example-step-count" in line.split("; ")[0]] == both["worker"]
+    assert "(late:" not in log
+
+
+@pytest.mark.exhaustive
+def test_ranks_that_are_actors_of_ray_have_the_patches_of_workers(installed: Path, llama: Path) -> None:
+    pytest.importorskip("ray")
+    # Where the engine is, there is Ray: its own processes inherit the way to the packages.
+    found, log = engine(installed, llama, 2, "ray", PYTHONPATH=os.pathsep.join([str(installed), *sys.path]))
+    assert found["steps"][0] == found["steps"][1] >= 4 and not found["own"]
     assert "(late:" not in log
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from quire.attention.interface import AttentionBackend, AttentionRequest
 from quire.attention.paged import PagedBackend
 from quire.errors import ConfigError
-from quire.plugins.registry import Registry, import_path
+from quire.plugins.registry import Registry, import_class
 
 BUILT_IN_BACKENDS = ("quire.attention.cpu:CpuBackend", "quire.attention.reference:ReferenceBackend")
 
@@ -37,7 +37,7 @@ class Selection:
 
 def load_backend(path: str) -> type[AttentionBackend]:
     """Import a class path `module:attribute`."""
-    return import_path(path)
+    return import_class(path, "attention_backend", AttentionBackend)
 
 
 def select_backend(

@@ -10,6 +10,7 @@ from quire.config.multimodal import MultiModalConfig
 from quire.config.observability import ObservabilityConfig, StructuredOutputsConfig
 from quire.config.reasoning import ReasoningConfig
 from quire.config.speculative import SpeculativeConfig
+from quire.plugins.registry import Registry
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,12 +55,26 @@ _BACKEND_NAMES = {
 }
 
 
+SUMMED_EXPERTS = "allgather_reducescatter"
+"""Each rank, which has all tokens, computes its own experts for all of them, and the parts are summed."""
+TOKEN_EXCHANGES: Registry[Any] = Registry(
+    "exchange of tokens", "all2all_backend", {"all_to_all": "quire.distributed.token_exchange:AllToAll"}
+)
+"""Subclasses of `quire.distributed.token_exchange.TokenExchange`, by the name that `all2all_backend` gives."""
+
+
+def exchanges_tokens(backend: str) -> bool:
+    """Whether an `all2all_backend` sends tokens to the ranks that have their experts."""
+    return backend in TOKEN_EXCHANGES or ":" in backend
+
+
 @dataclasses.dataclass(frozen=True)
 class ParallelConfig:
     """Parallel layout.
 
     Attributes:
         enable_expert_parallel: each worker has some experts whole, not a part of every expert.
+        all2all_backend: how tokens get to these: a name of `TOKEN_EXCHANGES`, a class path, or another word for sums.
         distributed_executor_backend: None (in-process for one worker, else `mp`), `uni`, `mp` (a process a device), or a class.
         recovery: an engine core in a process of its own that dies is started again, and its requests go on; True asks for such
             a process, None takes what there is.
@@ -78,6 +93,7 @@ class ParallelConfig:
     tensor_parallel_size: int = 1
     data_parallel_size: int = 1
     enable_expert_parallel: bool = False
+    all2all_backend: str = SUMMED_EXPERTS
     distributed_executor_backend: str | type[Any] | None = None
     worker_cls: str = "auto"
     disable_custom_all_reduce: bool = False

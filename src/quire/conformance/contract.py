@@ -180,6 +180,13 @@ class Subject:
         given = {**ENGINE_SETTINGS, "device": self.name, "dtype": self.dtype_name} | settings
         return EngineArgs(model=str(write_model("llama", self.folder)), **given).create_engine_config()
 
+    def claims_settings(self, **settings: Any) -> None:
+        """Raises NotClaimed: the platform refuses them."""
+        try:
+            self.config_with(**settings)
+        except ConfigError as error:
+            raise NotClaimed(str(error)) from error
+
     @property
     def dtype_name(self) -> str:
         """The most exact type that the platform computes with."""

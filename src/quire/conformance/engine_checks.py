@@ -236,10 +236,7 @@ for _mode in ("recompute", "swap"):
 @check("engine/deterministic", "with --deterministic a request has the same logprobs, to the bit, alone and in a batch")
 def check_deterministic(subject: Subject) -> str:
     """One by one and together."""
-    try:
-        subject.config_with(deterministic=True)
-    except ConfigError as error:
-        raise NotClaimed(str(error)) from error
+    subject.claims_settings(deterministic=True)
     with engine(subject, subject.name, deterministic=True, enable_prefix_caching=False) as llm:
         together = ask(llm)
         alone = [ask(llm, [prompt], **_params_of(number))[0] for number, prompt in enumerate(prompts_of())]

@@ -8,26 +8,34 @@ import dataclasses
 import functools
 import json
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from quire.conformance.contract import Failed, NotClaimed, Subject, check
+from quire.conformance.contract import Failed, Subject, check
 from quire.conformance.engine_checks import ask, compare, engine, limit_of, oracle
 from quire.distributed.communicator import Communicator
-from quire.errors import ConfigError
 from quire.processes import start_child
 
 SIZE, NUMBERS, ROUNDS = 2, 5000, 3
 _PATIENCE_S = 120.0
 
 
-def _claims_ranks(subject: Subject, setting: str = "tensor_parallel_size") -> None:
-    try:
-        subject.config_with(**{setting: SIZE})
-    except ConfigError as error:
-        raise NotClaimed(str(error)) from error
+RANKS: dict[str, Any] = {"tensor_parallel_size": SIZE}
+ENGINES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": ("llama", "over two ranks", RANKS),
+    "qwen3-moe": ("qwen3-moe", "over two ranks", RANKS),
+    "exchange": (
+        "qwen3-moe",
+        "whose tokens go to the ranks of their experts",
+        RANKS | {"enable_expert_parallel": True, "all2all_backend": "all_to_all"},
+    ),
+    "stages": ("llama", "in two stages of a pipeline", {"pipeline_parallel_size": SIZE}),
+}
+"""Checks of engines, by name: the tiny model, how it runs, and the settings."""
 
 
 def _values(rank: int, round_: int, dtype: torch.dtype) -> torch.Tensor:
@@ -39,7 +47,7 @@ def work(arguments: list[str]) -> int:
     """One rank, in a process of its own: writes what it got to a file."""
     plan = json.loads(arguments[0])
     subject = Subject(plan["platform"])
-    config = subject.config_with(tensor_parallel_size=SIZE)
+    config = subject.config_with(**RANKS)
     parallel = dataclasses.replace(config.parallel, rank=plan["rank"], rendezvous=plan["address"])
     config = dataclasses.replace(config, parallel=parallel)
     runtime = subject.platform.runtime(config)
@@ -47,6 +55,8 @@ def work(arguments: list[str]) -> int:
     assert group is not None, "communicator() is None for two ranks"
     try:
         found = _talk(group, runtime.device(), getattr(torch, subject.dtype_name))
+        if subject.capabilities.token_exchange.value:
+            found |= _exchange(group, runtime.device(), getattr(torch, subject.dtype_name))
     finally:
         group.shutdown()
         runtime.close()
@@ -65,13 +75,31 @@ def _talk(group: Communicator, device: torch.device, dtype: torch.dtype) -> dict
     return found
 
 
+def _rows(rank: int, round_: int) -> list[int]:
+    """How many values a rank sends to each: none, some or all of them."""
+    first = (0, 7, NUMBERS)[(rank + round_) % 3]
+    return [first, NUMBERS - first]
+
+
+def _exchange(group: Communicator, device: torch.device, dtype: torch.dtype) -> dict[str, np.ndarray]:
+    found: dict[str, np.ndarray] = {}
+    for round_ in range(ROUNDS):
+        mine = _values(group.rank, round_, dtype).to(device)[:, None]
+        came = [_rows(rank, round_)[group.rank] for rank in range(group.size)]
+        out = torch.zeros(sum(came), 1, dtype=dtype, device=device)
+        group.all_to_all(mine, _rows(group.rank, round_), out, came)
+        found[f"exchange {round_}"] = out.flatten().float().cpu().numpy()
+    return found
+
+
 @check(
     "ranks/communicator",
-    "all_reduce gives the sum, with the same bits on every rank; all_gather gives every rank's values",
+    "all_reduce gives the sum, with the same bits on every rank; all_gather gives every rank's values; all_to_all brings each "
+    "rank its own, where it is claimed",
 )
 def check_communicator(subject: Subject) -> str:
     """Two processes."""
-    _claims_ranks(subject)
+    subject.claims_settings(**RANKS)
     files = [subject.folder / f"rank{rank}.npz" for rank in range(SIZE)]
     address = f"file://{subject.folder}/meet"
     processes = [_start(subject, rank, address, file) for rank, file in enumerate(files)]
@@ -86,7 +114,8 @@ def check_communicator(subject: Subject) -> str:
             process.kill()
             process.wait()
     _check_bits([np.load(file) for file in files], getattr(torch, subject.dtype_name))
-    return f"{SIZE} ranks, {ROUNDS} sums and gathers of {NUMBERS} values"
+    what = "sums, gathers and exchanges" if subject.capabilities.token_exchange.value else "sums and gathers"
+    return f"{SIZE} ranks, {ROUNDS} {what} of {NUMBERS} values"
 
 
 def _start(subject: Subject, rank: int, address: str, file: Path) -> "subprocess.Popen[bytes]":
@@ -103,24 +132,24 @@ def _check_bits(found: list[dict[str, np.ndarray]], dtype: torch.dtype) -> None:
         if not error <= 8 * torch.finfo(dtype).eps * 8:
             raise Failed("a sum is wrong", "the sum of the ranks' values", f"off by {error:.1e}")
         for rank, each in enumerate(found):
+            parts = [value.split(_rows(source, round_))[rank] for source, value in enumerate(values)]
+            if not np.array_equal(each.get(f"exchange {round_}", torch.cat(parts).numpy()), torch.cat(parts).numpy()):
+                raise Failed("an exchange is wrong", "what each rank sent to this one", f"rank {rank}, round {round_}")
             if not np.array_equal(each[f"gather {round_}"], torch.stack(values).numpy()):
                 raise Failed(
                     "a gather is wrong", "every rank's values in the order of ranks", f"rank {rank}, round {round_}"
                 )
 
 
-def check_engine(model: str, setting: str, subject: Subject) -> str:
+def check_engine(model: str, settings: Mapping[str, Any], subject: Subject) -> str:
     """Two workers."""
-    _claims_ranks(subject, setting)
+    subject.claims_settings(**settings)
     expected = oracle(subject, model)
-    with engine(subject, subject.name, model, **{setting: SIZE}) as llm:
+    with engine(subject, subject.name, model, **settings) as llm:
         return compare(ask(llm), expected, limit_of(subject))
 
 
-for _model in ("llama", "qwen3-moe"):
-    check(f"ranks/{_model}", f"a tiny {_model} over two ranks gives the same tokens", is_long=True)(
-        functools.partial(check_engine, _model, "tensor_parallel_size")
+for _name, (_model, _how, _settings) in ENGINES.items():
+    check(f"ranks/{_name}", f"a tiny {_model} {_how} gives the same tokens", is_long=True)(
+        functools.partial(check_engine, _model, _settings)
     )
-check("ranks/stages", "a tiny llama in two stages of a pipeline gives the same tokens", is_long=True)(
-    functools.partial(check_engine, "llama", "pipeline_parallel_size")
-)

@@ -5,12 +5,9 @@ further ones. A policy decides the order, not the rules: budgets, pages and boun
 Knows requests as they arrive. Knows nothing of rows or pages.
 """
 
-import inspect
-
 from quire.config import SchedulerConfig
 from quire.core.request_queue import FAIR_QUANTUM, BackgroundLast, FairQueue, RankedQueue, RequestQueue
-from quire.errors import ConfigError
-from quire.plugins.registry import Registry, import_path
+from quire.plugins.registry import Registry
 from quire.request import EngineRequest
 
 SETTING = "scheduling_policy"
@@ -80,15 +77,4 @@ def policy_class(name: str) -> type[SchedulingPolicy]:
     Raises:
         ConfigError: there is none.
     """
-    if name in POLICIES or ":" not in name:
-        POLICIES.entry(name)
-        found: object = POLICIES[name]
-    else:
-        try:
-            found = import_path(name)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise ConfigError(f"{SETTING}={name!r} cannot be imported: {error}", setting=SETTING) from error
-    if inspect.isclass(found) and issubclass(found, SchedulingPolicy):
-        return found
-    message = f"{SETTING}={name!r} is {found!r}, which is not a subclass of quire.core.policies.SchedulingPolicy"
-    raise ConfigError(message, setting=SETTING)
+    return POLICIES.find_class(name, SchedulingPolicy)

@@ -1,6 +1,7 @@
-"""What a rank asks of the others: sums and gathers of tensors. A platform says which communicator its ranks use."""
+"""What a rank asks of the others: sums, gathers and exchanges of tensors. A platform says which communicator its ranks use."""
 
 import abc
+from collections.abc import Sequence
 
 import torch
 
@@ -23,6 +24,13 @@ class Communicator(abc.ABC):
     @abc.abstractmethod
     def all_gather(self, tensor: torch.Tensor, out: torch.Tensor) -> None:
         """out[r] = rank r's tensor; `out` has one more dimension, of `size`, in front."""
+
+    def all_to_all(
+        self, tensor: torch.Tensor, counts: Sequence[int], out: torch.Tensor, out_counts: Sequence[int]
+    ) -> None:
+        """Rows of `tensor` go to the ranks in their order, counts[r] of them to rank r; `out` gets out_counts[r] rows of rank r.
+        Needed where the platform claims `token_exchange`."""
+        raise NotImplementedError(f"{type(self).__name__} has no all_to_all")
 
     def suspend(self) -> None:
         """The engine falls asleep: give buffers back that only calls need. May be called twice."""

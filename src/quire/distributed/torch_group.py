@@ -1,10 +1,11 @@
-"""Ranks that talk through torch.distributed: joining and leaving a group, and its plain sums and gathers.
+"""Ranks that talk through torch.distributed: joining and leaving a group, its plain sums and exchanges.
 
 Knows one group of ranks. They find one another through a file; or somebody else has started them (torchrun), and has perhaps
 joined all processes to a group already, of which they are a part then.
 """
 
 import datetime
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -51,6 +52,12 @@ class TorchGroup(Communicator):
     def all_reduce(self, tensor: torch.Tensor) -> None:
         if not self.is_silent:
             dist.all_reduce(tensor, group=self.group)
+
+    def all_to_all(
+        self, tensor: torch.Tensor, counts: Sequence[int], out: torch.Tensor, out_counts: Sequence[int]
+    ) -> None:
+        if not self.is_silent:
+            dist.all_to_all_single(out, tensor, list(out_counts), list(counts), group=self.group)
 
     def shutdown(self) -> None:
         if self._is_open:

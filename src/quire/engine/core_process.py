@@ -18,10 +18,10 @@ from quire.engine.core_loop import CoreLoop, last_words
 from quire.engine.heartbeat import Heartbeat, map_words
 from quire.errors import EngineError
 from quire.executor.interface import Executor
-from quire.executor.selector import import_class
 from quire.logger import set_process_label, trace_this_thread_if_asked
 from quire.patch import check_same, settle
 from quire.plugins import load_general_plugins
+from quire.plugins.registry import import_class
 from quire.processes import Child, begin_child, name_process
 
 EXIT_FAILED = 1

@@ -9,15 +9,14 @@ from quire.core.encoding import Encoding
 from quire.core.preparations import Preparations
 from quire.core.scheduler import Scheduler
 from quire.executor.interface import Executor
-from quire.executor.selector import import_class
+from quire.plugins.registry import import_class
 
 
 def make_scheduler(
     config: EngineConfig, kv_cache: KVCacheConfig, executor: Executor, preparations: Preparations
 ) -> Scheduler:
     """Raises ConfigError: a part cannot be had with this model or these settings."""
-    given = config.scheduler.scheduler_cls
-    scheduler_class: Any = import_class(given, "scheduler_cls") if isinstance(given, str) else (given or Scheduler)
+    scheduler_class: Any = import_class(config.scheduler.scheduler_cls or Scheduler, "scheduler_cls")
     scheduler = scheduler_class(config.scheduler, config.cache, kv_cache, max_model_len=config.model.max_model_len)
     scheduler.waiting.preparations = preparations
     if config.speculative is not None:

@@ -5,16 +5,14 @@ own. A hook is part of the step loop, so it must not block. A plugin registers a
 process kind `core`; a platform names class paths (`Platform.core_hooks`). Knows when; knows nothing of what hooks do.
 """
 
-import inspect
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig
 from quire.core.output import ModelRunnerOutput, SchedulerOutput
-from quire.errors import ConfigError
 from quire.platforms.interface import Platform
-from quire.plugins.registry import Registry, import_path
+from quire.plugins.registry import Registry, import_class
 from quire.request import SchedulerStats
 
 
@@ -105,17 +103,6 @@ def make_hooks(config: EngineConfig, platform: Platform, own: Sequence[CoreHooks
     Raises:
         ConfigError: something cannot be imported, or is no subclass of `CoreHooks`.
     """
-    found: list[tuple[str, Any]] = [*HOOKS.items()]
-    for path in platform.core_hooks():
-        try:
-            found.append((path, import_path(path)))
-        except (ImportError, AttributeError, ValueError) as error:
-            raise ConfigError(
-                f"core_hooks() names {path!r}, which cannot be imported: {error}", setting="device"
-            ) from error
-    for name, hook in found:
-        if not (inspect.isclass(hook) and issubclass(hook, CoreHooks)):
-            raise ConfigError(
-                f"the core hook {name!r} is {hook!r}, no subclass of quire.engine.hooks.CoreHooks", setting="device"
-            )
-    return AllHooks(config, [*own, *(hook(config) for _, hook in found)])
+    hooks = [HOOKS.find_class(name, CoreHooks) for name in HOOKS]
+    hooks += [import_class(path, "device", CoreHooks, "a core hook") for path in platform.core_hooks()]
+    return AllHooks(config, [*own, *(hook(config) for hook in hooks)])

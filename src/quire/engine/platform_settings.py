@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from quire.config import EngineConfig
 from quire.config.checks import default_of
+from quire.config.engine import exchanges_tokens
 from quire.config.hf_config import HFConfig
 from quire.engine.copies_here import copies_here
 from quire.engine.settings import EngineSettings
@@ -102,15 +103,22 @@ def check_ranks(args: EngineSettings, platform: Platform) -> None:
             f"{args.distributed_executor_backend!r} yet: start an engine for each copy, or use 'mp'"
         )
         raise ConfigError(message, setting="data_parallel_size")
+    exchanges = exchanges_tokens(args.all2all_backend)
     asked = (
         ("pipeline_parallel_size", stages > 1, capabilities.pipeline_parallel),
         ("tensor_parallel_size", size > 1, capabilities.tensor_parallel),
         ("enable_expert_parallel", args.enable_expert_parallel, capabilities.expert_parallel),
+        ("all2all_backend", exchanges, capabilities.token_exchange),
     )
     for setting, is_asked, able in asked:
         if is_asked and not able.value:
             message = f"{setting}={getattr(args, setting)!r} cannot run on the {platform.name} platform: {able.why}"
             raise ConfigError(message, setting=setting)
+    if exchanges and (args.enable_lora or not args.enable_expert_parallel):
+        why = (
+            "adapters do not follow tokens: leave enable_lora out" if args.enable_lora else "set enable_expert_parallel"
+        )
+        raise ConfigError(f"all2all_backend={args.all2all_backend!r}: {why}", setting="all2all_backend")
     count = platform.device_count()
     if count is not None and size * stages * copies > count:
         wishes = {"tensor_parallel_size": size, "pipeline_parallel_size": stages, "data_parallel_size": copies}

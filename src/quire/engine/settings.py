@@ -29,6 +29,7 @@ from quire.config.checks import (
     whole,
     whole_or,
 )
+from quire.config.engine import SUMMED_EXPERTS, TOKEN_EXCHANGES
 from quire.config.load_formats import LOAD_FORMATS, SPECIAL_FORMATS
 from quire.config.resolve import DTYPE_NAMES
 from quire.config.speculative import MOST_TOKENS
@@ -53,6 +54,9 @@ SAME_FORMATS = {
     "npcache": "pt",
 }
 """vLLM's load formats that differ in the library that reads the files; Quire reads them all in one streaming pass."""
+SUMS = f"""{SUMMED_EXPERTS} naive pplx passthrough deepep_high_throughput deepep_low_latency deepep_v2 mori_high_throughput
+mori_low_latency moonep nixl_ep flashinfer_all2allv flashinfer_nvlink_one_sided flashinfer_nvlink_two_sided""".split()
+"""vLLM's other names of `all2all_backend`: it uses them for copies of a model that share experts."""
 SAME_HASHES = {"sha256_cbor": "sha256", "xxhash": "blake2b", "xxhash_cbor": "blake2b"}
 """vLLM's names of hashes. Quire never pickles what it hashes, and its fast hash is blake2b."""
 OTHER_FORMATS = {
@@ -213,6 +217,11 @@ class EngineSettings:
         "this engine has some of the copies, and spreads its requests over them: see data_parallel_size_local",
     )
     enable_expert_parallel: bool = setting(False, FLAG, "give each rank whole experts")
+    all2all_backend: str = setting(
+        SUMMED_EXPERTS,
+        registered(TOKEN_EXCHANGES, *SUMS, paths=True),
+        "how tokens get to whole experts: all_to_all sends them there; other words leave them where they are, and sum (default)",
+    )
     distributed_executor_backend: str | type[Any] | None = setting(
         None, class_path("uni", "mp", "ray", "external_launcher"), "uni, mp, ray, external_launcher or a class path"
     )

@@ -8,16 +8,16 @@ import os
 import socket
 from typing import Any, NoReturn
 
-from quire import faults
-from quire.executor.socket_ring import SocketReader
-from quire.executor.worker_process import WorkerProcess
-from quire.logger import set_process_label
+from quire.patch import bootstrap
 
 CONNECT_S = 60.0
 
 
 class RayRank:
-    """What Ray makes an actor of."""
+    """What Ray makes an actor of. It begins as every worker process does, before what can be patched is imported."""
+
+    def __init__(self) -> None:
+        bootstrap("worker")
 
     def meeting_place(self) -> str:
         """An address on this node at which ranks can meet."""
@@ -37,6 +37,11 @@ class RayRank:
 
     def run(self, rank: int, engine: tuple[str, int], token: bytes, rendezvous: str) -> NoReturn:
         """Serve the engine until it says that this is the end; the process ends with it."""
+        from quire import faults
+        from quire.executor.socket_ring import SocketReader
+        from quire.executor.worker_process import WorkerProcess
+        from quire.logger import set_process_label
+
         messages, life = (_connect(engine, token, rank, kind) for kind in (b"m", b"l"))
         set_process_label(f"rank {rank}")
         faults.begin_process(f"rank {rank}")

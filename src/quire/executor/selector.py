@@ -1,6 +1,5 @@
 """Which executor runs the steps, by `distributed_executor_backend`. Importing it loads no torch."""
 
-import inspect
 from typing import Any
 
 from quire.config import EngineConfig
@@ -8,7 +7,7 @@ from quire.errors import ConfigError
 from quire.executor.interface import Executor
 from quire.platforms import current_platform
 from quire.plugins import load_general_plugins
-from quire.plugins.registry import import_path
+from quire.plugins.registry import import_class
 from quire.timeline import STARTUP
 
 SETTING = "distributed_executor_backend"
@@ -41,12 +40,10 @@ def executor_class(config: EngineConfig) -> type[Executor]:
             f"pipeline_parallel_size={config.parallel.pipeline_parallel_size} need {size}: leave it out, or use 'mp'",
             setting=SETTING,
         )
-    if not isinstance(backend, str):
-        return _checked(backend, backend)
-    if backend in BUILT_IN:
-        return _checked(import_class(BUILT_IN[backend], SETTING), backend)
-    if "." in backend or ":" in backend:
-        return _checked(import_class(backend, SETTING), backend)
+    if isinstance(backend, str):
+        backend = BUILT_IN.get(backend, backend)
+    if not isinstance(backend, str) or "." in backend or ":" in backend:
+        return import_class(backend, SETTING, Executor)
     raise ConfigError(
         f"{SETTING}={backend!r} is unknown: use None, 'uni' (in this process), 'mp' (a process a device), 'ray', "
         "'external_launcher' or a class path",
@@ -65,21 +62,3 @@ def make_worker(config: EngineConfig) -> Any:
     worker = worker_class(config, platform)
     worker.load_model()
     return worker
-
-
-def import_class(path: str, setting: str) -> Any:
-    """What `module:attribute` or `module.attribute` names.
-
-    Raises:
-        ConfigError: it cannot be imported.
-    """
-    try:
-        return import_path(path)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"{setting}={path!r} cannot be imported: {error}", setting=setting) from error
-
-
-def _checked(target: Any, given: Any) -> type[Executor]:
-    if inspect.isclass(target) and issubclass(target, Executor):
-        return target
-    raise ConfigError(f"{SETTING}={given!r} is not a subclass of quire.executor.interface.Executor", setting=SETTING)

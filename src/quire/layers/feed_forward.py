@@ -66,7 +66,8 @@ class FeedForwardLayer:
         mlp = self.mlp.shared if isinstance(self.mlp, MoE) else self.mlp
         is_listed = isinstance(self.mlp, MoE) and self.mlp.clamp is not None and self.mlp.clamp.gate_limit is not None
         is_limited = isinstance(mlp, GatedMLP) and mlp.gate_limit is not None
-        return not (is_listed or is_limited)
+        is_exchanged = isinstance(self.mlp, MoE) and self.context.exchange is not None
+        return not (is_listed or is_limited or is_exchanged)
 
     @staticmethod
     def modules(builder: ModuleBuilder, mlp: FeedForward) -> Iterator[Module]:

@@ -14,6 +14,7 @@ from quire.attention.interface import AttentionBackend, AttentionMetadata, Atten
 from quire.config.hf_config import HFConfig
 from quire.config.kv_spec import KVCacheSpec
 from quire.distributed.communicator import Communicator, SingleRank
+from quire.distributed.token_exchange import TokenExchange
 from quire.errors import ConfigError
 from quire.layers.linear import LinearMethod, UnquantizedLinear
 from quire.layers.parallel import ParallelPlan, StagePlan
@@ -118,6 +119,7 @@ class ModelContext:
         plan: this rank's share.
         stage: which layers this rank has.
         communicator: sums over ranks.
+        exchange: brings tokens to experts that are whole on other ranks; None: every rank computes its own for all tokens.
         deterministic: a request's logits must be the same to the bit in any batch.
         path: the checkpoint's folder, and `hf` its config.json: for model classes that read them by themselves.
         seed: of random weights that a model class makes by itself.
@@ -136,6 +138,7 @@ class ModelContext:
     plan: ParallelPlan = dataclasses.field(default_factory=ParallelPlan)
     stage: StagePlan = dataclasses.field(default_factory=StagePlan)
     communicator: Communicator = dataclasses.field(default_factory=SingleRank)
+    exchange: TokenExchange | None = None
     deterministic: bool = False
     path: str = ""
     hf: HFConfig = dataclasses.field(default_factory=lambda: HFConfig({}))

@@ -56,6 +56,10 @@ class Mixture:
         if mlp.always:
             first = mlp.num_experts + context.plan.experts(mlp.always).start
             self._always = ExpertSet(mlp, context, first, "always", layer)
+        self._exchange = context.exchange if context.plan.expert_parallel else None
+        owners = context.plan.owners(mlp.num_experts) + (context.plan.owners(mlp.always) if mlp.always else [])
+        owners += [context.plan.size] * (mlp.routing.num_experts - len(owners))  # experts without matrices
+        self._owners_E = torch.tensor(owners, device=context.device)
 
     def set_weight(self, name: str, weight: Weight) -> None:
         """Take one of its modules' weights; a list has one weight an expert."""
@@ -130,6 +134,28 @@ class Mixture:
         num_tokens: torch.Tensor,
         out_TD: torch.Tensor,
     ) -> None:
+        if self._exchange is None:
+            self._run_own(x_TD, ids_TK, weights_TK, num_tokens, out_TD)
+            return
+        mine = self._context.plan.tokens(len(x_TD))
+        owned, run = self._owners_E, self._run_received
+        out_TD.zero_()
+        self._exchange.run(x_TD[mine], ids_TK[mine], weights_TK[mine], owned, run, out_TD[mine])
+
+    def _run_received(self, x_RD: torch.Tensor, ids_RK: torch.Tensor, weights_RK: torch.Tensor) -> torch.Tensor:
+        out_RD = torch.empty_like(x_RD)
+        self._run_own(x_RD, ids_RK, weights_RK, torch.full((1,), len(x_RD), device=x_RD.device), out_RD)
+        return out_RD
+
+    def _run_own(
+        self,
+        x_TD: torch.Tensor,
+        ids_TK: torch.Tensor,
+        weights_TK: torch.Tensor,
+        num_tokens: torch.Tensor,
+        out_TD: torch.Tensor,
+    ) -> None:
+        """out = what this rank's experts give."""
         choice = (ids_TK, weights_TK)
         self._experts.run(x_TD, choice, self.activation, num_tokens, out_TD, self._scratch)
         if self._always is not None:
@@ -141,7 +167,7 @@ class Mixture:
         self, x_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, num_tokens: torch.Tensor, views: TokenViews
     ) -> None:
         """x += the mixture of rms_norm(x), on a platform that has kernels for all of it. `views` gives room."""
-        if self._experts.is_adapted or self._method.adapts(self._linears["router"].name):
+        if self._exchange is not None or self._experts.is_adapted or self._method.adapts(self._linears["router"].name):
             ops.rms_norm(x_TD, norm_D, eps, views.normed_TD)
             self.run(views.normed_TD, views.delta_TD, num_tokens, views)
             ops.add(views.delta_TD, x_TD)

@@ -81,6 +81,16 @@ class ParallelPlan:
                 f"enable_expert_parallel: {count} experts for tensor_parallel_size={self.size}; each rank needs one",
                 setting="enable_expert_parallel",
             )
+        return self.tokens(count)
+
+    def owners(self, count: int) -> list[int]:
+        """Of each of `count` experts that are not split, the rank that has it."""
+        shares = (dataclasses.replace(self, rank=rank).experts(count) for rank in range(self.size))
+        return [rank for rank, share in enumerate(shares) for _ in range(share.start, share.stop)]
+
+    def tokens(self, count: int) -> slice:
+        """The tokens of a step of `count` that this rank brings to an exchange: shares that differ by one at most, and may be
+        empty."""
         return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
     def vocabulary(self, count: int) -> slice:

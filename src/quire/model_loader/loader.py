@@ -18,6 +18,7 @@ from quire.config.hf_config import HFConfig
 from quire.config.load_formats import LOAD_FORMATS
 from quire.config.resolve import LAYOUT
 from quire.distributed.communicator import Communicator, SingleRank
+from quire.distributed.token_exchange import open_exchange
 from quire.errors import ConfigError
 from quire.layers.assembly import Sliceable
 from quire.layers.decoder import Decoder, attention_requests
@@ -164,7 +165,7 @@ def build_model(
     dtype = _torch_dtype(config.model.dtype, "dtype")
     capabilities = platform.capabilities()
     kv_dtype = _cache_dtype(config.cache.cache_dtype, dtype, capabilities)
-    parallel = config.parallel
+    parallel, communicator = config.parallel, communicator or SingleRank()
     plan = ParallelPlan(parallel.tensor_parallel_size, parallel.rank, parallel.enable_expert_parallel)
     stage = StagePlan(parallel.stage, parallel.pipeline_parallel_size, parallel.layer_split)
     spec = None if isinstance(source, type) else build_spec(config, entry)
@@ -196,7 +197,8 @@ def build_model(
         linear_method=method if config.lora is None else adapted(method),
         plan=plan,
         stage=stage,
-        communicator=communicator or SingleRank(),
+        communicator=communicator,
+        exchange=open_exchange(parallel, communicator),
         deterministic=config.model.deterministic,
     )
     if isinstance(source, type):

@@ -106,6 +106,7 @@ class CpuPlatform(Platform):
             pinning=Explained(False, "the device's memory is the host's"),
             tensor_parallel=Explained(True, "gloo, between processes of this host"),
             expert_parallel=Explained(True, "each rank computes its own experts for all tokens"),
+            token_exchange=Explained(True, "gloo, between processes of this host"),
             pipeline_parallel=Explained(True, "gloo, between processes of this host"),
             computes_on_host=Explained(True, "steps take the cores that everything else takes"),
         )
@@ -117,11 +118,6 @@ class CpuPlatform(Platform):
         return (SettingRule("deterministic", (False,), why),)
 
     def check_config(self, config: EngineConfig) -> EngineConfig:
-        if config.model.dtype not in DTYPES:
-            raise ConfigError(
-                f"dtype={config.model.dtype!r} cannot run on the cpu platform: use one of {', '.join(DTYPES)}",
-                setting="dtype",
-            )
         self._check_memory(config)
         return self._with_threads(config)
 

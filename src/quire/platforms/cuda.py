@@ -177,6 +177,7 @@ class CudaPlatform(Platform):
             pinning=Explained(True, "CUDA maps pages of the host's memory"),
             tensor_parallel=Explained(True, "NCCL, between GPUs of this host"),
             expert_parallel=Explained(True, "each rank computes its own experts for all tokens"),
+            token_exchange=Explained(True, "NCCL; steps run eagerly then"),
             pipeline_parallel=Explained(True, "NCCL, between GPUs of this host"),
         )
 
@@ -184,11 +185,6 @@ class CudaPlatform(Platform):
         why = why_unusable()
         if why is not None:
             raise ConfigError(f"device='cuda' cannot be used: {why}; use --device cpu", setting="device")
-        if config.model.dtype not in DTYPES:
-            raise ConfigError(
-                f"dtype={config.model.dtype!r} cannot run on the cuda platform: use one of {', '.join(DTYPES)}",
-                setting="dtype",
-            )
         if importlib.util.find_spec("triton") is None:
             raise ConfigError(
                 "the cuda platform needs Triton, which comes with PyTorch's CUDA builds: install it "

@@ -78,6 +78,7 @@ class Capabilities:
         pipeline_parallel: ranks can have some of the layers: there is a `stage_link_class`.
         computes_on_host: steps take the host's own cores, so that what else runs there makes them slower.
         slot_dtype: type of `AttentionMetadata.slot_mapping`: `int64` or `int32`.
+        token_exchange: tokens can be sent to the ranks of their experts: the `communicator` has `all_to_all`.
     """
 
     dtypes: Explained[tuple[str, ...]]
@@ -97,6 +98,7 @@ class Capabilities:
     pipeline_parallel: Explained[bool] = _NOT_CLAIMED
     computes_on_host: Explained[bool] = _NOT_CLAIMED
     slot_dtype: Explained[str] = _INDEX_TYPE
+    token_exchange: Explained[bool] = _NOT_CLAIMED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,10 +173,10 @@ class Platform(abc.ABC):
         """What works here of settings, whoever set them. Applied before anything is derived from them."""
         return ()
 
-    @abc.abstractmethod
     def check_config(self, config: EngineConfig) -> EngineConfig:
         """The last word on a configuration: raise ConfigError for what cannot work here, or return a changed copy. Rules of
-        settings and numbers of ranks have been checked; `config.model.dtype` may come from elsewhere and has not."""
+        settings, numbers of ranks and the type of the weights have been checked."""
+        return config
 
     # The core's process.
 

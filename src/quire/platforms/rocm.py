@@ -10,14 +10,11 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from quire.platforms.cuda import CudaRuntime
-from quire.platforms.interface import Capabilities, Explained, UploadStream, WorkerProcess
+from quire.platforms.interface import Capabilities, Explained, WorkerProcess
 from quire.platforms.sysfs_gpus import SysfsGpu, amd_gpus
-from quire.platforms.torch_gpu import TorchUploads
-from quire.platforms.untested import UntestedPlatform, modest_capabilities, torch_build
+from quire.platforms.untested import UntestedGpu, modest_capabilities, torch_build
 
 if TYPE_CHECKING:
-    import torch
-
     from quire.config import EngineConfig
     from quire.distributed.communicator import Communicator
 
@@ -34,10 +31,10 @@ class RocmRuntime(CudaRuntime):
         """ROCm's profiler is started from outside."""
 
 
-class RocmPlatform(UntestedPlatform):
+class RocmPlatform(UntestedGpu):
     """AMD Instinct GPUs."""
 
-    name = "rocm"
+    name, vendor = "rocm", "amd"
 
     def why_unusable(self) -> str | None:
         build = torch_build()
@@ -74,23 +71,6 @@ class RocmPlatform(UntestedPlatform):
 
     def runtime(self, config: EngineConfig) -> RocmRuntime:
         return RocmRuntime(self.local_device(config))
-
-    def select_kernels(self, *, deterministic: bool = False) -> None:
-        from quire.kernels import ops, triton
-        from quire.kernels.triton.launch import set_vendor
-
-        set_vendor("amd")
-        triton.register()
-        ops.select(self.name, deterministic=deterministic, shares=("cuda",))
-
-    def upload_stream(self, device: torch.device) -> UploadStream | None:
-        return TorchUploads(device)
-
-    def attention_backends(self) -> list[str]:
-        return ["quire.attention.triton:TritonBackend", "quire.attention.reference:ReferenceBackend"]
-
-    def runner_class(self) -> str:
-        return "quire.worker.device_runner:DeviceRunner"
 
     def communicator(self, config: EngineConfig) -> Communicator | None:
         parallel = config.parallel

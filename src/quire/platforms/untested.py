@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING
 
 from quire.errors import ConfigError
 from quire.logger import init_logger
-from quire.platforms.interface import Capabilities, Explained, Platform
+from quire.platforms.interface import Capabilities, Explained, Platform, UploadStream
+from quire.platforms.torch_gpu import TorchUploads
 
 if TYPE_CHECKING:
+    import torch
+
     from quire.config import EngineConfig
 
 logger = init_logger(__name__)
@@ -35,13 +38,35 @@ class UntestedPlatform(Platform):
         why = self.why_unusable()
         if why is not None:
             raise ConfigError(f"device={self.name!r} cannot be used: {why}; use --device cpu", setting="device")
-        if config.model.dtype not in DTYPES:
-            raise ConfigError(
-                f"dtype={config.model.dtype!r} cannot run on the {self.name} platform: use one of {', '.join(DTYPES)}",
-                setting="dtype",
-            )
         logger.warning_once(WARNING, self.name, self.name)
         return config
+
+
+class UntestedGpu(UntestedPlatform):
+    """One that takes the cuda platform's Triton kernels, but for what is NVIDIA's alone (`kernels/triton/nvidia_only.py`).
+
+    Attributes:
+        vendor: Triton's word for who made it.
+    """
+
+    vendor: str
+
+    def select_kernels(self, *, deterministic: bool = False) -> None:
+        from quire.kernels import ops, triton
+        from quire.kernels.triton.launch import set_vendor
+
+        set_vendor(self.vendor)
+        triton.register()
+        ops.select(self.name, deterministic=deterministic, shares=("cuda",))
+
+    def upload_stream(self, device: torch.device) -> UploadStream | None:
+        return TorchUploads(device)
+
+    def attention_backends(self) -> list[str]:
+        return ["quire.attention.triton:TritonBackend", "quire.attention.reference:ReferenceBackend"]
+
+    def runner_class(self) -> str:
+        return "quire.worker.device_runner:DeviceRunner"
 
 
 def torch_build() -> str:

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from quire.platforms.interface import Capabilities, Explained, UploadStream
+from quire.platforms.interface import Capabilities, Explained
 from quire.platforms.sysfs_gpus import SysfsGpu, intel_gpus
-from quire.platforms.torch_gpu import TorchGpuRuntime, TorchUploads
-from quire.platforms.untested import UntestedPlatform, modest_capabilities, torch_build
+from quire.platforms.torch_gpu import TorchGpuRuntime
+from quire.platforms.untested import UntestedGpu, modest_capabilities, torch_build
 
 if TYPE_CHECKING:
-    import torch
-
     from quire.config import EngineConfig
 
 ASSUMED = SysfsGpu("Intel GPU")
@@ -34,10 +32,10 @@ class XpuRuntime(TorchGpuRuntime):
         return [torch.profiler.ProfilerActivity.XPU]
 
 
-class XpuPlatform(UntestedPlatform):
+class XpuPlatform(UntestedGpu):
     """Intel's data center and Arc GPUs; one device."""
 
-    name = "xpu"
+    name, vendor = "xpu", "intel"
 
     def why_unusable(self) -> str | None:
         build = torch_build()
@@ -57,20 +55,3 @@ class XpuPlatform(UntestedPlatform):
 
     def runtime(self, config: EngineConfig) -> XpuRuntime:
         return XpuRuntime(self.local_device(config))
-
-    def select_kernels(self, *, deterministic: bool = False) -> None:
-        from quire.kernels import ops, triton
-        from quire.kernels.triton.launch import set_vendor
-
-        set_vendor("intel")
-        triton.register()
-        ops.select(self.name, deterministic=deterministic, shares=("cuda",))
-
-    def upload_stream(self, device: torch.device) -> UploadStream | None:
-        return TorchUploads(device)
-
-    def attention_backends(self) -> list[str]:
-        return ["quire.attention.triton:TritonBackend", "quire.attention.reference:ReferenceBackend"]
-
-    def runner_class(self) -> str:
-        return "quire.worker.device_runner:DeviceRunner"

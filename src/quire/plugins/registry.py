@@ -103,6 +103,11 @@ class Registry(Mapping[str, T]):
             raise ConfigError(message, setting=self.setting)
         return self._entries[name]
 
+    def find_class(self, name: str, base: type[Any]) -> Any:
+        """The class of a name, or of a class path. Raises ConfigError: there is none, or it is no subclass of `base`."""
+        is_path = ":" in name and name not in self
+        return import_class(name if is_path else self.entry(name).target, self.setting, base)
+
     def __getitem__(self, name: str) -> T:
         return self._entries[name].load(self.kind, self.setting)
 
@@ -141,6 +146,28 @@ def import_path(path: str) -> Any:
     """
     module, _, attribute = path.partition(":") if ":" in path else path.rpartition(".")
     return getattr(importlib.import_module(module), attribute)
+
+
+def import_class(given: Any, setting: str, base: type[Any] = object, what: str = "") -> Any:
+    """A class, by itself or by its path `module:Class` or `module.Class`.
+
+    Args:
+        setting: which is to blame. what: who names the class, for the message, if not the setting.
+
+    Raises:
+        ConfigError: the path cannot be imported, or leads to no subclass of `base`.
+    """
+    what = what or setting
+    try:
+        found = import_path(given) if isinstance(given, str) else given
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"{what}={given!r} cannot be imported: {error} (the form is module:Class)", setting=setting
+        ) from error
+    if isinstance(found, type) and issubclass(found, base):
+        return found
+    message = f"{what}={given!r} is {found!r}, which is not a subclass of {base.__module__}.{base.__qualname__}"
+    raise ConfigError(message, setting=setting)
 
 
 def registries() -> list[Registry[Any]]:

@@ -12,10 +12,9 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from quire.errors import ConfigError
 from quire.logger import init_logger
 from quire.plugins import LOGITS_PROCESSORS_GROUP, load_plugins
-from quire.plugins.registry import import_path
+from quire.plugins.registry import import_class
 from quire.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -64,16 +63,8 @@ def load_logits_processors(
     Raises:
         ConfigError: a path that cannot be imported, or something that is not a LogitsProcessor.
     """
-    loaded: list[LogitsProcessor] = []
-    for spec in specs:
-        target = _import_class(spec) if isinstance(spec, str) else spec
-        if not (inspect.isclass(target) and issubclass(target, LogitsProcessor)):
-            raise ConfigError(
-                f"logits_processors: {spec!r} is not a subclass of quire.sample.logits_processor.LogitsProcessor",
-                setting="logits_processors",
-            )
-        loaded.append(target(config, device, is_pin_memory))
-    return loaded
+    found = [import_class(spec, "logits_processors", LogitsProcessor) for spec in specs]
+    return [processor(config, device, is_pin_memory) for processor in found]
 
 
 def load_plugin_processors(
@@ -87,17 +78,6 @@ def load_plugin_processors(
         except Exception:
             logger.exception("The logits processor %r cannot be made and is left out", name)
     return loaded
-
-
-def _import_class(path: str) -> Any:
-    if not path.replace(":", ".").rpartition(".")[0]:
-        raise ConfigError(f"logits_processors: {path!r} is not of the form module:Class", setting="logits_processors")
-    try:
-        return import_path(path)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"logits_processors: {path!r} cannot be imported: {error}", setting="logits_processors"
-        ) from error
 
 
 RowProcessor = Callable[[list[int], list[int], Any], Any]

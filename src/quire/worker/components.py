@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.errors import ConfigError, did_you_mean
-from quire.executor.selector import import_class
+from quire.plugins.registry import import_class
 from quire.sample.sampler import Sampler
 from quire.worker.batch_state import BatchState
 from quire.worker.device_inputs import DeviceInputs
@@ -51,9 +51,5 @@ def resolve_components(paths: Mapping[str, str]) -> RunnerComponents:
         if name not in usual:
             message = f"runner_components() names {name!r}{did_you_mean(name, usual)}; a runner has {', '.join(usual)}"
             raise ConfigError(message, setting="device")
-        part = import_class(path, f"runner_components()[{name!r}]")
-        if not (isinstance(part, type) and issubclass(part, usual[name])):
-            base = f"{usual[name].__module__}.{usual[name].__qualname__}"
-            raise ConfigError(f"runner_components()[{name!r}]={path!r} is not a subclass of {base}", setting="device")
-        found[name] = part
+        found[name] = import_class(path, "device", usual[name], f"runner_components()[{name!r}]")
     return RunnerComponents(**found)

@@ -18,10 +18,10 @@ from quire.config.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.config.kv_transfer import KV_CONNECTORS
 from quire.core.output import ModelRunnerOutput, SchedulerOutput
 from quire.errors import ConfigError, EngineError
-from quire.executor.selector import import_class
 from quire.kernels import ops
 from quire.logger import init_logger
 from quire.platforms.interface import Platform
+from quire.plugins.registry import import_class
 from quire.sampling_params import SamplingParams
 from quire.timeline import STARTUP
 from quire.worker.kv_budget import compute_kv_bytes

@@ -1,5 +1,7 @@
 """Ranks talk through gloo, by way of the host's memory: the device has no links of its own."""
 
+from collections.abc import Sequence
+
 import torch
 
 from quire.distributed.gloo import GlooGroup
@@ -18,4 +20,12 @@ class NpuGroup(GlooGroup):
         if not self.is_silent:
             host = torch.empty(out.shape, dtype=out.dtype)
             super().all_gather(tensor.cpu(), host)
+            out.copy_(host)
+
+    def all_to_all(
+        self, tensor: torch.Tensor, counts: Sequence[int], out: torch.Tensor, out_counts: Sequence[int]
+    ) -> None:
+        if not self.is_silent:
+            host = torch.empty(out.shape, dtype=out.dtype)
+            super().all_to_all(tensor.cpu(), counts, host, out_counts)
             out.copy_(host)

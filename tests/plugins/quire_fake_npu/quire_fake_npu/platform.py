@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from quire.errors import ConfigError, Explained
+from quire.errors import Explained
 from quire.platforms.interface import Capabilities, Platform, SettingRule
 from quire_fake_npu.driver import MAX_DEVICES, TOTAL_BYTES
 
@@ -49,17 +49,12 @@ class NpuPlatform(Platform):
             swap=Explained(True, "pages are copied to the host"),
             tensor_parallel=Explained(True, "gloo, by way of the host"),
             expert_parallel=Explained(True, "each rank computes its own experts for all tokens"),
+            token_exchange=Explained(True, "gloo, by way of the host"),
             pipeline_parallel=Explained(True, "gloo, by way of the host"),
         )
 
     def setting_rules(self) -> tuple[SettingRule, ...]:
         return (SettingRule("deterministic", (False,), "plain PyTorch's products depend on the batch"),)
-
-    def check_config(self, config: EngineConfig) -> EngineConfig:
-        if config.model.dtype not in DTYPES:
-            message = f"dtype={config.model.dtype!r} cannot run on the npu platform: use one of {', '.join(DTYPES)}"
-            raise ConfigError(message, setting="dtype")
-        return config
 
     def device_count(self) -> int:
         return MAX_DEVICES
