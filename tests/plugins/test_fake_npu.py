@@ -80,6 +80,7 @@ def test_the_whole_suite_passes(mode: str, npu: None, tmp_path: Path, monkeypatc
         "processes/core-dies",
         "processes/server",
         "ranks/communicator",
+        "ranks/exchange",
         "ranks/llama",
         "ranks/qwen3-moe",
         "ranks/stages",
