@@ -260,7 +260,6 @@ def test_layers_are_divided_evenly_where_nobody_says_otherwise() -> None:
     [
         ({"speculative_config": {"method": "ngram"}}, "speculative_config"),
         ({"enable_lora": True}, "enable_lora"),
-        ({"runner": "pooling"}, "runner"),
         ({"load_format": "sharded_state"}, "load_format"),
     ],
 )

@@ -41,7 +41,10 @@ def engine(
 ) -> tuple[dict[str, Any], str]:
     done = run(installed, "-m", "tests.patch.engine_script", str(llama), str(ranks), backend, **environment)
     assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(done.stdout.splitlines()[-1]), done.stdout
+    told = next(
+        line for line in reversed(done.stdout.splitlines()) if line.startswith("{")
+    )  # Ray may say goodbye after it
+    return json.loads(told), done.stdout
 
 
 def test_each_patch_passes_the_tests_that_are_made_from_its_declaration(installed: Path) -> None:

@@ -1,4 +1,4 @@
-"""Pooling models over two processes that sum through gloo: the numbers of one."""
+"""Pooling models over two processes, which sum through gloo or are stages: the numbers of one."""
 
 import numpy as np
 import pytest
@@ -20,8 +20,17 @@ def numbers(path, prompts, **settings):
         ("BertForTokenClassification", {"max_num_batched_tokens": 160}),
     ],
 )
-def test_two_ranks_give_what_one_gives(architecture, settings, tiny, prompts):
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"tensor_parallel_size": 2},
+        {"pipeline_parallel_size": 2},
+        {"pipeline_parallel_size": 2, "worker_cls": "tests.executor.rank_workers.AsyncWorker"},
+    ],
+    ids=["ranks", "stages", "stages of a device"],
+)
+def test_two_processes_give_what_one_gives(architecture, settings, layout, tiny, prompts):
     path = tiny(architecture)
-    alone, together = (numbers(path, prompts, tensor_parallel_size=size, **settings) for size in (1, 2))
+    alone, together = (numbers(path, prompts, **settings, **each) for each in ({}, layout))
     for one, two in zip(alone, together, strict=True):
         np.testing.assert_allclose(one, two, atol=1e-4)

@@ -78,7 +78,6 @@ def check_stages(config: EngineConfig) -> None:
     if config.parallel.pipeline_parallel_size == 1:
         return
     refused = {
-        "runner": (config.model.pooling is not None, "a pooling model"),
         "enable_lora": (config.lora is not None, "adapters"),
         "merge_lora": (config.load.merge_lora is not None, "an adapter in the weights"),
         "enable_prompt_embeds": (config.multimodal is not None and config.multimodal.prompt_embeds, "prompt_embeds"),

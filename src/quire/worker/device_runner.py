@@ -331,7 +331,7 @@ class DeviceRunner(Runner):
         return pending
 
     def _compute_stage(self, plan: SchedulerOutput) -> PendingStep:
-        """Submit a step whose tokens a later stage draws."""
+        """Submit a step whose tokens a later stage draws, or whose states it pools."""
         batch = self._inputs.prepare(plan)
         slot = self._slots.begin()
         self._inputs.upload(batch)
@@ -462,7 +462,6 @@ class DeviceRunner(Runner):
         starts_B = self._state.num_computed_R[plan.rows]
         batch = self._inputs.prepare(plan)
         slot = self._slots.begin()
-        pooler.set_token_types(plan, starts_B)
         self._inputs.upload(batch)
         shape = self._with_adapters(plan, batch, self._shape_of(plan, batch, False))
         self._run_layers(plan, shape)

@@ -230,14 +230,14 @@ class ModelRunner(Runner):
     def _pool(self, plan: SchedulerOutput, pooler: Pooler, begin: float) -> ModelRunnerOutput:
         """A step of pooling requests, which get no tokens."""
         starts_B = self._state.num_computed_R[plan.rows]
-        pooler.set_token_types(plan, starts_B)
         self._prepare(plan)
         hidden_TD = self._run_model()
         nothing = plan.rows[:0]
         output = ModelRunnerOutput(step_id=plan.step_id, rows=nothing, token_ids=nothing, pooled={})
         first_B = self._inputs.arrays.query_start_B
-        for result in pooler.pool(plan, starts_B, first_B, hidden_TD, self._state, self._images(plan, first_B)):
-            result.collect(result.values, output.pooled)
+        if self.is_last_stage:
+            for result in pooler.pool(plan, starts_B, first_B, hidden_TD, self._state, self._images(plan, first_B)):
+                result.collect(result.values, output.pooled)
         output.step_ms = (time.perf_counter() - begin) * 1e3
         return output
 

@@ -79,16 +79,17 @@ class Pooler:
         if num_token_types:
             self.token_types = torch.zeros(max_tokens, dtype=torch.int32, device=device)
 
-    def apply_diff(self, plan: SchedulerOutput) -> None:
-        """Forget the rows that have ended, take in those that begin."""
+    def apply_diff(self, plan: SchedulerOutput, starts_B: IntArray) -> None:
+        """Forget the rows that have ended, take in those that begin, and write the segments of the step's tokens."""
         for row in plan.finished_rows:
             self._params.pop(row, None)
             self._tokens_so_far.pop(row, None)
         for request in plan.new_requests:
             if request.pooling_params is not None:
                 self._params[request.row] = request.pooling_params
+        self._set_token_types(plan, starts_B)
 
-    def set_token_types(self, plan: SchedulerOutput, starts_B: IntArray) -> None:
+    def _set_token_types(self, plan: SchedulerOutput, starts_B: IntArray) -> None:
         """Write the step's segments; those of prompts that name none are 0."""
         if self.token_types is None:
             return

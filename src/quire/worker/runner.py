@@ -284,7 +284,7 @@ class Runner(abc.ABC):
         if plan.drafts and self._pages is not None:
             self._states.keep(plan.drafts, self._state, self._pages)
         if self._pooler is not None:
-            self._pooler.apply_diff(plan)
+            self._pooler.apply_diff(plan, self._state.num_computed_R[plan.rows])
         if self._adapters is not None:
             self._adapters.apply_diff(plan)
         if self._axes is not None:
