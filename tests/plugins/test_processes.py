@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PLUGIN = """
 import os
 
@@ -13,14 +15,19 @@ def register(process_kind):
         file.write(f"{os.getpid()} {process_kind}\\n")
 """
 RUN = """
+import sys
 from quire import LLM, SamplingParams
 if __name__ == "__main__":
-    llm = LLM(max_model_len=256, tensor_parallel_size=2, recovery=True, kv_cache_memory_bytes=1 << 24)
+    settings = {"tensor_parallel_size": 2, "distributed_executor_backend": sys.argv[1], "recovery": True}
+    llm = LLM(max_model_len=256, kv_cache_memory_bytes=1 << 24, **settings)
     print(llm.generate("a", SamplingParams(max_tokens=2))[0].finished)
 """
 
 
-def test_frontend_core_and_each_worker_load_plugins_and_are_told_what_they_are(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["mp", pytest.param("ray", marks=pytest.mark.exhaustive)])
+def test_frontend_core_and_each_worker_load_plugins_and_are_told_what_they_are(backend: str, tmp_path: Path) -> None:
+    if backend == "ray":
+        pytest.importorskip("ray")
     (tmp_path / "roles_plugin.py").write_text(PLUGIN)
     (tmp_path / "run.py").write_text(RUN)
     metadata = tmp_path / "roles-1.0.dist-info"
@@ -31,7 +38,7 @@ def test_frontend_core_and_each_worker_load_plugins_and_are_told_what_they_are(t
     environment = os.environ | {"PYTHONPATH": paths, "ROLES_FILE": str(tmp_path / "roles")}
     environment.pop("QUIRE_PLUGINS", None)
     ran = subprocess.run(
-        [sys.executable, str(tmp_path / "run.py")],
+        [sys.executable, str(tmp_path / "run.py"), backend],
         env=environment,
         capture_output=True,
         text=True,

@@ -19,21 +19,16 @@ from quire.platforms.host import usable_cpus
 from quire.platforms.interface import (
     Capabilities,
     Explained,
-    Platform,
     RecordedStep,
-    UploadStream,
     VendorProfiler,
     WorkerProcess,
 )
 from quire.platforms.nvml import Gpu, visible_gpus
-from quire.platforms.torch_gpu import TorchGpuRuntime, TorchGraph, TorchUploads
+from quire.platforms.torch_gpu import TorchGpuPlatform, TorchGpuRuntime, TorchGraph
 from quire.worker import startup
 
 if TYPE_CHECKING:
-    import torch
-
     from quire.config import EngineConfig
-    from quire.distributed.communicator import Communicator
     from quire.kernels.triton.runtime.preparation import KernelPreparation
 
 logger = init_logger(__name__)
@@ -145,10 +140,10 @@ class CudaRuntime(TorchGpuRuntime):
         return TorchGraph(graph)
 
 
-class CudaPlatform(Platform):
+class CudaPlatform(TorchGpuPlatform):
     """NVIDIA GPUs from compute capability 8.0."""
 
-    name = "cuda"
+    name, reads_peers = "cuda", True
 
     def __init__(self) -> None:
         self._kernels: KernelPreparation | None = None
@@ -228,28 +223,8 @@ class CudaPlatform(Platform):
         triton.register()
         ops.select(self.name, deterministic=deterministic)
 
-    def upload_stream(self, device: torch.device) -> UploadStream | None:
-        return TorchUploads(device)
-
     def attention_backends(self) -> list[str]:
         libraries = ("flash:FlashBackend", "flashinfer:FlashInferBackend")
         return [
             f"quire.attention.{path}" for path in (*libraries, "triton:TritonBackend", "reference:ReferenceBackend")
         ]
-
-    def runner_class(self) -> str:
-        return "quire.worker.device_runner:DeviceRunner"
-
-    def communicator(self, config: EngineConfig) -> Communicator | None:
-        parallel = config.parallel
-        if parallel.tensor_parallel_size == 1:
-            return None
-        from quire.distributed.nccl import NcclGroup
-
-        return NcclGroup(
-            parallel.rank,
-            parallel.tensor_parallel_size,
-            parallel.rendezvous,
-            self.local_device(config),
-            uses_peer_memory=not parallel.disable_custom_all_reduce,
-        )

@@ -16,7 +16,6 @@ from quire.platforms.untested import UntestedGpu, modest_capabilities, torch_bui
 
 if TYPE_CHECKING:
     from quire.config import EngineConfig
-    from quire.distributed.communicator import Communicator
 
 SUPPORTED = ("gfx90a", "gfx942", "gfx950")
 """Instruction sets with matrix units and a wave of 64, which Triton compiles for."""
@@ -71,12 +70,3 @@ class RocmPlatform(UntestedGpu):
 
     def runtime(self, config: EngineConfig) -> RocmRuntime:
         return RocmRuntime(self.local_device(config))
-
-    def communicator(self, config: EngineConfig) -> Communicator | None:
-        parallel = config.parallel
-        if parallel.tensor_parallel_size == 1:
-            return None
-        from quire.distributed.nccl import NcclGroup
-
-        size, device = parallel.tensor_parallel_size, self.local_device(config)
-        return NcclGroup(parallel.rank, size, parallel.rendezvous, device, uses_peer_memory=False)

@@ -11,10 +11,13 @@ import importlib
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from quire.platforms.interface import DeviceEvent, DeviceMemory, DeviceRuntime, RecordedStep, UploadStream
+from quire.platforms.interface import DeviceEvent, DeviceMemory, DeviceRuntime, Platform, RecordedStep, UploadStream
 
 if TYPE_CHECKING:
     import torch
+
+    from quire.config import EngineConfig
+    from quire.distributed.communicator import Communicator
 
 COPY_BYTES = 2 << 30
 """Far beyond any cache."""
@@ -177,3 +180,28 @@ class TorchGpuRuntime(PinnedMemory, DeviceRuntime):
 
     def release_unused(self) -> None:
         self._gpu.empty_cache()
+
+
+class TorchGpuPlatform(Platform):
+    """What platforms of such devices have in common.
+
+    Attributes:
+        reads_peers: small sums may be one kernel's that reads the other GPUs' memory (`distributed/peer_memory.py`).
+    """
+
+    reads_peers = False
+
+    def upload_stream(self, device: torch.device) -> UploadStream | None:
+        return TorchUploads(device)
+
+    def runner_class(self) -> str:
+        return "quire.worker.device_runner:DeviceRunner"
+
+    def communicator(self, config: EngineConfig) -> Communicator | None:
+        parallel = config.parallel
+        size, peers = parallel.tensor_parallel_size, self.reads_peers and not parallel.disable_custom_all_reduce
+        if size == 1:
+            return None
+        from quire.distributed.nccl import NcclGroup
+
+        return NcclGroup(parallel.rank, size, parallel.rendezvous, self.local_device(config), uses_peer_memory=peers)

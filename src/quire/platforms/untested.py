@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING
 
 from quire.errors import ConfigError
 from quire.logger import init_logger
-from quire.platforms.interface import Capabilities, Explained, Platform, UploadStream
-from quire.platforms.torch_gpu import TorchUploads
+from quire.platforms.interface import Capabilities, Explained, Platform
+from quire.platforms.torch_gpu import TorchGpuPlatform
 
 if TYPE_CHECKING:
-    import torch
-
     from quire.config import EngineConfig
 
 logger = init_logger(__name__)
@@ -42,7 +40,7 @@ class UntestedPlatform(Platform):
         return config
 
 
-class UntestedGpu(UntestedPlatform):
+class UntestedGpu(TorchGpuPlatform, UntestedPlatform):
     """One that takes the cuda platform's Triton kernels, but for what is NVIDIA's alone (`kernels/triton/nvidia_only.py`).
 
     Attributes:
@@ -59,14 +57,8 @@ class UntestedGpu(UntestedPlatform):
         triton.register()
         ops.select(self.name, deterministic=deterministic, shares=("cuda",))
 
-    def upload_stream(self, device: torch.device) -> UploadStream | None:
-        return TorchUploads(device)
-
     def attention_backends(self) -> list[str]:
         return ["quire.attention.triton:TritonBackend", "quire.attention.reference:ReferenceBackend"]
-
-    def runner_class(self) -> str:
-        return "quire.worker.device_runner:DeviceRunner"
 
 
 def torch_build() -> str:
