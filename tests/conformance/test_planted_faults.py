@@ -206,6 +206,14 @@ WRONG: dict[str, tuple[Callable[[list[dict[str, np.ndarray]]], None], str]] = {
         lambda found: found[1].update({"gather 2": found[1]["gather 0"]}),
         "a gather is wrong",
     ),
+    "an exchange in the order of receivers": (
+        lambda found: found[0].update({"exchange 0": found[1]["exchange 0"]}),
+        "an exchange is wrong",
+    ),
+    "an exchange that loses a row": (
+        lambda found: found[1].update({"exchange 1": found[1]["exchange 1"][1:]}),
+        "an exchange is wrong",
+    ),
 }
 
 
@@ -220,11 +228,14 @@ def honest_ranks() -> list[dict[str, np.ndarray]]:
         values = torch.stack([rank_checks._values(rank, round_, torch.float32) for rank in range(rank_checks.SIZE)])
         _put(found, f"sum {round_}", values.sum(0).numpy())
         _put(found, f"gather {round_}", values.numpy())
+        for rank, each in enumerate(found):
+            sent = [row.split(rank_checks._rows(source, round_))[rank] for source, row in enumerate(values)]
+            each[f"exchange {round_}"] = torch.cat(sent).numpy()
     return found
 
 
 @pytest.mark.parametrize("fault", WRONG)
-def test_a_communicator_that_sums_or_gathers_wrongly_is_found(fault: str) -> None:
+def test_a_communicator_that_sums_gathers_or_exchanges_wrongly_is_found(fault: str) -> None:
     spoil, message = WRONG[fault]
     found = honest_ranks()
     rank_checks._check_bits(found, torch.float32)
