@@ -14,9 +14,9 @@ import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from quire.entrypoints.cli import deploy as deploy_command
 from quire.entrypoints.cli.main import build_parser, main
-from quire.entrypoints.deploy.monitoring import ALERTS
-from quire.entrypoints.deploy.unit import _quoted
+from quire.entrypoints.deploy.writing import TARGETS, quoted
 from quire.entrypoints.http.api_keys import read_key_file
 from quire.entrypoints.http.middleware import OPEN_PATHS, PROBED_PATHS
 from quire.metrics.engine_metrics import EngineMetrics
@@ -49,6 +49,10 @@ def manifests(text: str) -> dict[str, Any]:
 
 def the_container(text: str) -> dict[str, Any]:
     return manifests(text)["Deployment"]["spec"]["template"]["spec"]["containers"][0]
+
+
+def test_the_command_knows_the_targets_that_have_templates() -> None:
+    assert tuple(TARGETS) == deploy_command.TARGETS
 
 
 def test_every_target_starts_the_server_that_the_flags_describe(tmp_path: Path) -> None:
@@ -173,7 +177,7 @@ def test_every_alert_and_panel_names_metrics_that_the_server_has(tmp_path: Path,
     rules = yaml.safe_load(files["quire-alerts.yml"])["groups"][0]["rules"]
     board = json.loads(files["grafana/boards/quire.json"])
     expressions = [rule["expr"] for rule in rules if "up{" not in rule["expr"]]
-    assert len(rules) == len(ALERTS) and len(expressions) == len(ALERTS) - 1
+    assert len(rules) == 8 and len(expressions) == len(rules) - 1
     expressions += [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
     for expression in expressions:
         named = re.findall(r"\b(?:quire|vllm):\w+", expression)
@@ -222,4 +226,4 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
 
 def test_words_of_a_unit_are_read_back_as_they_were() -> None:
     for word in ("plain", "", "two words", "50%", "$HOME", 'a "quote"', "back\\slash", "it's", '{"a": 1}'):
-        assert shlex.split(_quoted(word).replace("%%", "%").replace("$$", "$")) == [word]
+        assert shlex.split(quoted(word).replace("%%", "%").replace("$$", "$")) == [word]

@@ -6,17 +6,12 @@ keys never is.
 """
 
 import argparse
-import json
-import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from quire.errors import ConfigError
 
-if TYPE_CHECKING:
-    from quire.entrypoints.deploy.plan import Plan
+TARGETS = ("docker", "compose", "kubernetes", "systemd", "prometheus")
 
 
 def _size(text: str) -> int:
@@ -43,7 +38,7 @@ def _add_own(parser: argparse.ArgumentParser) -> None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from quire.entrypoints.cli import serve
 
-    parser.add_argument("target", choices=tuple(_TARGETS), help="what the files are for")
+    parser.add_argument("target", choices=TARGETS, help="what the files are for")
     _add_own(parser)
     serve.add_arguments(parser)
 
@@ -54,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
     from quire.entrypoints.cli import serve
     from quire.entrypoints.cli.serve_words import serve_words
     from quire.entrypoints.deploy.plan import make_plan
+    from quire.entrypoints.deploy.writing import render
 
     if args.command_line[:1] != [args.target]:
         raise ConfigError.of("target", f"write it first: `quire deploy {args.target} …`")
@@ -61,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     check_settings(AsyncEngineArgs.from_cli_args(args))
     serve.check_server_flags(args)
     plan = make_plan(args, serve_words(args.command_line[1:], _add_own))
-    files, to_do = _TARGETS[args.target](plan, args.output)
+    files, to_do = render(args.target, plan, args.output)
     for path in _write(args.output, files, args.force):
         print(path)
     print(f"\n{to_do}", file=sys.stderr)
@@ -79,89 +75,3 @@ def _write(folder: Path, files: dict[str, str], force: bool) -> list[Path]:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
     return [folder / name for name in files]
-
-
-def _yaml(*documents: dict[str, Any]) -> str:
-    import yaml
-
-    written = [yaml.safe_dump(document, sort_keys=False, width=1000) for document in documents]
-    return "# Written by `quire deploy`; see docs/deploy.md.\n" + "---\n".join(written)
-
-
-def _with_keys(folder: Path) -> dict[str, str]:
-    from quire.entrypoints.deploy.plan import KEY_FILE, write_keys
-
-    folder.mkdir(parents=True, exist_ok=True)
-    write_keys(folder)
-    return {".gitignore": f"{KEY_FILE}\n", ".dockerignore": f"{KEY_FILE}\n"}
-
-
-def _docker(plan: "Plan", folder: Path) -> tuple[dict[str, str], str]:
-    from quire.entrypoints.deploy.containers import dockerfile, run_command
-
-    files = {"Dockerfile": dockerfile(plan)} | _with_keys(folder)
-    return files, f"In {folder.absolute()}:\n  docker build -t {plan.image} .\n  {run_command(plan)}"
-
-
-def _compose(plan: "Plan", folder: Path) -> tuple[dict[str, str], str]:
-    from quire.entrypoints.deploy.containers import compose, dockerfile
-
-    files = {"compose.yaml": _yaml(compose(plan)), "Dockerfile": dockerfile(plan)} | _with_keys(folder)
-    return files, f"In {folder.absolute()}:\n  docker compose up --detach --build"
-
-
-def _kubernetes(plan: "Plan", folder: Path) -> tuple[dict[str, str], str]:
-    from quire.entrypoints.deploy.cluster import manifests
-    from quire.entrypoints.deploy.containers import dockerfile
-
-    files = {"quire.yaml": _yaml(*manifests(plan)), "Dockerfile": dockerfile(plan)} | _with_keys(folder)
-    secret = f"kubectl create secret generic {plan.name}-api-keys --from-file=api-keys"
-    return (
-        files,
-        f"In {folder.absolute()}, with {plan.image} in your registry:\n  {secret}\n  kubectl apply -f quire.yaml",
-    )
-
-
-def _systemd(plan: "Plan", folder: Path) -> tuple[dict[str, str], str]:
-    from quire.entrypoints.deploy.plan import KEY_FILE
-    from quire.entrypoints.deploy.unit import unit
-
-    command = shutil.which("quire", path=str(Path(sys.executable).parent)) or shutil.which("quire")
-    if command is None:
-        raise ConfigError.of("target", "the command `quire` is not installed here; a unit needs its path")
-    ignored = {".gitignore": _with_keys(folder)[".gitignore"]}
-    name, place = f"{plan.name}.service", folder.absolute()
-    files = {name: unit(plan, command, str(Path.cwd()), str(place / KEY_FILE))} | ignored
-    return files, f"  sudo systemctl enable --now {place / name}\n  journalctl --follow --unit {plan.name}"
-
-
-def _prometheus(plan: "Plan", folder: Path) -> tuple[dict[str, str], str]:
-    from quire.entrypoints.deploy.monitoring import (
-        PROMETHEUS_KEY,
-        alert_rules,
-        board,
-        grafana_provisioning,
-        scrape_config,
-    )
-
-    files = {
-        "prometheus.yml": _yaml(scrape_config(plan)),
-        "quire-alerts.yml": _yaml(alert_rules(plan)),
-        "grafana/boards/quire.json": json.dumps(json.loads(board(plan)), indent=2) + "\n",
-    }
-    files |= {f"grafana/{name}": _yaml(document) for name, document in grafana_provisioning().items()}
-    place = folder.absolute()
-    to_do = f"  prometheus --config.file={place / 'prometheus.yml'}\nGrafana reads {place / 'grafana'} as /etc/grafana."
-    if plan.guards_metrics:
-        to_do += f"\nPut a key, and nothing else, into {place / PROMETHEUS_KEY}."
-    return files, to_do
-
-
-_TARGETS: dict[str, Callable[["Plan", Path], tuple[dict[str, str], str]]] = {
-    "docker": _docker,
-    "compose": _compose,
-    "kubernetes": _kubernetes,
-    "systemd": _systemd,
-    "prometheus": _prometheus,
-}
-"""What each target writes (names and texts of files), and what to do with it."""

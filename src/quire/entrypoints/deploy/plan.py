@@ -61,6 +61,12 @@ class Plan:
         return self.drain_s + SPARE_S
 
     @property
+    def scraped_at(self) -> str:
+        """Where Prometheus, on the same machine, asks."""
+        host = "127.0.0.1" if self.host in ("127.0.0.1", "0.0.0.0", "::") else self.host
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+
+    @property
     def shared_memory(self) -> bool:
         """Whether more shared memory is needed than containers have."""
         return self.ranks > 1
