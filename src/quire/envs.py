@@ -3,13 +3,16 @@
 The only module (beside `env_override`) that looks at the environment.
 """
 
+import contextlib
 import datetime
+import math
 import os
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 from quire.errors import ConfigError, nearest
 
+NumberT = TypeVar("NumberT", int, float)
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off", "")
 
@@ -40,44 +43,28 @@ def _list(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
+def _number(
+    kind: Callable[[str], NumberT], is_allowed: Callable[[NumberT], bool], allowed: str
+) -> Callable[[str], NumberT]:
+    """Reads a number; `allowed` says which there may be."""
+
+    def parse(text: str) -> NumberT:
+        with contextlib.suppress(ValueError):
+            if is_allowed(number := kind(text)):
+                return number
+        raise ValueError(allowed)
+
+    return parse
+
+
 def _layers(text: str) -> list[int]:
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError:
-        numbers = []
-    if not numbers or min(numbers) < 1:
-        raise ValueError("numbers of layers above 0, with commas between them")
-    return numbers
+    count = _number(int, lambda number: number > 0, "numbers of layers above 0, with commas between them")
+    return [count(part) for part in text.split(",")]
 
 
-def _positive(text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number <= 0:
-        raise ValueError("a whole number above 0")
-    return number
-
-
-def _seconds(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0.0 < number < float("inf"):
-        raise ValueError("a number of seconds above 0")
-    return number
-
-
-def _seconds_or_never(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0.0 <= number < float("inf"):
-        raise ValueError("a number of seconds, or 0 for never")
-    return number
+_positive = _number(int, lambda number: number > 0, "a whole number above 0")
+_seconds = _number(float, lambda number: 0.0 < number < math.inf, "a number of seconds above 0")
+_seconds_or_never = _number(float, lambda number: 0.0 <= number < math.inf, "a number of seconds, or 0 for never")
 
 
 def _date(text: str) -> datetime.date:
