@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import signal
 import threading
@@ -10,12 +11,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 from tests.engine.builders import ENDLESS, ROOM, make_config
 from tests.engine.test_async_llm import collect, oracle, sampling, tokens_of
-from tests.oracles.hash_model import HashExecutor
+from tests.oracles.hash_model import HashExecutor, HashModel
 
 from quire.config import EngineConfig
+from quire.config.speculative import SpeculativeConfig
 from quire.core.output import SchedulerOutput
 from quire.engine import recovery
 from quire.engine.async_llm import AsyncLLM
@@ -28,8 +31,8 @@ from quire.engine.recovery import RecoveringClient
 from quire.engine.request_record import RequestRecord
 from quire.errors import CapacityError, ConfigError, EngineDeadError, EngineError
 from quire.metrics.events import EventKind
-from quire.request import EngineRequest, token_array
-from quire.sampling_params import RequestOutputKind
+from quire.request import EngineRequest, SchedulerStats, token_array
+from quire.sampling_params import RequestOutputKind, SamplingParams
 
 POISON = 499
 
@@ -44,8 +47,9 @@ class FragileExecutor(HashExecutor):
 
 
 @contextlib.asynccontextmanager
-async def an_engine(**settings: Any):
-    engine = AsyncLLM.from_engine_config(make_config(**ROOM, **settings), core="process")
+async def an_engine(speculative: SpeculativeConfig | None = None, **settings: Any):
+    config = dataclasses.replace(make_config(**ROOM, **settings), speculative=speculative)
+    engine = AsyncLLM.from_engine_config(config, core="process")
     try:
         yield engine
     finally:
@@ -92,6 +96,34 @@ def test_killed_again_and_again_each_stream_ends_with_the_oracles_tokens(kind: R
                 tokens = tokens_of(outputs) if kind is RequestOutputKind.DELTA else outputs[-1].outputs[0].token_ids
                 assert list(tokens) == oracle([5, i], length, i)
             await engine.check_health()
+
+    run(main())
+
+
+def test_killed_with_guesses_in_flight_each_stream_ends_with_the_oracles_tokens() -> None:
+    always = SpeculativeConfig(
+        method="ngram", num_speculative_tokens=4, prompt_lookup_min=1, enable_adaptive_verification=False
+    )
+
+    async def main() -> None:
+        async with an_engine(always, vocab_size=8) as engine:  # so few tokens that some guesses are right
+            few, lengths = HashModel(vocab_size=8), [300 + 90 * i for i in range(8)]
+            streams = [
+                await engine.open_stream([5, i], sampling(max_tokens=length, seed=i), str(i))
+                for i, length in enumerate(lengths)
+            ]
+            tasks = [asyncio.ensure_future(collect(stream.outputs())) for stream in streams]
+            for _ in range(3):
+                await until_each_has_more([stream.record for stream in streams])
+                pid = engine._client.client.pid
+                kill(engine)
+                await until_restarted(engine, pid)
+            for i, (task, length) in enumerate(zip(tasks, lengths, strict=True)):
+                assert list((await task)[-1].outputs[0].token_ids) == few.oracle(
+                    [5, i], SamplingParams(max_tokens=length), i, 10_000
+                )
+            stats = msgspec.convert(await engine.call("stats"), SchedulerStats)
+            assert 0 < sum(stats.accepted_per_position) < stats.num_draft_tokens
 
     run(main())
 

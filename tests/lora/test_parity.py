@@ -8,6 +8,7 @@ from tests.oracles.peft_adapters import PeftOracle, make_adapter
 from tests.oracles.tiny_models import make_tiny_model
 
 from quire import LLM, SamplingParams
+from quire.kernels import cpu
 
 QV = ["q_proj", "v_proj"]
 
@@ -151,3 +152,14 @@ def test_prompt_logprobs_are_those_of_each_requests_adapter(llm: LLM, llama: Pat
         for position, token_id in enumerate(token_ids[1:], 1):
             ours = output.prompt_logprobs[position][token_id].logprob
             assert abs(ours - float(expected[position - 1, token_id])) < TOLERANCE
+
+
+@pytest.mark.skipif(not cpu.library_status()[0], reason="the native kernels are not built here")
+def test_steps_with_adapters_are_recorded(
+    llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.kernels.cpu.recording.logger.propagate", True)
+    caplog.set_level("INFO")
+    adapter = request(make_adapter(llama, tmp_path / "all", 1, r=8, target_modules="all-linear"))
+    run(make_llm(llama), [[3, 4, 5]], [adapter])
+    assert "not recorded" not in caplog.text

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 from tests.oracles.draft_heads import make_eagle3
 from tests.oracles.peft_adapters import make_adapter
 from tests.oracles.tiny_models import VOCAB_SIZE, make_tiny_model
@@ -13,6 +14,7 @@ from tests.spec_decode.test_draft_model import drafted_by, speculating
 from tests.worker.tiny_engine import TinyEngine, make_request
 
 from quire import LLM, SamplingParams
+from quire.distributed.weight_transfer import shared_weights
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +80,37 @@ def test_new_weights_of_the_model_are_those_that_a_head_borrows(
     answers = [list(one.generate(prompts, params, use_tqdm=False)[0].outputs[0].token_ids) for one in (llm, fresh)]
     assert answers[0] == answers[1]
     assert llm.call("stats").accepted_per_position == fresh.call("stats").accepted_per_position
+
+
+@pytest.mark.parametrize("kind", ["draft_model", "eagle3"])
+def test_weights_that_a_trainer_sends_are_those_of_an_engine_that_began_with_them(
+    llama: Path, eagle3: dict[str, Any], tmp_path: Path, kind: str
+) -> None:
+    """A draft model keeps its own weights, and a head borrows the new ones; both stay in step with the model's pages."""
+    other = make_tiny_model("LlamaForCausalLM", tmp_path / "other", seed=9)
+    settings = {"dtype": "float32", "skip_tokenizer_init": True, "kv_cache_memory_bytes": 1 << 24}
+    settings |= eagle3 if kind == "eagle3" else drafted_by(llama)
+    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    prompts = [{"prompt_token_ids": [5, 6, 7, 8] * 5}]
+
+    def told(llm: LLM) -> tuple[list[int], list[int]]:
+        before = list(llm.call("stats").accepted_per_position)
+        (output,) = llm.generate(prompts, params, use_tqdm=False)
+        after = llm.call("stats").accepted_per_position
+        return list(output.outputs[0].token_ids), [
+            b - a for a, b in zip(before or [0] * len(after), after, strict=True)
+        ]
+
+    llm = LLM(str(llama), **settings)
+    first = told(llm)
+    tensors = {name: tensor for file in other.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    llm.start_weight_update()
+    with shared_weights(tensors) as info:
+        llm.update_weights({"update_info": info})
+    llm.finish_weight_update()
+    updated = told(llm)
+    assert updated == told(LLM(str(other), **settings))
+    assert updated[0] != first[0]
 
 
 @pytest.mark.parametrize("count", [VOCAB_SIZE - 84, VOCAB_SIZE + 64])

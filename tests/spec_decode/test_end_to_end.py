@@ -15,9 +15,10 @@ from quire.core.drafting import Drafting
 from quire.core.request_state import Request
 from quire.executor import selector
 from quire.request import EngineRequest
+from quire.sampling_params import Thinking
 
 MAX_TOKENS = 24
-LENGTHS = (5, 30, 61, 17, 1, 44)
+LENGTHS = (5, 30, 61, 17, 1, 44, 9)
 PARAMS: list[dict[str, Any]] = [
     {},
     {"temperature": 0.9, "seed": 3},
@@ -33,6 +34,7 @@ EDITS: list[dict[str, Any]] = [
     {"min_tokens": 15, "eos_token_ids": [4, 5, 6], "ignore_eos": False, "temperature": 1.2, "seed": 6},
     {"repetition_penalty": 1.5, "logprobs": 0},
     {"prompt_logprobs": 1, "temperature": 0.5, "seed": 7},
+    {"thinking": Thinking([3, 4]), "thinking_token_budget": 5, "temperature": 1.0, "seed": 10},
 ]
 
 

@@ -197,15 +197,12 @@ VECTORS = {
     4096: ((4, 4096, 4), (8, 512, 2), (8, 1024, 4), (8, 2048, 4), (4, 1024, 2), (4, 2048, 4)),
     14336: ((4, 1024, 2), (8, 1024, 4), (8, 2048, 8), (4, 2048, 4), (8, 2048, 4)),
 }
-FORMS = ((False, 16), (False, 8), (True, 8))
-"""Products in float16 or not, and weights that a thread loads at once."""
 
 
 def vector_plans() -> Iterator[tuple[str, int, VectorTile]]:
     for name, (_, inputs) in SHAPES.items():
-        for halves, vector in FORMS:
-            for tile in VECTORS[inputs]:
-                yield name, 1, VectorTile(*tile, False, halves, vector)
+        for tile in VECTORS[inputs]:
+            yield name, 1, VectorTile(*tile)
 
 
 def row_plans() -> Iterator[tuple[str, int, Tile]]:
@@ -304,8 +301,7 @@ def check_vectors(bench: Bench) -> None:
             expected = torch.nn.functional.silu(gate) * up
         out = bench.output(rows, name, gated=True).zero_()
         run_vector(bench, weight, name, rows, tile)
-        form = "halves" if tile.halves else f"float {tile.vector}"
-        worst[f"{name} {form}"] = max(worst.get(f"{name} {form}", 0.0), relative_error(out, expected))
+        worst[name] = max(worst.get(name, 0.0), relative_error(out, expected))
     RESULTS["check vectors"] = worst
     print("one row: " + "; ".join(f"{name} {error:.5f}" for name, error in worst.items()), flush=True)
 
@@ -427,29 +423,13 @@ def measure() -> None:
 def main() -> None:
     measure()
     torch.cuda.empty_cache()
-    for variant in ("as it is", "halves", "prefetch"):
-        left = DEADLINE - time.monotonic()
-        if left < 12:
-            return
-        command = [sys.executable, __file__, "engine", str(left - 3), variant]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=left + 5)
-        lines = [line for line in done.stdout.splitlines() if line.startswith("engine")] or done.stdout.splitlines()[
-            -12:
-        ]
-        print("\n".join(lines), flush=True)
-
-
-def vary(variant: str) -> None:
-    """Cut the products of one row in another way."""
-    chosen = fp8_vector.tile_of
-
-    def tile_of(outputs: int, inputs: int, *, gated: bool) -> VectorTile:
-        tile = chosen(outputs, inputs, gated=gated)
-        if variant == "halves":
-            return VectorTile(4 if gated else 8, 1024, 2 if gated else 4, False, True, 8)
-        return tile._replace(prefetch=not gated and outputs < 5000 and inputs < 5000)
-
-    fp8_vector.tile_of = tile_of
+    left = DEADLINE - time.monotonic()
+    if left < 12:
+        return
+    command = [sys.executable, __file__, "engine", str(left - 3)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=left + 5)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("engine")] or done.stdout.splitlines()[-12:]
+    print("\n".join(lines), flush=True)
 
 
 LLAMA_8B = {
@@ -464,9 +444,6 @@ def engine() -> None:
     """A whole model of 8 billion random parameters in the engine: latency of its first token, and milliseconds a step."""
     from quire import LLM, SamplingParams
 
-    variant = sys.argv[3]
-    if variant != "as it is":
-        vary(variant)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(LLAMA_8B))
         begin = time.monotonic()
@@ -474,8 +451,8 @@ def engine() -> None:
             model=folder, load_format="dummy", quantization="fp8", skip_tokenizer_init=True, max_model_len=2048,
             gpu_memory_utilization=0.5, enable_prefix_caching=False,
         )  # fmt: skip
-        print(f"engine {variant}: 8B fp8 ready in {time.monotonic() - begin:.1f} s", flush=True)
-        for batch in (1, 16, 32, 64, 256) if variant == "as it is" else (1,):
+        print(f"engine: 8B fp8 ready in {time.monotonic() - begin:.1f} s", flush=True)
+        for batch in (1, 16, 32, 64, 256):
             prompts = [{"prompt_token_ids": [(7 * i + j) % 120000 for j in range(128)]} for i in range(batch)]
             times = {}
             for tokens in (1, 65, 1, 129, 65, 129):
@@ -485,7 +462,7 @@ def engine() -> None:
                 times[tokens] = time.monotonic() - start
             step = (times[129] - times[65]) / 64
             print(
-                f"engine {variant}: batch {batch}: first token {times[1] * 1e3:.1f} ms, {step * 1e3:.3f} ms a step",
+                f"engine: batch {batch}: first token {times[1] * 1e3:.1f} ms, {step * 1e3:.3f} ms a step",
                 flush=True,
             )
             if time.monotonic() > DEADLINE:

@@ -20,8 +20,6 @@ import torch
 
 from quire.kernels import ops, registry
 from quire.kernels.triton.linear import configs as linear_configs
-from quire.kernels.triton.linear import dot as linear_dot
-from quire.kernels.triton.linear import gemv as linear_gemv
 from quire.kernels.triton.linear import matmul as linear
 from quire.kernels.triton.linear.configs import DotConfig, GemvConfig
 from quire.kernels.triton.norm import (
@@ -56,10 +54,10 @@ def gemv_configs(n: int, k: int, gated: bool, rows: int) -> list[GemvConfig]:
         return []
     found = []
     blocks = ((1024, 2), (1024, 4), (2048, 4), (2048, 8), (4096, 8))
-    for (block_k, num_warps), block_n, early in itertools.product(blocks, (1, 2, 4, 8), (False, True)):
+    for (block_k, num_warps), block_n in itertools.product(blocks, (1, 2, 4, 8)):
         elements = block_n * block_k * (2 if gated else 1) // (num_warps * 32)
-        if block_k < 2 * k and 32 <= elements <= 64 and elements * rows <= 256 and not (early and rows > 1):
-            found.append(GemvConfig(block_n, block_k, num_warps, False, early))
+        if block_k < 2 * k and 32 <= elements <= 64 and elements * rows <= 256:
+            found.append(GemvConfig(block_n, block_k, num_warps))
     return found
 
 
@@ -80,7 +78,7 @@ def dot_configs(n: int, k: int, gated: bool, normed: bool, adds: bool, rows: int
         blocks, prefetches, splits, norm_modes
     ):
         if (block_n + block_t) * stages * block_k * 2 <= 220_000:
-            found.append(DotConfig(True, block_t, block_n, block_k, split, stages, num_warps, prefetch, norms_first))
+            found.append(DotConfig(block_t, block_n, block_k, split, stages, num_warps, prefetch, norms_first))
     return found
 
 
@@ -243,9 +241,7 @@ def chains(best: dict, results: list) -> None:
                 return
             products = {m: Product(m, rows, *SHAPES[m][:2], weights[m]) for m in names}
             line = f"layer {model} T={rows:3d}:"
-            labels = ("best", "cublas", "chosen", *(("late",) if rows in (1, 32) else ()))
-            for label in labels:
-                set_launching(label)
+            for label in ("best", "cublas", "chosen"):
 
                 def chain(label=label, products=products, names=names, layers=layers, rows=rows) -> None:
                     for i in range(layers):
@@ -270,15 +266,6 @@ def chains(best: dict, results: list) -> None:
 
 
 ORIGINAL = linear_configs.choose
-LAUNCHES = linear_gemv.launch_gemv, linear_dot.launch_dot, linear_gemv.launch_options
-
-
-def set_launching(label: str) -> None:
-    """How a kernel follows the one before it: beside it from the start, after its wait, or not before its end."""
-    late = {"early": False} if label == "late" else {}
-    linear.launch_gemv, linear.launch_dot = (functools.partial(f, **late) for f in LAUNCHES[:2])
-    options = (lambda: {"PDL": False}) if label == "no PDL" else LAUNCHES[2]
-    linear_gemv.launch_options = linear_dot.launch_options = options
 
 
 def check() -> None:

@@ -48,7 +48,7 @@ def check_kernels() -> dict[str, str]:
     current_platform("cuda").select_kernels()
     cases.load()
     results: dict[str, str] = {}
-    for name in ("adapter_shrink", "adapter_lookup", "adapter_expand"):
+    for name in ("adapter_shrink", "adapter_lookup", "adapter_expand", "adapted_linear"):
         for verdict in check_draw(name, Target("cuda", "cuda"), range(24), 0):
             told = verdict.failure or f"off by {verdict.error:.1e} in {verdict.num_cases} cases"
             results[verdict.name if hasattr(verdict, "name") else name] = told
@@ -124,7 +124,8 @@ def check_engine(folder: Path) -> dict[str, float]:
             ours = logprobs_of(llm, mixed)
         alone = {each: logprobs_of(llm, [each] * len(PROMPTS)) for each in requests}
         without = logprobs_of(llm, [None] * len(PROMPTS))
-    worst: dict[str, float] = {"mixed against alone": 0.0, "adapter against base": 1e9}
+        one_row = max(_one_row_against_many(llm, each) for each in requests)
+    worst: dict[str, float] = {"mixed against alone": 0.0, "adapter against base": 1e9, "one row against many": one_row}
     for index, each in enumerate(mixed):
         worst["mixed against alone"] = max(worst["mixed against alone"], _distance(ours[index], alone[each][index]))
         if each is not None:
@@ -136,6 +137,26 @@ def check_engine(folder: Path) -> dict[str, float]:
         rows = [index for index in range(len(PROMPTS)) if index % 4 == number]
         worst[f"merged {number}"] = max(_distance(ours[index], expected[index]) for index in rows)
     print(json.dumps(worst, indent=1), flush=True)
+    return worst
+
+
+def _one_row_against_many(llm: LLM, adapter: LoRARequest | None) -> float:
+    """How far a step is from a prompt that has its tokens: products of a row or two take another way. Logprobs."""
+    worst = 0.0
+    for batch in (1, 2):
+        params = SamplingParams(temperature=0.0, max_tokens=8, logprobs=-1, ignore_eos=True, detokenize=False)
+        prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS[:batch]]
+        for _ in range(3):  # eager, captured, replayed
+            outputs = llm.generate(prompts, params, lora_request=[adapter] * batch, use_tqdm=False)
+        for prompt, output in zip(PROMPTS, outputs, strict=False):
+            tokens, logprobs = list(output.outputs[0].token_ids), output.outputs[0].logprobs
+            longer = [{"prompt_token_ids": [*prompt, *tokens[:5]]}]
+            (again,) = llm.generate(longer, params, lora_request=[adapter], use_tqdm=False)
+            ours, expected = (
+                torch.tensor([each[token].logprob for token in range(4096)])
+                for each in (logprobs[5], again.outputs[0].logprobs[0])
+            )
+            worst = max(worst, _distance(ours, expected))
     return worst
 
 

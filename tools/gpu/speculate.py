@@ -26,7 +26,7 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 6}
 ALWAYS = NGRAM | {"enable_adaptive_verification": False, "prompt_lookup_min": 1}
 SYNTHETIC = {
     "method": "ngram",
-    "num_speculative_tokens": 6,
+    "num_speculative_tokens": 12,
     "rejection_sample_method": "synthetic",
     "synthetic_acceptance_rate": 0.7,
 }

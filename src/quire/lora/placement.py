@@ -138,13 +138,6 @@ class Places:
             stretches = [(0, 0, self.shapes[module][0])]
         return _tiles(stretches)
 
-    def segment_of_outputs(self, module: str) -> torch.Tensor:
-        """[N]: each output's segment."""
-        segment_N = torch.zeros(self.shapes[module][0], dtype=torch.int32)
-        for segment, first, count in self.tiles(module).tolist():
-            segment_N[first : first + count] = segment
-        return segment_N
-
     def num_bytes(self, rank: int, dtype: torch.dtype) -> int:
         """Memory of an adapter that updates every matrix of the layers, but for those that are several."""
         values = sum(
@@ -404,7 +397,8 @@ def _problem(segment: Segment, update: Update) -> str:
     elif update.whole is not None:
         theirs = list(update.whole.shape[::-1] if is_embedding else update.whole.shape)
     if theirs != [outputs, inputs]:
-        hint = " (added tokens cannot be served)" if module.name in ("embedding", "lm_head") else ""
+        is_of_tokens = module.name in ("embedding", "lm_head")
+        hint = " (added tokens: save the base with as many, and serve the adapter over that)" if is_of_tokens else ""
         return f"is [{outputs}, {inputs}] in the model, and {theirs} in the adapter{hint}"
     for name, vector in (("bias", update.bias), ("magnitude", update.magnitude), ("vector", update.gain)):
         if vector is not None and list(vector.shape) != [outputs]:

@@ -120,17 +120,22 @@ class AdapterStore:
             module: self._table(module, self._entries_MFL[number], num_segments)
             for number, (module, num_segments) in enumerate(places.modules.items())
         }
-        self._numbers = {module: number for number, module in enumerate(places.modules)}
         self._max_tokens = max_tokens
         self._activation = model.context.activation_dtype
         self._squares: dict[str, torch.Tensor] = {}
+        num_updates = 2 * len(self._all) if ops.is_native("adapted_linear") else 0
+        adapters.arrivals_U4 = torch.zeros(num_updates, 4, dtype=torch.int32, device=self._device)
         self._make_room(config.max_lora_rank or FIRST_RANK)
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "adapters")
 
     def _table(self, module: str, entries_FL: torch.Tensor, num_segments: int, fan: int = 1) -> AdapterTable:
-        tiles, dtype = self._places.tiles(module).to(self._device), self._model.dtype
+        tiles_X3, dtype = self._places.tiles(module), self._model.dtype
+        segment_N = tiles_X3[:, 0].repeat_interleave(tiles_X3[:, 2]).to(self._device, torch.int8)
         parts: list[AdapterPart | None] = [None] * len(self._slots)
-        return AdapterTable(entries_FL, tiles, num_segments, dtype, parts, most_ranks=0, most_adapters=0, fan=fan)
+        tiles_X3 = tiles_X3.to(self._device)
+        return AdapterTable(
+            entries_FL, tiles_X3, segment_N, num_segments, dtype, parts, most_ranks=0, most_adapters=0, fan=fan
+        )
 
     @contextlib.contextmanager
     def rehearsed(self) -> Iterator[None]:
@@ -248,7 +253,7 @@ class AdapterStore:
                 part.up.sub_(base)
                 part.tokens = None
             if part.magnitude is not None:
-                weight, segment_N = self._model.linear(module), self._places.segment_of_outputs(module)
+                weight, segment_N = self._model.linear(module), self._all[module].segment_N
                 squares_N = self._squares_of(module) + update_squares(part, segment_N, weight, self._product)
                 if self._places.is_summed(module):
                     self._model.communicator.all_reduce(squares_N)
@@ -273,17 +278,15 @@ class AdapterStore:
             entries_FL = torch.zeros(len(FIELDS), len(self._slots) * each.count, dtype=torch.int64, device=self._device)
             self._several[module] = self._table(module, entries_FL, each.segments, each.count)
             self._adapters.can_replay &= not each.is_apart
-        entries_MF = torch.zeros(len(self._all), len(FIELDS), dtype=torch.int64)
+        entries_MF = list[list[int]]()
         for module, table in [*self._all.items(), *self._several.items()]:
             part = table.parts[slot] = loaded.parts.get(module)
-            fan = table.fan
-            entries_XF = (
-                torch.zeros(fan, len(FIELDS), dtype=torch.int64) if part is None else torch.tensor(part.entries(fan))
-            )
+            entries_XF = [[0] * len(FIELDS)] * table.fan if part is None else part.entries(table.fan)
             if module in self._several:
-                table.entries_FL[:, slot * fan : (slot + 1) * fan] = entries_XF.T.to(self._device)
+                places = slice(slot * table.fan, (slot + 1) * table.fan)
+                table.entries_FL[:, places] = torch.tensor(entries_XF).T.to(self._device)
             else:
-                entries_MF[self._numbers[module]] = entries_XF[0]
+                entries_MF += entries_XF
             if part is None:
                 continue
             if part.gain is not None and not table.has_gains:
@@ -294,7 +297,7 @@ class AdapterStore:
                 self.version += 1
         self._slots[slot] = loaded
         self._bound(sum(each is not None for each in self._slots), max(part.rank for part in loaded.parts.values()))
-        self._entries_MFL[:, :, slot] = entries_MF.to(self._device)
+        self._entries_MFL[:, :, slot] = torch.tensor(entries_MF).to(self._device)
         self._make_room(max(part.rank for part in loaded.parts.values()))
 
     def _bound(self, num_adapters: int, rank: int) -> None:

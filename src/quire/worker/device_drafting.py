@@ -107,9 +107,10 @@ class DeviceDrafting:
         """Have the drafter read a step whose inputs are on the device."""
         self._drafter.compute(self._drafter.readable(dataclasses.replace(step, num_logits=0)))
 
-    def submit(self, drafted: DraftedStep, step: StepInputs, verified: Verified | None) -> None:
-        """Have guesses made behind a step whose draws are submitted, or are on the host already, and then in `verified`."""
-        plan, drafter = drafted.plan, self._drafter
+    def submit(self, drafted: DraftedStep, step: StepInputs, verified: Verified | None) -> bool:
+        """Have guesses made behind a step whose draws are submitted, or are on the host already, and then in `verified`. Whether
+        later draftings of this kind will take as long."""
+        plan, drafter, is_usual = drafted.plan, self._drafter, True
         is_head = isinstance(drafter, HeadDrafter)
         has_prompts = plan.total_num_tokens > len(plan.rows) + sum(map(len, plan.drafts.values()))
         if has_prompts and not is_head:
@@ -121,18 +122,19 @@ class DeviceDrafting:
         if isinstance(drafter, HeadDrafter):
             self._put_next(drafter, plan, step, has_prompts=has_prompts)
         elif not len(rows):
-            return
+            return True
         width = 0 if verified is not None else 1 + drafter.most if plan.drafts else 1
         count = self._round(len(rows)) if len(rows) else 0
         shape = _Shape(count, plan.num_drafts, bool(self._sampler.wanted(rows) & FILTER), width)
         if is_head and (has_prompts or not count):
             self._guess(shape, step)
         else:
-            self._run((shape, drafted.shape if is_head else None), lambda: self._guess(shape, step))
+            is_usual = self._run((shape, drafted.shape if is_head else None), lambda: self._guess(shape, step))
         if count and plan.num_drafts:
             drafts_KN = drafter.batch.drafts_KN[: plan.num_drafts]
             drafted.host_KN = self._runtime.host_empty(drafts_KN.shape, torch.int32)
             drafted.host_KN.copy_(drafts_KN, non_blocking=True)
+        return is_usual
 
     def _put_next(self, drafter: HeadDrafter, plan: SchedulerOutput, step: StepInputs, *, has_prompts: bool) -> None:
         """The tokens behind those of prompts whose next part is computed later; the others are found on the device."""
@@ -219,9 +221,10 @@ class DeviceDrafting:
         fields[LENGTH, :count] = buffers.columns.positions_S[first_N] + 1
         self._fields_FN[PLACE, :count] = buffers.logits_index_S[first_N]
 
-    def _run(self, key: Hashable, function: Callable[[], None]) -> None:
-        """Replay what was captured, or capture what runs for the second time."""
+    def _run(self, key: Hashable, function: Callable[[], None]) -> bool:
+        """Replay what was captured, or capture what runs for the second time. Whether it will take as long again."""
         graph = self._graphs.get(key)
+        is_usual = graph is not None or not self._is_captured
         if graph is None and self._is_captured and key in self._ready:
             graph = self._runtime.capture(function)
             if graph is None:
@@ -230,9 +233,10 @@ class DeviceDrafting:
                 self._graphs[key] = graph
         if graph is not None:
             graph.replay(0, 0)
-            return
+            return is_usual
         function()
         self._ready.add(key)
+        return is_usual
 
     def take(self, drafted: DraftedStep, output: ModelRunnerOutput) -> None:
         """The guesses have arrived, and the step's tokens are with their rows."""

@@ -100,13 +100,12 @@ class PendingStep:
         return self._output
 
     def _fetch(self) -> ModelRunnerOutput:
-        slot, rows_S = self.slot, self.batch.rows_S
+        rows_S = self.batch.rows_S
         if self.drafted is not None:
             return self._fetch_verified(self.drafted)
-        tokens_S = slot.tokens_array[: len(rows_S)].copy()
+        tokens_S = self.slot.tokens_array[: len(rows_S)].copy()
         self._runner.learn_tokens(rows_S, self.batch.positions_S, tokens_S)
         output = ModelRunnerOutput(step_id=self._step_id, rows=rows_S, token_ids=tokens_S, pooled={})
-        output.step_ms = slot.drawn.milliseconds_since(slot.begin)
         for pooled, host in self._pooled:
             pooled.collect(host, output.pooled)
         if self._sampled is not None:
@@ -117,15 +116,13 @@ class PendingStep:
 
     def _fetch_verified(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         """Of a step with drafts."""
-        slot, verified = self.slot, self.verified
+        verified = self.verified
         if verified is None:
             rows_S, first_B = self.batch.rows_S, self.batch.first_B
             assert first_B is not None
-            tokens_S = slot.tokens_array[: len(rows_S)]
-            acceptance = self._runner.acceptance
+            tokens_S, acceptance = self.slot.tokens_array[: len(rows_S)], self._runner.acceptance
             verified = acceptance.count(rows_S, self.batch.positions_S, first_B, tokens_S, plan.drafts)
         output = self._runner.take_verified(plan, verified)
-        output.step_ms = slot.drawn.milliseconds_since(slot.begin)
         output.prompt_logprobs = self.prompt_logprobs
         return output
 
@@ -304,7 +301,7 @@ class DeviceRunner(Runner):
         shape = self._with_adapters(plan, batch, self._shape_of(plan, batch, self._sampler.is_plain(wanted)))
         if self._media is not None and self._media.prepare(plan, self._inputs.arrays.query_start_B, self._state):
             shape = dataclasses.replace(shape, has_media=True)
-        self._run_layers(plan, shape)
+        slot.is_usual = self._run_layers(plan, shape)
         pending = PendingStep(self, plan.step_id, batch, slot, self._sampler)
         if batch.first_B is not None:
             pending.drafted = plan
@@ -342,11 +339,12 @@ class DeviceRunner(Runner):
         self._in_flight.append(PendingStep(self, plan.step_id, nothing, slot, self._sampler))
         return self._in_flight[-1]
 
-    def _run_layers(self, plan: SchedulerOutput, shape: StepShape) -> None:
-        """Submit this stage's layers, between what comes from the stage before and what goes to the next one."""
+    def _run_layers(self, plan: SchedulerOutput, shape: StepShape) -> bool:
+        """Submit this stage's layers, between what comes from the stage before and goes to the next one. As `StepGraphs.run`."""
         self._before_layers(plan.total_num_tokens)
-        self._graphs.run(shape)
+        is_usual = self._graphs.run(shape)
         self._behind_layers(plan.total_num_tokens)
+        return is_usual
 
     def begin_late_masks(self) -> None:
         """Have the masks of the late draw made, if there is one and all earlier tokens are on the host."""
@@ -390,7 +388,8 @@ class DeviceRunner(Runner):
         late.step.slot.drawn.record()
         guessed = late.step.guessed
         if self._drafting is not None and guessed is not None and not late.step.is_taken_in:
-            self._drafting.submit(guessed, self._step_of(guessed.shape), late.step.verified)
+            is_usual = self._drafting.submit(guessed, self._step_of(guessed.shape), late.step.verified)
+            late.step.slot.is_usual &= is_usual
         late.step.slot.end.record()
 
     def _step_of(self, shape: StepShape) -> StepInputs:
@@ -408,7 +407,8 @@ class DeviceRunner(Runner):
         self._drafting.read(step)
 
     def take_guesses(self, step: "PendingStep", output: ModelRunnerOutput) -> None:
-        """A step's result was fetched: add what a drafter has guessed behind it."""
+        """A step's result was fetched: add how long it took, and what a drafter has guessed behind it."""
+        output.step_ms = step.slot.step_ms
         if self._drafting is not None and step.guessed is not None and not output.lost:
             output.draft_ms = step.slot.end.milliseconds_since(step.slot.drawn)
             self._drafting.take(step.guessed, output)

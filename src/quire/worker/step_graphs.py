@@ -133,17 +133,19 @@ class StepGraphs:
         samples &= num_logits > 0
         return StepShape(size, bound, logits, max_query_len, samples, False, is_narrow, decodes, has_short)
 
-    def run(self, shape: StepShape) -> None:
-        """Submit a step whose inputs are on the device."""
+    def run(self, shape: StepShape) -> bool:
+        """Submit a step whose inputs are on the device. Whether later ones of its shape will take as long."""
         graph = self._graphs.get(shape)
+        is_usual = graph is not None or not shape.is_graph
         if graph is None and shape.is_graph and shape in self._ready:
             graph = self._capture(shape)
         if graph is not None:
             graph.replay(shape.num_tokens, shape.num_logits)
-            return
+            return is_usual
         self._run(shape)
         if shape.is_graph:
             self._ready.add(shape)
+        return is_usual
 
     def shapes(self) -> list[StepShape]:
         """One of every kind that steps have: the common ones, some of which every token's hidden state is wanted, some that are

@@ -13,13 +13,23 @@ SPARE = 2
 
 @dataclasses.dataclass
 class StepSlot:
-    """Where a step's results arrive."""
+    """Where a step's results arrive.
+
+    Attributes:
+        is_usual: later steps of its shape will take as long: nothing was prepared for these.
+    """
 
     tokens_S: torch.Tensor
     tokens_array: IntArray
     begin: DeviceEvent
     drawn: DeviceEvent
     end: DeviceEvent
+    is_usual: bool = dataclasses.field(default=True, init=False)
+
+    @property
+    def step_ms(self) -> float:
+        """How long the device took until the tokens were drawn; 0 where that says nothing of other steps."""
+        return self.drawn.milliseconds_since(self.begin) if self.is_usual else 0.0
 
 
 class StepSlots:

@@ -29,14 +29,14 @@ def cuda_kernels() -> None:
 
 
 GEMV = GemvConfig(4, 64, 1)
-DOT = DotConfig(False, 16, 16, 32, 1, 2, 1)
+DOT = DotConfig(16, 16, 32, 1, 2, 1)
 CONFIGS = [
     GEMV,
     GemvConfig(2, 256, 1),
     DOT,
     dataclasses.replace(DOT, split=3),
-    dataclasses.replace(DOT, swap=True, block_n=64, num_warps=4),
-    dataclasses.replace(DOT, swap=True, block_n=64, split=2, num_warps=4, prefetch=64),
+    dataclasses.replace(DOT, block_n=64, num_warps=4),
+    dataclasses.replace(DOT, block_n=64, split=2, num_warps=4, prefetch=64),
     None,
 ]
 
@@ -76,8 +76,6 @@ def the_same_numbers_every_time():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_every_kernel_equals_the_reference_on_ragged_shapes(config, dtype, monkeypatch):
-    if isinstance(config, DotConfig) and config.swap and dtype == torch.float32:
-        config = dataclasses.replace(config, block_n=32)
     monkeypatch.setattr(linear_configs, "choose", lambda *_: config)
     few = isinstance(config, GemvConfig)
     shapes = [(1, 8, 64), (3, 21, 100)] if few else [(1, 8, 64), (17, 37, 104)]

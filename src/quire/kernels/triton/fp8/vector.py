@@ -7,7 +7,7 @@ Legend: T rows, N outputs, K inputs.
 """
 # ruff: noqa: RUF005  (Triton joins tuples with + alone)
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -17,12 +17,10 @@ from quire.kernels.triton.launch import (
     cdiv,
     gdc_launch_dependents,
     gdc_wait,
-    interpreted,
     launch_options,
     next_power_of_2,
     tl,
 )
-from quire.kernels.triton.linear.prefetch import LANES, may_prefetch, prefetch_rows
 from quire.kernels.triton.norm.activations import activate
 from quire.kernels.types import Fp8Weight
 
@@ -31,59 +29,13 @@ MAX_ROWS = 4
 
 @triton.jit
 def _load_tile(w_ptr, row_N, column_GV, K: tl.constexpr, RAGGED: tl.constexpr):
-    """A tile [G, N, V] of the weight (or [G, N, W] of words of it): a thread owns 16 bytes, which it adds up by itself."""
+    """A tile [G, N, V] of the weight: a thread owns 16 bytes, which it adds up by itself."""
     pointers = w_ptr + row_N.to(tl.int64)[None, :, None] * K + column_GV[:, None, :]
     if RAGGED:
         w_GNV = tl.load(pointers, mask=(column_GV < K)[:, None, :], other=0.0, eviction_policy="evict_first")
     else:
         w_GNV = tl.load(pointers, eviction_policy="evict_first")
     return w_GNV
-
-
-@triton.jit
-def _as_halves(x_GV, HALF: tl.constexpr):
-    """x of each thread as float16 between -1 and 1, two in a word, and the power of two that it was divided by: (first and
-    second pair of each four [G, V / 4], factor [G])."""
-    largest = tl.max(tl.abs(x_GV), axis=1).to(tl.int32, bitcast=True) & 0x7F800000
-    inverse = (0x7E800000 - largest).to(tl.float32, bitcast=True)
-    factor = (largest + 0x00800000).to(tl.float32, bitcast=True)
-    low, high = tl.split(tl.reshape(x_GV * inverse[:, None], [x_GV.shape[0], HALF, 2]))
-    words = tl.inline_asm_elementwise(
-        "cvt.rn.f16x2.f32 $0, $2, $1;", "=r,f,f", [low, high], dtype=tl.int32, is_pure=True, pack=1
-    )
-    first, second = tl.split(tl.reshape(words, [x_GV.shape[0], HALF // 2, 2]))
-    return first, second, factor
-
-
-@triton.jit
-def _multiply_words(w_GNW, first_GW, second_GW):
-    """For each 8 weights (two words of four) and their x in halves, two sums that make up their product: [G, N, W]."""
-    first = tl.broadcast_to(first_GW[:, None, :], w_GNW.shape)
-    second = tl.broadcast_to(second_GW[:, None, :], w_GNW.shape)
-    return tl.inline_asm_elementwise(
-        """{
-        .reg .b16 l, h;
-        .reg .b32 p, t;
-        mov.b32 {l, h}, $2;
-        cvt.rn.f16x2.e4m3x2 p, l;
-        mul.rn.f16x2 t, p, $4;
-        cvt.rn.f16x2.e4m3x2 p, h;
-        fma.rn.f16x2 t, p, $6, t;
-        mov.b32 {l, h}, $3;
-        cvt.rn.f16x2.e4m3x2 p, l;
-        fma.rn.f16x2 t, p, $5, t;
-        cvt.rn.f16x2.e4m3x2 p, h;
-        fma.rn.f16x2 t, p, $7, t;
-        mov.b32 {l, h}, t;
-        cvt.f32.f16 $0, l;
-        cvt.f32.f16 $1, h;
-        }""",
-        "=f,=f,r,r,r,r,r,r",
-        [w_GNW, first, second],
-        dtype=tl.float32,
-        is_pure=True,
-        pack=2,
-    )
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -106,39 +58,21 @@ def vector_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     VECTOR: tl.constexpr,
-    HALVES: tl.constexpr,
-    PREFETCH: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """HALVES: products are float16, sums of four of them too, and sums of those float32; x is brought between -1 and 1 by a
-    power of two for each 16 values."""
+    """out [T, N] = rms_norm(x) @ w.T + bias; KIND >= 0: gated; ADD: added to what is in out."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = n < N
     row = tl.where(inside, n, 0)
     column = tl.arange(0, BLOCK_K // VECTOR)[:, None] * VECTOR + tl.arange(0, VECTOR)[None, :]
     ragged: tl.constexpr = K % BLOCK_K != 0
-    if HALVES:
-        source = w_ptr.to(tl.pointer_type(tl.int32))
-        word = tl.arange(0, BLOCK_K // VECTOR)[:, None] * (VECTOR // 4) + tl.arange(0, VECTOR // 4)[None, :]
-        stride: tl.constexpr = K // 4
-        step: tl.constexpr = BLOCK_K // 4
-    else:
-        source = w_ptr
-        word = column
-        stride: tl.constexpr = K
-        step: tl.constexpr = BLOCK_K
-    w = _load_tile(source, row, word, stride, ragged)
+    w = _load_tile(w_ptr, row, column, K, ragged)
     if KIND >= 0:
-        up = _load_tile(source, row + N, word, stride, ragged)
+        up = _load_tile(w_ptr, row + N, column, K, ragged)
         up_scale = tl.load(scale_ptr + N + row)
     scale = tl.load(scale_ptr + row)
     if PDL:
         gdc_launch_dependents()
-        if PREFETCH:
-            each = tl.minimum(tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N * LANES) // LANES, N - 1)
-            prefetch_rows(w_ptr, each, K, BLOCK_K, K - BLOCK_K)
-            if KIND >= 0:
-                prefetch_rows(w_ptr, each + N, K, BLOCK_K, K - BLOCK_K)
         gdc_wait()
     sums = ()
     up_sums = ()
@@ -151,10 +85,9 @@ def vector_kernel(
     for start in tl.static_range(0, K, BLOCK_K):
         at = start + column
         if start + BLOCK_K < K:  # the next tile is asked for before this one is used
-            ahead = (start // BLOCK_K + 1) * step + word
-            next_w = _load_tile(source, row, ahead, stride, ragged)
+            next_w = _load_tile(w_ptr, row, at + BLOCK_K, K, ragged)
             if KIND >= 0:
-                next_up = _load_tile(source, row + N, ahead, stride, ragged)
+                next_up = _load_tile(w_ptr, row + N, at + BLOCK_K, K, ragged)
         if HAS_NORM:
             norm = tl.load(norm_ptr + at, mask=at < K, other=0.0)
         new_sums = ()
@@ -165,17 +98,9 @@ def vector_kernel(
             if HAS_NORM:
                 new_squares = new_squares + (squares[t] + tl.sum(x * x, axis=1),)
                 x *= norm
-            if HALVES:
-                first, second, power = _as_halves(x, VECTOR // 2)
-                part = tl.sum(_multiply_words(w, first, second), axis=2)
-                new_sums = new_sums + (sums[t] + part * power[:, None],)
-                if KIND >= 0:
-                    part = tl.sum(_multiply_words(up, first, second), axis=2)
-                    new_up_sums = new_up_sums + (up_sums[t] + part * power[:, None],)
-            else:
-                new_sums = new_sums + (sums[t] + tl.sum(w.to(tl.float32) * x[:, None, :], axis=2),)
-                if KIND >= 0:
-                    new_up_sums = new_up_sums + (up_sums[t] + tl.sum(up.to(tl.float32) * x[:, None, :], axis=2),)
+            new_sums = new_sums + (sums[t] + tl.sum(w.to(tl.float32) * x[:, None, :], axis=2),)
+            if KIND >= 0:
+                new_up_sums = new_up_sums + (up_sums[t] + tl.sum(up.to(tl.float32) * x[:, None, :], axis=2),)
         sums = new_sums
         if KIND >= 0:
             up_sums = new_up_sums
@@ -207,14 +132,11 @@ def vector_kernel(
 
 
 class VectorTile(NamedTuple):
-    """Outputs and inputs of a tile, warps, and whether a program asks for the rest of its weights before it waits."""
+    """Outputs and inputs of a tile, and warps."""
 
     block_n: int
     block_k: int
     warps: int
-    prefetch: bool = False
-    halves: bool = False
-    vector: int = 16
 
 
 def tile_of(outputs: int, inputs: int, *, gated: bool) -> VectorTile:
@@ -245,8 +167,7 @@ def multiply_vectors(
     """out = x @ weight.T (+ bias) of at most four rows: with a norm of rms_norm(x), with a kind gated, with `add` added."""
     rows, inputs = x_TK.shape
     outputs = out.shape[1]
-    block_n, block_k, warps, prefetch, halves, vector = tile or tile_of(outputs, inputs, gated=bool(kind))
-    options: dict[str, Any] = launch_options()
+    block_n, block_k, warps = tile or tile_of(outputs, inputs, gated=bool(kind))
     vector_kernel[(cdiv(outputs, block_n),)](
         x_TK,
         norm_D,
@@ -265,9 +186,7 @@ def multiply_vectors(
         ROWS=next_power_of_2(rows),
         BLOCK_N=block_n,
         BLOCK_K=block_k,
-        VECTOR=vector,
-        HALVES=halves and inputs % 16 == 0 and not interpreted(),
-        PREFETCH=prefetch and block_k < inputs and may_prefetch(inputs - block_k, 1),
+        VECTOR=16,
         num_warps=warps,
-        **options,
+        **launch_options(),
     )

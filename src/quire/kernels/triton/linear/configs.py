@@ -28,16 +28,12 @@ class GemvConfig:
     block_n: int
     block_k: int
     num_warps: int
-    prefetch: bool = False
-    early: bool = False
-    """Whether the next kernel may come before this one's wait rather than after it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DotConfig:
     """Blocks of `dot_kernel`."""
 
-    swap: bool
     block_t: int
     block_n: int
     block_k: int
@@ -48,7 +44,6 @@ class DotConfig:
     """Columns of the weight that are asked for ahead of time."""
     norms_first: bool = False
     """A norm is a launch of its own."""
-    early: bool = False
 
 
 ALL = 1 << 30
@@ -76,7 +71,7 @@ def choose(rows: int, n: int, k: int, is_pair: bool, is_normed: bool, item_size:
         return None
     block_t = max(next_power_of_2(rows), 16)
     if interpreted():
-        return DotConfig(True, block_t, 64, 64, 1, 2, 4)
+        return DotConfig(block_t, 64, 64, 1, 2, 4)
     config = (
         _dot_of_small(block_t, matrix_rows, is_normed) if is_small else _dot_of_large(block_t, matrix_rows, is_normed)
     )
@@ -117,9 +112,9 @@ def _gemv(rows: int, n: int, k: int, is_small: bool, item_size: int) -> GemvConf
 def _dot_of_small(block_t: int, matrix_rows: int, is_normed: bool) -> DotConfig:
     """All of the matrix is on its way to the cache before the wait; few rows are made more programs by splitting."""
     if block_t == 16 and is_normed:
-        return DotConfig(True, block_t, 64, 256, 1, 3, 4, ALL)
+        return DotConfig(block_t, 64, 256, 1, 3, 4, ALL)
     split = 4 if matrix_rows < 16 * num_processors() else 1
-    return DotConfig(True, block_t, 64, 128, split, 4, 4, ALL, norms_first=block_t >= 32)
+    return DotConfig(block_t, 64, 128, split, 4, 4, ALL, norms_first=block_t >= 32)
 
 
 def _dot_of_large(block_t: int, matrix_rows: int, is_normed: bool) -> DotConfig | None:
@@ -128,13 +123,11 @@ def _dot_of_large(block_t: int, matrix_rows: int, is_normed: bool) -> DotConfig 
     if block_t == 64 and not many and not is_normed:
         return None
     if block_t == 64 and many and is_normed:
-        return DotConfig(True, block_t, 128, 64, 1, 6, 8, norms_first=True)
+        return DotConfig(block_t, 128, 64, 1, 6, 8, norms_first=True)
     stages = 4 if many and block_t < 64 else 6
-    return DotConfig(
-        True, block_t, 64, 128, 1, stages, 4, 512 if is_normed and not many else 0, norms_first=block_t >= 32
-    )
+    return DotConfig(block_t, 64, 128, 1, stages, 4, 512 if is_normed and not many else 0, norms_first=block_t >= 32)
 
 
-INVARIANT = DotConfig(True, 64, 64, 64, 1, 4, 4)
-INVARIANT_FLOAT = DotConfig(False, 16, 64, 32, 1, 2, 4)
+INVARIANT = DotConfig(64, 64, 64, 1, 4, 4)
+INVARIANT_FLOAT = DotConfig(16, 64, 32, 1, 2, 4)
 """The one way in which every row is multiplied where its bits must not depend on the batch."""

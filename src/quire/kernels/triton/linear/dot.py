@@ -54,7 +54,6 @@ def dot_kernel(
     ADD: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     KIND: tl.constexpr,
-    SWAP: tl.constexpr,
     PRESCALE: tl.constexpr,
     PREFETCH: tl.constexpr,
     BLOCK_T: tl.constexpr,
@@ -63,11 +62,9 @@ def dot_kernel(
     SPLIT: tl.constexpr,
     STAGES: tl.constexpr,
     EVEN_K: tl.constexpr,
-    EARLY: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """As `gemv_kernel`; for a gated pair a program's BLOCK_N rows are gate and up by turns. SWAP: the weight is the left
-    operand of the tensor cores, whose left side is at least 64 long where its right side may be 8."""
+    """As `gemv_kernel`; for a gated pair a program's BLOCK_N rows are gate and up by turns."""
     block_n, block_t, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     n = tl.arange(0, BLOCK_N)
     row = _weight_row(block_n, n, N, KIND, BLOCK_N)
@@ -79,34 +76,25 @@ def dot_kernel(
     last = tl.minimum(first + length, K)
     column = tl.arange(0, BLOCK_K)
     if PDL:
-        if EARLY:
-            gdc_launch_dependents()
         if PREFETCH > 0:  # noqa: SIM102 (one is known to the compiler, one is not)
             if first < last:
                 each = _weight_row(block_n, tl.arange(0, BLOCK_N * LANES) // LANES, N, KIND, BLOCK_N)
                 prefetch_rows(w_ptr, each, K, first, tl.minimum(last - first, PREFETCH))
         gdc_wait()
-        if not EARLY:
-            gdc_launch_dependents()
-    # x stands with its columns along the dot's inner side: [K, T] if it is the right operand, [T, K] if the left one.
-    OVER_T: tl.constexpr = 0 if SWAP else 1
-    OVER_K: tl.constexpr = 1 if SWAP else 0
-    x_rows = tl.expand_dims(x_rows, OVER_T)
-    if SWAP:
-        sums = tl.zeros((BLOCK_N, BLOCK_T), dtype=tl.float32)
-        squares = tl.zeros((BLOCK_K, BLOCK_T), dtype=tl.float32)
-    else:
-        sums = tl.zeros((BLOCK_T, BLOCK_N), dtype=tl.float32)
-        squares = tl.zeros((BLOCK_T, BLOCK_K), dtype=tl.float32)
+        gdc_launch_dependents()
+    # The weight is the dot's left operand: its left side is at least 64 long on tensor cores, where its right side may be 8.
+    x_rows = tl.expand_dims(x_rows, 0)
+    sums = tl.zeros((BLOCK_N, BLOCK_T), dtype=tl.float32)
+    squares = tl.zeros((BLOCK_K, BLOCK_T), dtype=tl.float32)
     if PRESCALE:
         for start in range(0, K, BLOCK_K):
-            at = tl.expand_dims(start + column, OVER_K)
+            at = tl.expand_dims(start + column, 1)
             x = tl.load(x_rows + at, mask=at < K, other=0.0).to(tl.float32)
             squares += x * x
-        scale = tl.expand_dims(tl.rsqrt(tl.sum(squares, axis=OVER_T) / K + eps), OVER_T)
+        scale = tl.expand_dims(tl.rsqrt(tl.sum(squares, axis=0) / K + eps), 0)
     for start in tl.range(first, last, BLOCK_K, num_stages=STAGES):
         at = (start + column)[None, :]
-        x_at = tl.expand_dims(start + column, OVER_K)
+        x_at = tl.expand_dims(start + column, 1)
         if EVEN_K:
             w = tl.load(w_rows + at, eviction_policy="evict_first")
         else:
@@ -128,17 +116,11 @@ def dot_kernel(
             x = (wide * norm).to(w.dtype)
         else:
             x = x.to(w.dtype)
-        if SWAP:
-            sums = tl.dot(w, x, sums, input_precision="ieee")
-        else:
-            sums = tl.dot(x, tl.trans(w), sums, input_precision="ieee")
+        sums = tl.dot(w, x, sums, input_precision="ieee")
     if SPLIT > 1:
         SIZE: tl.constexpr = BLOCK_T * BLOCK_N
         tile = block_t * tl.num_programs(0) + block_n
-        if SWAP:
-            inner = n[:, None] * BLOCK_T + tl.arange(0, BLOCK_T)[None, :]
-        else:
-            inner = tl.arange(0, BLOCK_T)[:, None] * BLOCK_N + n[None, :]
+        inner = n[:, None] * BLOCK_T + tl.arange(0, BLOCK_T)[None, :]
         mine = partial_ptr + (tile * SPLIT).to(tl.int64) * SIZE + inner
         tl.store(mine + part * SIZE, sums)
         tl.debug_barrier()
@@ -164,7 +146,6 @@ def dot_kernel(
                 ADD,
                 HAS_BIAS,
                 KIND,
-                SWAP,
                 BLOCK_T,
                 BLOCK_N,
             )
@@ -185,7 +166,6 @@ def dot_kernel(
             ADD,
             HAS_BIAS,
             KIND,
-            SWAP,
             BLOCK_T,
             BLOCK_N,
         )
@@ -208,17 +188,13 @@ def _finish(
     ADD: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     KIND: tl.constexpr,
-    SWAP: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     """Norm's divisor, bias, activation, residual, and out to memory."""
-    if SWAP:
-        y = tl.trans(sums)
-    else:
-        y = sums
+    y = tl.trans(sums)
     if SCALED:
-        y *= tl.rsqrt(tl.sum(squares, axis=0 if SWAP else 1) / K + eps)[:, None]
+        y *= tl.rsqrt(tl.sum(squares, axis=0) / K + eps)[:, None]
     if HAS_BIAS:
         y += tl.load(bias_ptr + row)[None, :]
     if KIND >= 0:
@@ -254,7 +230,6 @@ def launch_dot(
     *,
     kind: int = -1,
     add: bool = False,
-    swap: bool,
     block_t: int,
     block_n: int,
     block_k: int,
@@ -262,7 +237,6 @@ def launch_dot(
     stages: int,
     num_warps: int,
     prefetch: int = 0,
-    early: bool = True,
 ) -> None:
     """One product. `kind` is an activation's number for a gated pair (the weight has twice out's columns), or -1."""
     rows, n = out_TN.shape
@@ -289,7 +263,6 @@ def launch_dot(
         ADD=add,
         HAS_BIAS=bias is not None,
         KIND=kind,
-        SWAP=swap,
         PRESCALE=norm_K is not None and torch.float16 in (x_TK.dtype, weight.dtype),
         PREFETCH=prefetch if k % block_k == 0 and may_prefetch(k, weight.element_size()) else 0,
         BLOCK_T=block_t,
@@ -298,7 +271,6 @@ def launch_dot(
         SPLIT=split,
         STAGES=stages,
         EVEN_K=k % block_k == 0,
-        EARLY=early,
         num_warps=num_warps,
         **launch_options(),
     )
