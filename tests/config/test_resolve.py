@@ -101,6 +101,23 @@ def test_auto_takes_the_platforms_best_where_it_has_not_the_checkpoints(tmp_path
     assert found.value == "float32" and "bfloat16" in found.why and "no halves" in found.why
 
 
+@pytest.mark.parametrize(
+    ("config", "pools", "expected"),
+    [
+        ({"dtype": "float32"}, False, "bfloat16"),
+        ({}, False, "bfloat16"),
+        ({"dtype": "float32", "model_type": "bert"}, True, "float16"),
+        ({"dtype": "float32", "model_type": "gemma3_text"}, True, "bfloat16"),
+        ({"dtype": "float16"}, False, "float16"),
+    ],
+)
+def test_auto_narrows_float32_where_the_platform_has_no_units_for_it(tmp_path: Path, config, pools, expected) -> None:
+    narrows, hf = Explained(True, "it is slow here"), HFConfig(config)
+    found = resolve_dtype("auto", hf, str(tmp_path), ALL, narrows=narrows, pools=pools)
+    assert found.value == expected and ("it is slow here" in found.why) == (expected != config.get("dtype"))
+    assert resolve_dtype("float32", hf, str(tmp_path), ALL, narrows=narrows, pools=pools).value == "float32"
+
+
 def test_auto_reads_the_weights_header_where_the_config_is_silent(tmp_path: Path) -> None:
     header = json.dumps(
         {"__metadata__": {}, "a": {"dtype": "F16"}, "b": {"dtype": "F16"}, "c": {"dtype": "F32"}}

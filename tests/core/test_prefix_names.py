@@ -4,6 +4,7 @@ import random
 
 import pytest
 from tests.oracles.hash_model import HashExecutor
+from tests.oracles.scheduler_harness import SchedulerHarness
 
 from quire.config import CacheConfig, SchedulerConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec, KVKind, group_layers
@@ -95,3 +96,44 @@ def test_a_request_s_tokens_grow_in_a_list_of_their_own():
         executor.execute(step)
         scheduler.update(step, executor.collect())
     assert handed_over is not None and prompt == handed_over.tolist() == list(range(10))
+
+
+PAGES = 4_000
+
+
+def running_beside(prompt: list[int]) -> SchedulerHarness:
+    """Four requests that run, two steps in flight, and room for the whole prompt in one step."""
+    length = len(prompt) + 100
+    harness = SchedulerHarness(
+        num_blocks=2 * PAGES, block_size=SIZE, max_model_len=length, max_num_batched_tokens=length, depth=2
+    )
+    harness.add("before", prompt, max_tokens=1)
+    harness.run()
+    for number in range(4):
+        harness.add(f"other {number}", [number + 7] * 5, max_tokens=60)
+    for _ in range(3):
+        harness.step()
+    return harness
+
+
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_a_long_prompt_is_in_the_next_step_of_the_others_which_starts_before_its_pages_are_hashed(is_cached):
+    draw = random.Random(0)
+    prompt = [draw.randrange(1000) for _ in range(PAGES * SIZE)]
+    harness = running_beside(prompt)
+    hasher, hashed, at_start = harness.scheduler.kv._hasher, list[bytes](), list[int]()
+    assert hasher is not None
+    hash_one, execute = hasher._hash, harness.executor.execute
+    hasher._hash = lambda data: hashed.append(data) or hash_one(data)
+    harness.executor.execute = lambda step: at_start.append(len(hashed)) or execute(step)
+    harness.add("long", [*prompt[:-SIZE], 1, 2, 3, 4] if is_cached else prompt[::-1], max_tokens=4)
+    harness.plan()
+    (step,) = harness.steps[-1:]
+    assert len(step.rows) == 5 and step.needs_sample.all(), "its first token comes with the others' next one"
+    assert step.total_num_tokens == 4 + (SIZE if is_cached else PAGES * SIZE)
+    few = PAGES // 16 + 32 if is_cached else 1  # one hash for 16 pages that were hashed before
+    assert at_start == [at_start[0]] and at_start[0] <= few
+    harness.collect()
+    harness.collect()
+    harness.run()
+    assert len(hashed) >= (PAGES // 16 if is_cached else PAGES)

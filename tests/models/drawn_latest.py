@@ -4,6 +4,8 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from quire.models.encoder_decoder.bart import FAMILIES
+
 
 def _gemma4(draw: random.Random, values: dict[str, Any]) -> dict[str, Any]:
     heads, layers = values["num_attention_heads"], values["num_hidden_layers"]
@@ -164,6 +166,16 @@ def _laguna(draw: random.Random, values: dict[str, Any]) -> dict[str, Any]:
     return gates | caps | counts | _by_kind(draw, values)
 
 
+def _halves(draw: random.Random, values: dict[str, Any]) -> dict[str, Any]:
+    """An encoder and a decoder of one width, with one embedding."""
+    heads = [count for count in (1, 2, 3, 4, 5, 6, 8) if values["hidden_size"] % count == 0]
+    return {
+        "decoder_attention_heads": draw.choice(heads), "decoder_layers": draw.choice((1, 2, 4)),
+        "decoder_ffn_dim": draw.choice((33, 72, 117)), "encoder_ffn_dim": draw.choice((40, 96)), "tie_word_embeddings": True,
+        "scale_embedding": draw.random() < 0.5, "decoder_vocab_size": values["vocab_size"],
+    }  # fmt: skip
+
+
 OWN: dict[str, Callable[[random.Random, dict[str, Any]], dict[str, Any]]] = {
     "Gemma4ForCausalLM": _gemma4,
     "Gemma4UnifiedForCausalLM": _gemma4_unified,
@@ -178,4 +190,5 @@ OWN: dict[str, Callable[[random.Random, dict[str, Any]], dict[str, Any]]] = {
     "LongcatFlashForCausalLM": _longcat,
     "JetMoeForCausalLM": _jetmoe,
     "DiffLlamaForCausalLM": _diffllama,
+    **dict.fromkeys(FAMILIES, _halves),
 }

@@ -50,6 +50,11 @@ def without(values: dict[str, Any], name: str) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key != name}
 
 
+def whole_of(architecture: str) -> dict[str, Any]:
+    """A config.json of nothing but what the class assumes."""
+    return config_class_of(architecture)().to_dict() | {"architectures": [architecture]}
+
+
 def filled_in(architecture: str, values: dict[str, Any]) -> HFConfig:
     """What the config class makes of these values."""
     return HFConfig(config_class_of(architecture).from_dict(values).to_dict())
@@ -65,7 +70,7 @@ def shortest(entry: Entry, values: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_each_field_that_is_left_out_is_what_the_class_assumes(architecture):
-    entry, whole = ModelRegistry.resolve(architecture), config_class_of(architecture)().to_dict()
+    entry, whole = ModelRegistry.resolve(architecture), whole_of(architecture)
     assert {"LlamaForCausalLM", "Qwen3MoeForCausalLM"} <= set(ARCHITECTURES)
     for values in [shortest(entry, whole), *(without(whole, name) for name in whole if name != "model_type")]:
         if can_read(entry, values):
@@ -78,7 +83,7 @@ def test_the_weights_of_the_shortest_config_are_those_of_the_class(architecture)
     """Finds defaults that the class applies only where it builds modules, such as the size of heads."""
     if architecture in NO_MODEL:
         pytest.skip(NO_MODEL[architecture])
-    entry, whole = ModelRegistry.resolve(architecture), config_class_of(architecture)().to_dict()
+    entry, whole = ModelRegistry.resolve(architecture), whole_of(architecture)
     values = shortest(entry, whole)
     with torch.device("meta"):
         tree = getattr(transformers, architecture)(config_class_of(architecture).from_dict(values))

@@ -10,7 +10,7 @@ import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 from tests.models.drawn_configs import SHORTEST, class_of, draw_config
-from tests.oracles.float64 import logprobs_in_float64
+from tests.oracles.float64 import SOURCE, inputs_of, logprobs_in_float64
 from tests.oracles.tiny_models import load_oracle, make_tiny_model
 
 from quire import LLM, SamplingParams
@@ -36,7 +36,7 @@ NO_MODEL = (
 """What Transformers raises for a draw that it can make no model of, or run none."""
 SAMPLE = (
     ("LlamaForCausalLM", 3), ("Gemma2ForCausalLM", 1), ("DeepseekV3ForCausalLM", 0), ("GptOssForCausalLM", 1),
-    ("Qwen3NextForCausalLM", 1),
+    ("Qwen3NextForCausalLM", 1), ("PegasusForConditionalGeneration", 0),
 )  # fmt: skip
 
 
@@ -45,15 +45,15 @@ COMMON = sorted({*ModelRegistry.get_supported_archs()} & {*dir(transformers)})
 
 
 def is_decoder(name: str) -> bool:
-    """Whether it is a decoder of its own. A class around a text model is not: its config has the text model's in a part, which
+    """Whether it is a decoder of its own, maybe behind an encoder that reads text. A class around a text model is not: its config has the text model's in a part, which
     tiny values do not reach."""
     module = ModelRegistry.resolve(name).load().__module__
     parts = getattr(getattr(transformers, name).config_class, "sub_configs", {})
-    return "pooling" not in module and "text_part" not in module and "text_config" not in parts
+    return not any(part in module for part in ("pooling", "text_part", "whisper")) and "text_config" not in parts
 
 
 def architectures() -> list[str]:
-    """Decoders of which Transformers has a class."""
+    """Decoders of which Transformers has a class, alone or behind an encoder that reads text."""
     return [*filter(is_decoder, COMMON)]
 
 
@@ -85,14 +85,14 @@ def make_oracle(path: Path) -> Any:
 
 @torch.no_grad()
 def logprobs_of(oracle: Any, token_ids: list[int]) -> torch.Tensor:
-    return oracle(torch.tensor([token_ids]), use_cache=False).logits[0].float().log_softmax(-1)
+    return oracle(**inputs_of(oracle, token_ids), use_cache=False).logits[0].float().log_softmax(-1)
 
 
-def assert_close(oracle: Any, prompts: list[list[int]], outputs: list[Any]) -> None:
-    for prompt, output in zip(prompts, outputs, strict=True):
+def assert_close(oracle: Any, outputs: list[Any]) -> None:
+    for output in outputs:
         completion = output.outputs[0]
         chosen = torch.tensor(list(completion.token_ids))
-        token_ids = prompt + chosen.tolist()
+        token_ids = [*output.prompt_token_ids, *chosen.tolist()]
         ours = torch.tensor(
             [row[token].logprob for row, token in zip(completion.logprobs, chosen.tolist(), strict=True)]
         )
@@ -140,11 +140,14 @@ def assert_equal(oracle: Any, path: Path, turns: int, draw: random.Random | None
     """The checkpoint gives the oracle's tokens and logprobs, also in further turns that begin with what came before."""
     prompts = make_prompts(draw or random.Random(1), oracle.config.get_text_config().vocab_size)
     params = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=1, detokenize=False)
+    source = {"encoder_prompt": {"prompt_token_ids": list(SOURCE)}} if oracle.config.is_encoder_decoder else None
     settings |= {"max_model_len": 200, "num_gpu_blocks_override": 200, "skip_tokenizer_init": True, "dtype": "float32"}
     with LLM(str(path), **settings) as llm:
         for turn in range(turns):
-            outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
-            assert_close(oracle, prompts, outputs)
+            asked = [{"prompt_token_ids": ids} for ids in prompts]
+            halves = [source | {"decoder_prompt": each} for each in asked] if source else asked
+            outputs = llm.generate(halves, params, use_tqdm=False)
+            assert_close(oracle, outputs)
             if turn == 0:
                 prompts = prompts[::-1]
             else:

@@ -17,6 +17,7 @@ from quire.config import HFConfig
 from quire.errors import ConfigError
 from quire.kernels.norm import XIELU
 from quire.layers.activation import KERNEL_KINDS
+from quire.models.encoder_decoder.bart import FAMILIES
 from quire.models.registry import ModelRegistry
 from quire.models.spec import MoE
 
@@ -133,6 +134,11 @@ UNLIKE = {
     ("DeepseekV4ForCausalLM", "one head"): "refused: o_groups is 2",
     ("DeepseekV4ForCausalLM", "heads that do not divide the width"): "refused: o_groups is 2",
     ("Glm4MoeLiteForCausalLM", "a quarter of each head"): "latent attention rotates all of qk_rope_head_dim",
+    **{
+        ("InklingForCausalLM", f"{kind} alone"): "refused: Transformers masks and computes it as two kinds"
+        for kind in KINDS
+    },
+    **{(name, "untied"): "refused: both halves and the head have one embedding" for name in FAMILIES},
 }
 SAMPLE = (
     ("HYV3ForCausalLM", "num_shared_experts=0"), ("DeepseekV3ForCausalLM", "n_shared_experts=0"),
@@ -141,6 +147,7 @@ SAMPLE = (
     ("Mistral4ForCausalLM", "no rope_parameters"), ("Qwen3MoeForCausalLM", "one expert"),
     ("LlamaForCausalLM", "a window that its class does not know"), ("Qwen3NextForCausalLM", "no experts"),
     ("Qwen3NextForCausalLM", "a window that its class does not know"),
+    ("M2M100ForConditionalGeneration", "one layer"),
     ("Llama4ForCausalLM", "no layer with experts"), ("NemotronHForCausalLM", "moe_shared_expert_intermediate_size=0"),
 )  # fmt: skip
 
@@ -185,9 +192,11 @@ def test_every_config_at_the_edge_gives_transformers_tokens_and_logprobs(decoder
     [
         ("LongcatFlashForCausalLM", "no experts", "n_routed_experts of config.json is 0, and must be"),
         ("DeepseekV4ForCausalLM", "one head", "o_groups of config.json is 2, and must divide num_attention_heads=1"),
+        ("InklingForCausalLM", "sliding_attention alone", "has 'sliding_attention'; known: hybrid_sliding, hybrid"),
+        ("BartForConditionalGeneration", "untied", "tie_word_embeddings=False of config.json is not supported"),
     ],
 )
-def test_numbers_that_fit_in_no_layer_are_refused_by_their_field(architecture, label, message, tmp_path):
+def test_what_no_layer_can_be_is_refused_by_its_field(architecture, label, message, tmp_path):
     with pytest.raises(ConfigError, match=message):
         check(architecture, *cases(architecture)[label], tmp_path)
 

@@ -35,6 +35,18 @@ def in_float64() -> Iterator[None]:
         torch.set_default_dtype(torch.float32)
 
 
+SOURCE = (7, 30, 31, 40, 9)
+"""What an encoder reads beside every prompt."""
+
+
+def inputs_of(model: Any, token_ids: list[int]) -> dict[str, Any]:
+    """A prompt as Transformers' model takes it: it is the decoder's where there is an encoder too."""
+    ids = torch.tensor([token_ids])
+    if model.config.is_encoder_decoder:
+        return {"input_ids": torch.tensor([SOURCE]), "decoder_input_ids": ids}
+    return {"input_ids": ids}
+
+
 @functools.lru_cache(maxsize=1)
 def _in_float64(model: Any) -> Any:
     return copy.deepcopy(model).double()
@@ -42,8 +54,9 @@ def _in_float64(model: Any) -> Any:
 
 @torch.no_grad()
 def logprobs_in_float64(model: Any, token_ids: list[int]) -> torch.Tensor:
-    """Log-probabilities [T, V] of a causal model of Transformers, as if it were made for float64."""
+    """Log-probabilities [T, V] of a model of Transformers, as if it were made for float64."""
     with in_float64():
-        logprobs = _in_float64(model)(torch.tensor([token_ids]), use_cache=False).logits[0].log_softmax(-1)
+        inputs = inputs_of(model, token_ids)
+        logprobs = _in_float64(model)(**inputs, use_cache=False).logits[0].log_softmax(-1)
     assert logprobs.dtype is torch.float64
     return logprobs

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from tests.oracles.tiny_models import VOCAB_SIZE, load_oracle, randomize, write_tiny_tokenizer
+from tests.oracles.tiny_models import HALVES, VOCAB_SIZE, load_oracle, randomize, write_tiny_tokenizer
 
 RATE = 16000
-START = 300
-"""The token that every decoder's prompt begins with."""
+START: int = HALVES["decoder_start_token_id"]
 LANGUAGES = ("en", "de", "fr")
 SPECIAL = (
     "startoftranscript",
@@ -25,21 +24,15 @@ SPECIAL = (
 )
 NUM_TIMES = 51
 """Times that the tiny models of Whisper can write: a second, in steps of 20 ms."""
-_IDS: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE, "decoder_start_token_id": START, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2,
-}  # fmt: skip
-_LAYERS: dict[str, Any] = {
-    "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 4, "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 48, "decoder_ffn_dim": 56, "d_model": 32,
-}  # fmt: skip
-_TEXT: dict[str, Any] = _LAYERS | {"max_position_embeddings": 96, "scale_embedding": True}
+_IDS: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
+_TEXT: dict[str, Any] = HALVES | {"max_position_embeddings": 96, "scale_embedding": True}
 CONFIGS: dict[str, dict[str, Any]] = {
     "BartForConditionalGeneration": _TEXT,
     "MBartForConditionalGeneration": _TEXT,
     "MarianMTModel": _TEXT | {"decoder_vocab_size": VOCAB_SIZE},
     "PegasusForConditionalGeneration": _TEXT,
     "M2M100ForConditionalGeneration": _TEXT,
-    "WhisperForConditionalGeneration": _LAYERS
+    "WhisperForConditionalGeneration": HALVES
     | {
         "num_mel_bins": 16, "max_source_positions": 50, "max_target_positions": 96, "suppress_tokens": None,
         "begin_suppress_tokens": None,

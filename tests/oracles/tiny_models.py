@@ -29,6 +29,12 @@ _SPARSE: dict[str, Any] = {
     "index_n_heads": 16, "num_hidden_layers": 4,
 }  # fmt: skip
 
+HALVES: dict[str, Any] = {
+    "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 4, "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 48, "decoder_ffn_dim": 56, "d_model": 32, "decoder_start_token_id": 300, "tie_word_embeddings": True,
+}  # fmt: skip
+"""Of an encoder and a decoder; every decoder's prompt begins with the start token."""
+
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {},
     "MistralForCausalLM": {"sliding_window": None},
@@ -166,6 +172,11 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4, "q_lora_rank": 28, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
         "v_head_dim": 20, "scale_emb": 3, "dim_model_base": 40,
     },
+    "BartForConditionalGeneration": HALVES,
+    "MBartForConditionalGeneration": HALVES,
+    "MarianMTModel": HALVES,
+    "PegasusForConditionalGeneration": HALVES,
+    "M2M100ForConditionalGeneration": HALVES,
     "DistilBertModel": {"dim": 64, "hidden_dim": 96, "n_layers": 3, "n_heads": 4},
     "ModernBertModel": {"local_attention": 16, "num_hidden_layers": 4},
 }  # fmt: skip

@@ -134,6 +134,8 @@ DTYPE_NAMES = {
     "float32": "float32",
 }
 _SAFETENSORS_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_HALF_OVERFLOWS = ("gemma", "glm4", "plamo2")
+"""Model types whose activations float16 does not hold."""
 _LENGTH_KEYS = (
     "max_position_embeddings",
     "n_positions",
@@ -220,9 +222,12 @@ def resolve_dtype(
     path: str,
     supported: Explained[tuple[str, ...]],
     read_types: Callable[[], list[str]] | None = None,
+    narrows: Explained[bool] | None = None,
+    pools: bool = False,
 ) -> Explained[str]:
-    """The weights' type: what was asked, or for `auto` the checkpoint's where the platform computes with it. `read_types`: gives
-    the types of tensors whose file is not in the folder yet, as safetensors calls them.
+    """The weights' type: what was asked, or for `auto` the checkpoint's where the platform computes with it and does not narrow
+    float32; a model that `pools` takes float16 then, whose vectors are more exact. `read_types`: gives the types of tensors
+    whose file is not in the folder yet, as safetensors calls them.
     Raises ConfigError if there is no such type, or if the platform does not have it."""
     name = str(asked).removeprefix("torch.")
     if name != "auto":
@@ -234,6 +239,10 @@ def resolve_dtype(
             raise ConfigError(message, setting="dtype")
         return Explained(dtype, "as asked")
     declared, source = _declared_dtype(hf_config, path, read_types)
+    if declared == "float32" and narrows is not None and narrows.value:
+        overflows = str(hf_config.get("model_type", "")).startswith(_HALF_OVERFLOWS)
+        narrow = "float16" if pools and not overflows and "float16" in supported.value else supported.value[0]
+        return Explained(narrow, f"{source} says float32, and {narrows.why}")
     if declared in supported.value:
         return Explained(declared, f"{source} says so")
     return Explained(supported.value[0], f"{source} says {declared}, which this platform has not: {supported.why}")
@@ -248,7 +257,7 @@ def _declared_dtype(hf_config: HFConfig, path: str, read_types: Callable[[], lis
     stored = _stored_dtype(path)
     if stored is None and read_types is not None:
         stored = _commonest(read_types())
-    return (stored, "the weights' file") if stored else ("float32", "a config.json without a dtype")
+    return (stored, "the weights' file") if stored else ("float32", "a checkpoint without a dtype")
 
 
 def _stored_dtype(path: str) -> str | None:

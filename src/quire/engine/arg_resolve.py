@@ -126,7 +126,6 @@ class Resolver:
         args, (path, hub), hf_config = self.args, self._found, self._hf_config
         tokenizer_path = self._tokenizer_path(path)
         far = functools.partial(stored_types, hub, self._hub_settings()) if hub is not None else None
-        dtype = resolve_dtype(args.dtype, hf_config, path, self.capabilities.dtypes, far)
         is_open = args.max_model_len in ("auto", -1)
         asked = args.max_model_len if isinstance(args.max_model_len, int) and not is_open else None
         length = resolve_max_model_len(
@@ -136,6 +135,8 @@ class Resolver:
         name = args.model or DEMO_MODEL
         architecture = resolve_architecture(hf_config)
         pooling = self._pooling(path, hf_config, architecture)
+        can = self.capabilities
+        dtype = resolve_dtype(args.dtype, hf_config, path, can.dtypes, far, can.narrows, pooling is not None)
         half = HALVES.get(architecture) if pooling is None else None
         if pooling is not None:
             length = limit_length(length, asked, pooling, hf_config)
@@ -255,9 +256,8 @@ class Resolver:
         if pooling is not None and not pooling.embeds and is_sequence(tokens):
             pooling = dataclasses.replace(pooling, label_tokens=self._label_tokens(path, tokens))
         if pooling is not None:
-            self.provenance["model.runner"] = (
-                f"{architecture} gives {pooling.tasks[0]}" if runner == "auto" else "as asked"
-            )
+            seen = f"{architecture} gives {pooling.tasks[0]}"
+            self.provenance["model.runner"] = seen if runner == "auto" else "as asked"
         return pooling
 
     def _label_tokens(self, path: str, tokens: Sequence[Any]) -> tuple[int, ...]:

@@ -159,6 +159,7 @@ class CudaPlatform(TorchGpuPlatform):
         size = f"{gpu.name} has {gpu.memory >> 30} GiB"
         return Capabilities(
             dtypes=Explained(DTYPES, "bfloat16 and float16 run on the matrix units; float32 is exact and slow"),
+            narrows=Explained(True, "float32 has no matrix units: --dtype float32 asks for it"),
             activation_dtype=Explained("model", "the matrix units take activations in the weights' type"),
             graphs=Explained("whole_step", "CUDA graphs"),
             async_output=Explained(True, "results are copied to the host while the next step runs"),

@@ -79,6 +79,7 @@ class Capabilities:
         computes_on_host: steps take the host's own cores, so that what else runs there makes them slower.
         slot_dtype: type of `AttentionMetadata.slot_mapping`: `int64` or `int32`.
         token_exchange: tokens can be sent to the ranks of their experts: the `communicator` has `all_to_all`.
+        narrows: `dtype=auto` takes `dtypes[0]` for a checkpoint in float32.
     """
 
     dtypes: Explained[tuple[str, ...]]
@@ -99,6 +100,7 @@ class Capabilities:
     computes_on_host: Explained[bool] = _NOT_CLAIMED
     slot_dtype: Explained[str] = _INDEX_TYPE
     token_exchange: Explained[bool] = _NOT_CLAIMED
+    narrows: Explained[bool] = _NOT_CLAIMED
 
 
 @dataclasses.dataclass(frozen=True)

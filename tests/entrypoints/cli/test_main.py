@@ -64,9 +64,7 @@ def test_a_wrong_command_gets_a_hint_and_exit_code_2(word: str, hint: str, capsy
 
 @pytest.mark.parametrize("name", sorted(cli.COMMANDS))
 def test_every_command_can_describe_its_options(name: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "quire.entrypoints.cli.main", name, "--help"], capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-m", "quire", name, "--help"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"usage: quire {name}")
 

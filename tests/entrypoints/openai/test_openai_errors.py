@@ -396,6 +396,15 @@ async def test_the_engines_refusals_become_statuses(server, failure, status, ret
         assert (await s.complete()).status_code == 200
 
 
+@pytest.mark.parametrize("started", [False, True])
+async def test_a_missed_deadline_is_one_line_of_the_log_and_no_error(server, started, caplog):
+    async with server() as s:
+        s.engine.failure, s.engine.fail_after = DeadlineError("2 s have passed"), 1 if started else 0
+        assert "deadline_exceeded" in (await s.complete(stream=started)).text
+    (line,) = [record for record in caplog.records if "2 s have passed" in record.getMessage()]
+    assert line.levelname == "WARNING" and line.exc_info is None
+
+
 async def test_a_full_queue_refuses_a_request_before_its_body_is_read(server):
     engine = FakeAsyncLLM()
     engine.queue.state = QueueState(max_waiting=2, delay=6.5, closed=[""])

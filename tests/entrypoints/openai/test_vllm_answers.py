@@ -1,12 +1,16 @@
 """What clients of vLLM read in answers: fields that are null, logprobs with the sampled token, usage, errors in its words."""
 
+import json
 from typing import Any
 
 import pytest
+from msgspec.structs import astuple
 from tests.entrypoints.openai.test_openai_answers import events
 
+from quire.entrypoints.http.long_bodies import chained, pieces_of
 from quire.entrypoints.http.state import ServerSettings
 from quire.entrypoints.openai.logprobs import CompletionTokens, chat_logprobs
+from quire.entrypoints.openai.protocol import CompletionLogprobs
 from quire.errors import EngineDeadError
 from quire.logprobs import Logprob
 
@@ -97,6 +101,27 @@ async def test_an_echoed_prompt_has_its_first_tokens_text_and_offsets_that_fit(s
             assert text == "xyzXYZX" and tokens == ["", *"xyzXYZX"], "the token that begins a sequence has no text here"
             assert offsets == [0, 0, 1, 2, 3, 4, 5, 6]
             assert parts[0]["token_logprobs"][0] is None and parts[0]["top_logprobs"][0] is None
+
+
+def test_logprobs_of_a_long_echoed_prompt_are_made_a_piece_at_a_time_while_they_are_sent(monkeypatch):
+    made, best = [], CompletionTokens._best
+    monkeypatch.setattr(CompletionTokens, "_best", lambda self, *where: made.append(where) or best(self, *where))
+    positions = [None, *({5: Logprob(-1.0, 1, "five"), 7: Logprob(-2.0, 2, "seven")} for _ in range(30_000))]
+    tokens = CompletionTokens(2, False, None, True)
+    prompt = tokens.write_prompt([5] * 30_001, positions, "five" * 30_000)
+    whole = CompletionLogprobs(*map(chained, astuple(prompt), astuple(tokens.write([7], [POSITION]))))
+    assert len(made) == 1, "the answer's"
+    text, most, before = b"", 0, len(made)
+    for piece in pieces_of(whole):
+        text, most, before = text + piece, max(most, len(made) - before), len(made)
+    assert most < 10_000 < 30_000 < len(made)
+    sent = json.loads(text)
+    assert {name: len(each) for name, each in sent.items()} == dict.fromkeys(sent, 30_002)
+    assert sent["top_logprobs"][30_000:] == [
+        {"five": -1.0, "seven": -2.0},
+        {"seven": -0.5, "eight": -1.0},
+    ]
+    assert sent["text_offset"][29_999:] == [119_992, 119_996, 120_000]
 
 
 def test_a_hidden_special_token_takes_no_room():

@@ -46,6 +46,12 @@ class Made(Sequence[MadeT], Generic[ItemT, MadeT]):
         return list(self) == (list(cast("Sequence[Any]", other)) if isinstance(other, Sequence) else other)
 
 
+def chained(first: Sequence[Any], then: Sequence[Any]) -> Any:
+    """One sequence behind another, neither of which is copied."""
+    length = len(first)
+    return Made(range(length + len(then)), lambda at: first[at] if at < length else then[at - length])
+
+
 def to_builtin(value: Any) -> Any:
     """What msgspec encodes in the place of an array, or of a sequence that is made when it is read."""
     if isinstance(value, np.ndarray):

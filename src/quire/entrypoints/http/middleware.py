@@ -20,11 +20,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.engine.caller import CALLER, Caller, check_timeout
 from quire.entrypoints.http.api_keys import KeyRing
-from quire.entrypoints.http.errors import OVER_CAPACITY, HTTPError, from_exception, not_ready
+from quire.entrypoints.http.errors import OVER_CAPACITY, HTTPError, not_ready
 from quire.entrypoints.http.http_protocol import BODY_EXTENSION
 from quire.entrypoints.http.state import ServerSettings, ServerState
-from quire.entrypoints.http.streaming import ClientGone
-from quire.errors import ConfigError, EngineDeadError, ShutdownError
+from quire.entrypoints.http.streaming import ClientGone, failure_of
+from quire.errors import ConfigError
 from quire.logger import init_logger
 from quire.metrics.spans import TRACE_HEADERS
 
@@ -73,13 +73,9 @@ async def send_error(error: HTTPError, scope: Scope, send: Send) -> None:
 
 
 def logged_error(error: Exception, request_id: str, settings: ServerSettings) -> HTTPError:
-    """The answer to an exception. The log gets the cause of an internal error, and that of a refusal if the operator asks."""
-    answer = from_exception(error, request_id)
-    if isinstance(error, EngineDeadError):  # its cause is in the log already, once
-        logger.error("Request %s was not answered: the engine has died.", request_id)
-    elif answer.status >= 500 and not isinstance(error, HTTPError | ShutdownError):
-        logger.error("Request %s failed.", request_id, exc_info=error)
-    elif settings.log_error_stack:
+    """As `failure_of`; the log gets the cause of a refusal too, if the operator asks."""
+    answer = failure_of(error, request_id)
+    if settings.log_error_stack and answer.status < 500:
         logger.info("Request %s was answered with %d.", request_id, answer.status, exc_info=error)
     return answer
 

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from quire.entrypoints.http.errors import HTTPError, from_exception
 from quire.entrypoints.http.http_protocol import DirectBody, direct_body
-from quire.errors import EngineDeadError, ShutdownError
+from quire.errors import DeadlineError, EngineDeadError, ShutdownError
 from quire.logger import init_logger
 
 logger = init_logger(__name__)
@@ -126,10 +126,12 @@ class EventStream(Response):
 
 
 def failure_of(error: Exception, request_id: str) -> HTTPError:
-    """What a stream says that fails; a failure of ours leaves its cause in the log."""
+    """What is answered to an exception, whole or as the end of a stream; a failure of ours leaves its cause in the log."""
     answer = from_exception(error, request_id)
     if isinstance(error, EngineDeadError):  # its cause is in the log already, once
         logger.error("Request %s was cut off: the engine has died.", request_id)
-    elif answer.status >= 500 and not isinstance(error, ShutdownError):  # how many, the log has said
-        logger.error("Request %s failed while streaming.", request_id, exc_info=error)
+    elif isinstance(error, DeadlineError):
+        logger.warning("Request %s was given up: %s.", request_id, error)
+    elif answer.status >= 500 and not isinstance(error, HTTPError | ShutdownError):  # of these the log has said it
+        logger.error("Request %s failed.", request_id, exc_info=error)
     return answer

@@ -8,10 +8,12 @@ import functools
 import itertools
 from typing import Any, cast
 
+import msgspec
+
 from quire.config import limits
 from quire.engine.input_processor import TokenizedPrompt
 from quire.entrypoints.http.errors import bad_field
-from quire.entrypoints.http.long_bodies import AT_ONCE, size_of
+from quire.entrypoints.http.long_bodies import AT_ONCE, chained, size_of
 from quire.entrypoints.http.push import Events
 from quire.entrypoints.http.state import ServerState
 from quire.entrypoints.openai import sampling
@@ -223,21 +225,16 @@ class _ChoiceWriter:
         if self._tokens is None:
             return None
         if is_first and self._job.request.echo and output.prompt_logprobs is not None:
-            positions = [position or None for position in output.prompt_logprobs]
-            parts.append(self._tokens.write_prompt(self._prompt.token_ids, positions, self._prompt.text or ""))
+            text = self._prompt.text or ""
+            parts.append(self._tokens.write_prompt(self._prompt.token_ids, output.prompt_logprobs, text))
         if not self._job.prompt_only and choice.logprobs is not None:
             parts.append(self._tokens.write(choice.token_ids, choice.logprobs))
         return _joined(parts) if parts else None
 
 
 def _joined(parts: list[CompletionLogprobs]) -> CompletionLogprobs:
-    first, *others = parts
-    for other in others:
-        first.tokens += other.tokens
-        first.token_logprobs += other.token_logprobs
-        first.top_logprobs += other.top_logprobs
-        first.text_offset += other.text_offset
-    return first
+    """The lists of a prompt and of its answer, one behind the other."""
+    return parts[0] if len(parts) == 1 else CompletionLogprobs(*map(chained, *map(msgspec.structs.astuple, parts)))
 
 
 def _tells_logprobs(request: CompletionRequest) -> bool:

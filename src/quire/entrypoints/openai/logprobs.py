@@ -4,6 +4,7 @@ Knows the engine's `{token id: Logprob}` positions, whose first entry is the tok
 the tokenizer for a token's bytes, and which tokens are special.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -91,12 +92,11 @@ class CompletionTokens:
         self, token_ids: Sequence[int], positions: Sequence[LogprobsOnePosition | None], prompt: str
     ) -> CompletionLogprobs:
         """Logprobs of an echoed prompt; there are none of its first token."""
-        texts = list(self._prompt_texts(token_ids, positions))
-        answer = self._write(token_ids, positions, texts, _offsets(texts, prompt))
+        texts = list(self._texts(token_ids, positions))
         self._offset = len(prompt)
-        return answer
+        return self._write(token_ids, positions, texts, _offsets(texts, prompt))
 
-    def _prompt_texts(self, token_ids: Sequence[int], positions: Sequence[LogprobsOnePosition | None]) -> Iterator[str]:
+    def _texts(self, token_ids: Sequence[int], positions: Sequence[LogprobsOnePosition | None]) -> Iterator[str]:
         for token_id, position in zip(token_ids, positions, strict=False):
             entry = position.get(token_id) if position else None
             if entry is not None:
@@ -106,11 +106,10 @@ class CompletionTokens:
 
     def write(self, token_ids: Sequence[int], positions: Iterable[LogprobsOnePosition]) -> CompletionLogprobs:
         """Logprobs of the next tokens of the answer."""
-        kept, texts, offsets = list(positions), list[str](), list[int]()
-        for token_id, position in zip(token_ids, kept, strict=False):
-            texts.append(position[token_id].decoded_token or "")
-            offsets.append(self._offset)
-            self._offset += 0 if token_id in self._hidden else len(texts[-1])
+        kept = list(positions)
+        texts = list(self._texts(token_ids, kept))
+        shown = [0 if token_id in self._hidden else len(text) for token_id, text in zip(token_ids, texts, strict=False)]
+        *offsets, self._offset = itertools.accumulate(shown, initial=self._offset)
         return self._write(token_ids, kept, texts, offsets)
 
     def _write(
@@ -120,18 +119,30 @@ class CompletionTokens:
         texts: Sequence[str],
         offsets: Sequence[int],
     ) -> CompletionLogprobs:
-        answer = CompletionLogprobs([], [], [], [])
-        for token_id, position, text, offset in zip(token_ids, positions, texts, offsets, strict=False):
-            entry = position.get(token_id) if position else None
-            written = Logprob(0.0, None, None if self._tokenizer is None else text) if entry is None else entry
-            answer.tokens.append(token_text(token_id, written, self._as_ids))
-            answer.text_offset.append(offset)
-            answer.token_logprobs.append(None if entry is None else finite(entry.logprob))
-            answer.top_logprobs.append(None if entry is None or not position else self._best(token_id, position))
-        return answer
+        """Of many tokens the lists are made when they are read: a long prompt's take many times what the engine keeps of it."""
 
-    def _best(self, token_id: int, position: LogprobsOnePosition) -> dict[str, float]:
-        """The token's own logprob, and those of the alternatives that are shown."""
+        def entry_at(at: int) -> Logprob | None:
+            return (positions[at] or {}).get(token_ids[at])
+
+        def token_at(at: int) -> str:
+            plain = Logprob(0.0, None, None if self._tokenizer is None else texts[at])
+            return token_text(token_ids[at], entry_at(at) or plain, self._as_ids)
+
+        def logprob_at(at: int) -> float | None:
+            entry = entry_at(at)
+            return None if entry is None else finite(entry.logprob)
+
+        def best_at(at: int) -> dict[str, float] | None:
+            return self._best(token_ids[at], positions[at])
+
+        lists: list[Any] = [Made(range(len(texts)), make) for make in (token_at, logprob_at, best_at)]
+        tokens, logprobs, best = lists if len(texts) > FEW_TOKENS else map(list, lists)
+        return CompletionLogprobs(tokens, logprobs, best, [*offsets])
+
+    def _best(self, token_id: int, position: LogprobsOnePosition | None) -> dict[str, float] | None:
+        """The token's own logprob, and those of the alternatives that are shown; None where the model gave none."""
+        if not position or token_id not in position:
+            return None
         top = self._top
         others = position.items() if top is None else top_entries(position, top)
         best: dict[str, float] = {}

@@ -46,27 +46,29 @@ class Kin:
     """One family.
 
     Attributes:
-        pre: norms come before what they belong to. normed: the embeddings have a norm; ends: each half has one at its end.
+        pre: norms come before what they belong to, and each half has one at its end. normed: the embeddings have a norm.
         positions: `learned`, with two rows before them; `stored`; or sinusoids, whose frequencies are Marian's or M2M100's.
-        act: where config.json names none.
+        act, scaled: where config.json names none; where it does not say whether embeddings are scaled.
     """
 
     pre: bool
     normed: bool
-    ends: bool
     positions: str = "learned"
     act: str = "gelu"
+    scaled: bool = False
     has_bias: bool = True
 
 
 FAMILIES = {
-    "bart": Kin(pre=False, normed=True, ends=False),
-    "mbart": Kin(pre=True, normed=True, ends=True),
-    "marian": Kin(pre=False, normed=False, ends=False, positions="marian"),
-    "pegasus": Kin(pre=True, normed=False, ends=True, positions="stored", act="relu"),
-    "m2m_100": Kin(pre=True, normed=False, ends=True, positions="m2m", act="relu", has_bias=False),
+    "BartForConditionalGeneration": Kin(pre=False, normed=True),
+    "MBartForConditionalGeneration": Kin(pre=True, normed=True),
+    "MarianMTModel": Kin(pre=False, normed=False, positions="marian"),
+    "PegasusForConditionalGeneration": Kin(pre=True, normed=False, positions="stored"),
+    "M2M100ForConditionalGeneration": Kin(
+        pre=True, normed=False, positions="m2m", act="relu", scaled=True, has_bias=False
+    ),
 }
-"""By model type."""
+"""By architecture."""
 
 
 def _positions(hf: HFConfig, kin: Kin) -> LearnedPositions | Sinusoids:
@@ -95,28 +97,26 @@ def _half(hf: HFConfig, kin: Kin, part: str) -> DecoderSpec:
         placement=PRE if kin.pre else RESIDUAL_POST,
         learned_positions=_positions(hf, kin),
         embedding_norm=NORM if kin.normed else None,
-        final_norm=kin.ends,
+        final_norm=kin.pre,
         tied_embeddings=True,
         lm_head_bias=is_decoder and kin.has_bias,
-        embedding_scale=hidden**0.5 if hf.get("scale_embedding", False) else 1.0,
+        embedding_scale=hidden**0.5 if hf.get("scale_embedding", kin.scaled) else 1.0,
         borrows_embedding=not is_decoder,
     )
 
 
-@register("BartForConditionalGeneration", "MBartForConditionalGeneration", "MarianMTModel")
-@register("PegasusForConditionalGeneration", "M2M100ForConditionalGeneration")
+@register(*FAMILIES)
 def bart(hf: HFConfig) -> DecoderSpec:
     """All of them.
 
     Raises:
-        ConfigError: both halves have embeddings of their own.
+        ConfigError: the halves, or the head, have embeddings of their own.
     """
-    if hf.get("share_encoder_decoder_embeddings", True) is False:
-        raise ConfigError(
-            "share_encoder_decoder_embeddings=False of config.json is not supported: both halves must have one embedding",
-            setting="model",
-        )
-    kin = FAMILIES[hf.get("model_type", "bart")]
+    for field in ("share_encoder_decoder_embeddings", "tie_word_embeddings"):
+        if not hf.get(field, True):
+            message = f"{field}=False of config.json is not supported: both halves and the head must have one embedding"
+            raise ConfigError(message, setting="model")
+    kin = FAMILIES[hf.architectures[0]]
     encoder, decoder = _half(hf, kin, "encoder"), _half(hf, kin, "decoder")
     length, (attention, mlp) = encoder.max_positions, (decoder.mixer, decoder.mlp)
     assert isinstance(attention, Attention) and isinstance(mlp, MLP)
