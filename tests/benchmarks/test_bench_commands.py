@@ -83,7 +83,7 @@ def test_startup_measures_fresh_processes(tmp_path):
     assert 0 < figures["import"]["p50"] < figures["total"]["p50"]
 
 
-def test_generate_answers_in_the_order_of_the_file(tmp_path):
+def test_generate_answers_in_the_order_of_the_file_and_replaces_no_file_unasked(tmp_path, capsys):
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     question = {"messages": [{"role": "user", "content": "What is 17 + 25?"}], "id": "sum"}
     source.write_text("\n".join(['"one two three"', json.dumps(question), '{"prompt_token_ids": [20, 21]}']))
@@ -92,6 +92,10 @@ def test_generate_answers_in_the_order_of_the_file(tmp_path):
     rows = [json.loads(line) for line in target.read_text().splitlines()]
     assert [row["id"] for row in rows] == [0, "sum", 2]
     assert "42" in rows[1]["outputs"][0]["text"] and len(rows[2]["outputs"][0]["token_ids"]) <= 24
+    assert "each text is taken as a user's message" in capsys.readouterr().err
+    assert main(["generate", "-i", str(source), "-o", str(target), *flags, *ENGINE]) == 2
+    assert "--overwrite replaces it" in capsys.readouterr().err
+    assert [json.loads(line) for line in target.read_text().splitlines()] == rows
 
 
 def test_first_use_sends_every_feature_twice_to_a_fresh_server(tmp_path, capsys):

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from types import ModuleType
 
 import pytest
 
+from quire.entrypoints import exit_codes
 from quire.entrypoints.cli import main as cli
 from quire.errors import CapacityError, ConfigError, EngineError, RequestError
 from quire.version import __version__
@@ -94,6 +96,12 @@ def test_errors_raised_on_purpose_are_one_line(
     command(run)
     assert cli.main(["probe"]) == code
     assert capsys.readouterr().err == "quire: error: a b\n"
+
+
+def test_the_documented_exit_codes_are_those_of_every_command() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "cli.md").read_text(encoding="utf-8")
+    codes = {value for name, value in vars(exit_codes).items() if name.isupper()}
+    assert [int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)] == sorted(codes)
 
 
 def test_a_wrong_flag_is_one_line_with_a_hint(command, capsys: pytest.CaptureFixture[str]) -> None:
