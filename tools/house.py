@@ -188,11 +188,11 @@ def floors_of(pyproject: Path) -> dict[str, int]:
 
 def repeated_names(modules: dict[str, Module], floors: dict[str, int]) -> list[str]:
     """File names that two rooms have on one floor or on neighbouring ones. Files of one room may share a name: a kernel's
-    families are called alike on every side."""
+    families are called alike on every side, and Python chose `__main__`."""
     places: dict[str, set[tuple[str, int]]] = defaultdict(set)
     for name, module in modules.items():
         room = next((room for room in floors if name == room or name.startswith(room + ".")), None)
-        if room is not None and not module.is_package:
+        if room is not None and not module.is_package and module.path.stem != "__main__":
             places[module.path.stem].add((".".join(room.split(".")[:2]), floors[room]))
     return sorted(
         stem
