@@ -279,6 +279,7 @@ KINDS = {
     "NemotronHForCausalLM": ("linear_attention", "full_attention", "mlp", "moe"),
     "Zamba2ForCausalLM": ("linear_attention", "hybrid"),
     "Llama4ForCausalLM": ("chunked_attention", "full_attention"),
+    "InklingForCausalLM": ("hybrid_sliding", "hybrid"),
 }
 BY_KIND = ("Gemma3", "Olmo3", "Mellum", "ModernBert", "Lfm3")
 """Families that rotate layers with a window otherwise than the rest."""

@@ -1,6 +1,11 @@
 """Texts that a tokenizer cannot take are refused, whatever its library does about them."""
 
+import queue
+import threading
+import time
+
 import pytest
+from tests.oracles.tiny_models import write_tiny_tokenizer
 
 import tokenizers
 from quire.errors import RequestError
@@ -64,3 +69,35 @@ def test_a_template_s_variables_have_names_of_their_own(name: str) -> None:
     with pytest.raises(RequestError, match=f"{name}.* has a field of its own"):
         check_template_variables({name: 1, "enable_thinking": True})
     check_template_variables({"enable_thinking": True, "kwargs": 1})
+
+
+def test_other_threads_run_while_a_text_is_tokenized(tmp_path) -> None:
+    write_tiny_tokenizer(tmp_path)
+    tokenizer, text, around = (
+        FastTokenizer(tmp_path),
+        "the quick brown fox jumps over the lazy dog " * 5000,
+        list[float](),
+    )
+    ping, pong = queue.SimpleQueue[bool](), queue.SimpleQueue[bool]()
+
+    def work() -> None:
+        around.append(time.perf_counter())
+        tokenizer.encode(text)
+        around.append(time.perf_counter())
+
+    threading.Thread(target=lambda: [pong.put(True) for _ in iter(ping.get, False)]).start()
+    tenths = set[int]()
+    for _ in range(20):  # of which one is enough: an idle core may come late
+        around.clear()
+        worker, rounds = threading.Thread(target=work), list[float]()
+        worker.start()
+        while worker.is_alive():
+            ping.put(True)
+            pong.get()
+            rounds.append(time.perf_counter())
+        begin, end = around
+        tenths = {int(10 * (each - begin) / (end - begin)) for each in rounds if begin < each < end}
+        if len(tenths) > 5:
+            break
+    ping.put(False)
+    assert len(tenths) > 5, "two other threads did not get on with one another all the while"

@@ -170,11 +170,10 @@ class FastTokenizer(Tokenizer):
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text."""
-        with reading(text, most=self.max_text):
-            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return self.encode_batch([text], add_special_tokens)[0]
 
     def encode_batch(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
-        """Token ids of several texts, in parallel."""
+        """Token ids of several texts, in parallel. The library's call for one text stops all other threads while it works."""
         with reading(*texts, most=self.max_text):
             encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
             return [encoding.ids for encoding in encodings]
@@ -182,7 +181,7 @@ class FastTokenizer(Tokenizer):
     def encode_pair(self, first: str, second: str, max_length: int | None = None) -> tuple[list[int], list[int]]:
         """Two texts as one prompt."""
         with reading(first, second, most=self.max_text):
-            parts = [self._tokenizer.encode(text, add_special_tokens=False) for text in (first, second)]
+            parts = self._tokenizer.encode_batch_fast([first, second], add_special_tokens=False)
         if max_length is not None:
             room = max(0, max_length - self._tokenizer.num_special_tokens_to_add(True))
             for part, length in zip(parts, _fit_pair(len(parts[0]), len(parts[1]), room), strict=True):
