@@ -8,7 +8,7 @@ from tests.oracles.fake_async_llm import FakeAsyncLLM, engine_config
 
 from quire.config import SchedulerConfig, limits
 from quire.engine.queue_view import QueueView
-from quire.entrypoints.http import middleware
+from quire.entrypoints.http import streaming
 from quire.entrypoints.http.errors import error_of_finished
 from quire.entrypoints.http.state import ServerSettings
 from quire.errors import CapacityError, DeadlineError, EngineDeadError, EngineError, RequestError
@@ -447,7 +447,7 @@ async def test_the_cause_of_a_failure_of_ours_is_in_the_log_with_the_request_id(
     def note(message, *args, exc_info=None):
         told.append(f"{message % args} {exc_info}")
 
-    monkeypatch.setattr(middleware.logger, "error", note)
+    monkeypatch.setattr(streaming.logger, "error", note)
     async with server() as s:
         s.engine.failure = failure
         response = await s.complete(prompt=["a", "b"])
