@@ -6,7 +6,7 @@ import ssl
 from typing import Any
 
 from quire.config.limits import MAX_BATCH_FILE_BYTES
-from quire.engine.arg_parser import human_int, json_object, switch
+from quire.engine.arg_parser import human_int, json_object
 from quire.entrypoints.fingerprint import MODES
 from quire.entrypoints.http.errors import ERROR_FORMATS
 
@@ -90,263 +90,225 @@ def _adapter(text: str) -> dict[str, str]:
     return fields
 
 
+_SWITCH: dict[str, Any] = {"action": "store_true"}
+FLAGS: dict[str, tuple[tuple[str, str, dict[str, Any]], ...]] = {
+    "Models": (
+        (
+            "--models",
+            "YAML file of several models, each awake while it is used (see docs/several_models.md)",
+            {"metavar": "FILE"},
+        ),
+    ),
+    "Network": (
+        ("--host", "address to listen on (127.0.0.1: this machine only)", {"default": DEFAULT_HOST}),
+        ("--port", "port to listen on (8000)", {"type": _port, "default": DEFAULT_PORT}),
+        ("--uds", "listen on a Unix socket (owner only) in place of host and port", {"metavar": "PATH"}),
+        (
+            "--api-server-count -asc",
+            "processes that take requests before the one engine core (1)",
+            {"type": _count, "default": 1, "metavar": "N"},
+        ),
+        ("--root-path", "path under which a proxy shows this server", {"default": ""}),
+        ("--ssl-keyfile", "private key; with --ssl-certfile turns TLS on", {"metavar": "PATH"}),
+        ("--ssl-certfile", "certificate chain", {"metavar": "PATH"}),
+        ("--ssl-ca-certs", "authorities that clients' certificates must come from", {"metavar": "PATH"}),
+        (
+            "--ssl-cert-reqs",
+            "client certificates: 0 none, 1 optional, 2 required",
+            {"type": int, "choices": (0, 1, 2), "default": int(ssl.CERT_NONE)},
+        ),
+        ("--ssl-ciphers", "OpenSSL cipher list", {}),
+        ("--enable-ssl-refresh", "read the key, certificates and authorities again when they change", _SWITCH),
+        (
+            "--h11-max-incomplete-event-size",
+            "bytes of a request's head (64K)",
+            {"type": _size, "default": 64 << 10, "metavar": "N"},
+        ),
+        ("--h11-max-header-count", "headers of a request (256)", {"type": _size, "default": 256, "metavar": "N"}),
+    ),
+    "Access": (
+        (
+            "--api-key",
+            "keys of clients, any of which opens every route (or QUIRE_API_KEY)",
+            {"nargs": "+", "metavar": "KEY"},
+        ),
+        (
+            "--api-key-file",
+            "keys with a name and a weight: lines of NAME KEY [WEIGHT], or a JSON list of objects with name, key, weight",
+            {"metavar": "FILE"},
+        ),
+        (
+            "--tenant-header",
+            "header that names the tenant of a request, for --scheduling-policy fair (none: the API key's name)",
+            {"metavar": "NAME"},
+        ),
+        (
+            "--api-key-for",
+            "routes that want a key: those of clients, or /ready, /ping and /metrics too (clients)",
+            {"choices": ("clients", "all"), "default": "clients"},
+        ),
+        ("--allowed-origins", "origins whose pages may call", {"type": _words, "nargs": "+", "default": []}),
+        ("--allowed-methods", "methods they may use (*)", {"type": _words, "nargs": "+", "default": [["*"]]}),
+        ("--allowed-headers", "headers they may send (*)", {"type": _words, "nargs": "+", "default": [["*"]]}),
+        ("--allow-credentials", "let them send cookies", _SWITCH),
+        (
+            "--middleware",
+            "package.module.Name of an ASGI middleware class, or of a function of (request, call_next); may be repeated",
+            {"action": "append", "default": [], "metavar": "PATH"},
+        ),
+        ("--strict", "refuse unknown request fields instead of logging them once", _SWITCH),
+    ),
+    "Chat": (
+        ("--response-role", "role in answers (assistant)", {"default": "assistant"}),
+        ("--trust-request-chat-template", "let requests bring a chat template of their own", _SWITCH),
+        (
+            "--trust-request-mm-kwargs",
+            "let requests bring options of the media processor (mm_processor_kwargs)",
+            _SWITCH,
+        ),
+        (
+            "--default-chat-template-kwargs",
+            'variables of the template where a request gives none: {"enable_thinking": false}',
+            {"type": json_object, "default": {}, "metavar": "JSON"},
+        ),
+        (
+            "--reasoning-effort-map",
+            'value that templates get for a reasoning_effort: {"minimal": "low"}',
+            {"type": _texts, "default": {}, "metavar": "JSON"},
+        ),
+        (
+            "--reasoning-parser",
+            "format of the model's reasoning: a name, none, or auto (what its chat template shows)",
+            {"default": "auto", "metavar": "NAME"},
+        ),
+        (
+            "--tool-call-parser",
+            "format of the model's tool calls: a name, none, or auto (what its chat template shows)",
+            {"default": "auto", "metavar": "NAME"},
+        ),
+        (
+            "--reasoning-parser-plugin",
+            "a Python file that registers reasoning parsers (docs/tools.md)",
+            {"metavar": "FILE"},
+        ),
+        ("--tool-parser-plugin", "a Python file that registers tool parsers (docs/tools.md)", {"metavar": "FILE"}),
+        (
+            "--tool-strict-level",
+            "hold calls to schemas where tool_choice is auto: for strict functions (auto), function: for all, parameter: all "
+            "as strict ones",
+            {"choices": ("auto", "function", "parameter"), "default": "auto"},
+        ),
+        (
+            "--exclude-tools-when-tool-choice-none",
+            "leave tools that may not be called out of the template (on)",
+            {"action": argparse.BooleanOptionalAction, "default": True},
+        ),
+        ("--enable-auto-tool-choice", "accepted for compatibility: calls are always looked for", _SWITCH),
+    ),
+    "Adapters": (
+        (
+            "--lora-modules",
+            "adapters to serve under names of their own, as NAME=FOLDER or JSON; turns --enable-lora on",
+            {"type": _adapter, "nargs": "+", "default": [], "metavar": "NAME=FOLDER"},
+        ),
+    ),
+    "Answers and log": (
+        ("--enable-request-id-headers", "accepted for compatibility: X-Request-Id is always sent", _SWITCH),
+        ("--enable-prompt-tokens-details", "report in `usage` how many tokens came from the cache", _SWITCH),
+        ("--return-tokens-as-token-ids", "write `token_id:ID` for tokens in logprobs", _SWITCH),
+        ("--enable-force-include-usage", "report usage in every chunk of a stream, requested or not", _SWITCH),
+        (
+            "--sse-keep-alive-interval",
+            "write a comment into streams that have been silent for so long, for proxies that cut them off (0: never)",
+            {"type": _positive_seconds, "default": 0, "metavar": "SECONDS"},
+        ),
+        (
+            "--fingerprint-mode",
+            "what `system_fingerprint` contains: version, devices and a hash of the configuration (full), the hash alone, "
+            "--fingerprint-value (custom), or nothing",
+            {"choices": MODES, "default": "full"},
+        ),
+        ("--fingerprint-value", "the fingerprint of --fingerprint-mode custom", {"metavar": "TEXT"}),
+        (
+            "--enable-per-request-metrics",
+            "report in `metrics` of each response where the request's time went (a request asks with return_timing)",
+            _SWITCH,
+        ),
+        (
+            "--metrics-names",
+            "prefix of the names in /metrics (quire)",
+            {"choices": ("quire", "vllm", "both"), "default": "quire"},
+        ),
+        (
+            "--error-format",
+            "words in refusals: OpenAI's, or vLLM's, whose error.code is the HTTP status (openai)",
+            {"choices": ERROR_FORMATS, "default": "openai"},
+        ),
+        (
+            "--responses-store",
+            "SQLite file that keeps what /v1/responses answers (none: in memory, 10,000 at most)",
+            {"metavar": "PATH"},
+        ),
+        (
+            "--handover",
+            "folder in which a server that ends leaves its background responses to the next one (none: they are cut off)",
+            {"metavar": "DIR"},
+        ),
+        (
+            "--uvicorn-log-level",
+            "level of the access log (info)",
+            {"choices": ("critical", "error", "warning", "info", "debug", "trace"), "default": "info"},
+        ),
+        ("--disable-uvicorn-access-log", "no log line for each request", _SWITCH),
+        (
+            "--disable-access-log-for-endpoints",
+            "no log line for requests to these, for example /health,/metrics",
+            {"type": _paths, "default": (), "metavar": "PATHS"},
+        ),
+        (
+            "--log-level",
+            "lowest level of the server's log (QUIRE_LOGGING_LEVEL, or INFO)",
+            {"type": str.upper, "choices": ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"), "metavar": "LEVEL"},
+        ),
+        ("--log-config-file", "JSON for logging.config.dictConfig (QUIRE_LOGGING_CONFIG_PATH)", {"metavar": "FILE"}),
+        ("--log-error-stack", "log a stack trace for refused requests too, not only for failures", _SWITCH),
+        ("--log-format", "format of the log's lines (QUIRE_LOGGING_FORMAT, or text)", {"choices": ("text", "json")}),
+        ("--console", "the console, a page at / (on)", {"action": argparse.BooleanOptionalAction, "default": True}),
+        ("--disable-fastapi-docs", "no /docs and no /openapi.json", _SWITCH),
+        (
+            "--shutdown-timeout",
+            "how long SIGTERM waits for running requests (300)",
+            {"type": _positive_seconds, "default": 300.0, "metavar": "SECONDS"},
+        ),
+        (
+            "--keep-alive-on-engine-death",
+            "answer with 503 when the engine has died, instead of ending with "
+            "exit code 1 (QUIRE_KEEP_ALIVE_ON_ENGINE_DEATH)",
+            _SWITCH,
+        ),
+    ),
+    "Batches": (
+        (
+            "--batch-store",
+            "folder that keeps the files and batches of /v1/files and /v1/batches (none: these routes are off)",
+            {"metavar": "DIR"},
+        ),
+        (
+            "--max-batch-file-size",
+            "bytes of a file that may be uploaded (200m)",
+            {"type": _size, "default": MAX_BATCH_FILE_BYTES, "metavar": "N"},
+        ),
+    ),
+}
+"""The server's flags by the titles of their groups: names, help, and how argparse reads the value."""
+
+
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the server's flags, in groups."""
-    parser.add_argument_group("Models").add_argument(
-        "--models",
-        metavar="FILE",
-        help="YAML file of several models, each awake while it is used (see docs/several_models.md)",
-    )
-    _add_network_flags(parser.add_argument_group("Network"))
-    _add_access_flags(parser.add_argument_group("Access"))
-    _add_chat_flags(parser.add_argument_group("Chat"))
-    parser.add_argument_group("Adapters").add_argument(
-        "--lora-modules",
-        type=_adapter,
-        nargs="+",
-        default=[],
-        metavar="NAME=FOLDER",
-        help="adapters to serve under names of their own, as NAME=FOLDER or JSON; turns --enable-lora on",
-    )
-    rest = parser.add_argument_group("Answers and log")
-    _add_response_flags(rest)
-    _add_log_flags(rest)
-    _add_process_flags(rest)
-    _add_batch_flags(parser.add_argument_group("Batches"))
-
-
-def _add_network_flags(network: argparse._ArgumentGroup) -> None:
-    network.add_argument("--host", default=DEFAULT_HOST, help="address to listen on (127.0.0.1: this machine only)")
-    network.add_argument("--port", type=_port, default=DEFAULT_PORT, help="port to listen on (8000)")
-    network.add_argument("--uds", metavar="PATH", help="listen on a Unix socket (owner only) in place of host and port")
-    network.add_argument(
-        "--api-server-count",
-        "-asc",
-        type=_count,
-        default=1,
-        metavar="N",
-        help="processes that take requests before the one engine core (1)",
-    )
-    network.add_argument("--root-path", default="", help="path under which a proxy shows this server")
-    network.add_argument("--ssl-keyfile", metavar="PATH", help="private key; with --ssl-certfile turns TLS on")
-    network.add_argument("--ssl-certfile", metavar="PATH", help="certificate chain")
-    network.add_argument("--ssl-ca-certs", metavar="PATH", help="authorities that clients' certificates must come from")
-    network.add_argument(
-        "--ssl-cert-reqs",
-        type=int,
-        choices=(0, 1, 2),
-        default=int(ssl.CERT_NONE),
-        help="client certificates: 0 none, 1 optional, 2 required",
-    )
-    network.add_argument("--ssl-ciphers", help="OpenSSL cipher list")
-    switch(network, "--enable-ssl-refresh", "read the key, certificates and authorities again when they change")
-    network.add_argument(
-        "--h11-max-incomplete-event-size",
-        type=_size,
-        default=64 << 10,
-        metavar="N",
-        help="bytes of a request's head (64K)",
-    )
-    network.add_argument(
-        "--h11-max-header-count", type=_size, default=256, metavar="N", help="headers of a request (256)"
-    )
-
-
-def _add_access_flags(access: argparse._ArgumentGroup) -> None:
-    access.add_argument(
-        "--api-key", nargs="+", metavar="KEY", help="keys of clients, any of which opens every route (or QUIRE_API_KEY)"
-    )
-    access.add_argument(
-        "--api-key-file",
-        metavar="FILE",
-        help="keys with a name and a weight: lines of NAME KEY [WEIGHT], or a JSON list of objects with name, key, weight",
-    )
-    access.add_argument(
-        "--tenant-header",
-        metavar="NAME",
-        help="header that names the tenant of a request, for --scheduling-policy fair (none: the API key's name)",
-    )
-    access.add_argument(
-        "--api-key-for",
-        choices=("clients", "all"),
-        default="clients",
-        help="routes that want a key: those of clients, or /ready, /ping and /metrics too (clients)",
-    )
-    access.add_argument("--allowed-origins", type=_words, nargs="+", default=[], help="origins whose pages may call")
-    access.add_argument("--allowed-methods", type=_words, nargs="+", default=[["*"]], help="methods they may use (*)")
-    access.add_argument("--allowed-headers", type=_words, nargs="+", default=[["*"]], help="headers they may send (*)")
-    switch(access, "--allow-credentials", "let them send cookies")
-    access.add_argument(
-        "--middleware",
-        action="append",
-        default=[],
-        metavar="PATH",
-        help="package.module.Name of an ASGI middleware class, or of a function of (request, call_next); may be repeated",
-    )
-    switch(access, "--strict", "refuse unknown request fields instead of logging them once")
-
-
-def _add_chat_flags(chat: argparse._ArgumentGroup) -> None:
-    chat.add_argument("--response-role", default="assistant", help="role in answers (assistant)")
-    switch(chat, "--trust-request-chat-template", "let requests bring a chat template of their own")
-    switch(chat, "--trust-request-mm-kwargs", "let requests bring options of the media processor (mm_processor_kwargs)")
-    chat.add_argument(
-        "--default-chat-template-kwargs",
-        type=json_object,
-        default={},
-        metavar="JSON",
-        help='variables of the template where a request gives none: {"enable_thinking": false}',
-    )
-    chat.add_argument(
-        "--reasoning-effort-map",
-        type=_texts,
-        default={},
-        metavar="JSON",
-        help='value that templates get for a reasoning_effort: {"minimal": "low"}',
-    )
-    chat.add_argument(
-        "--reasoning-parser",
-        default="auto",
-        metavar="NAME",
-        help="format of the model's reasoning: a name, none, or auto (what its chat template shows)",
-    )
-    chat.add_argument(
-        "--tool-call-parser",
-        default="auto",
-        metavar="NAME",
-        help="format of the model's tool calls: a name, none, or auto (what its chat template shows)",
-    )
-    for kind in ("reasoning", "tool"):
-        chat.add_argument(
-            f"--{kind}-parser-plugin",
-            metavar="FILE",
-            help=f"a Python file that registers {kind} parsers (docs/tools.md)",
-        )
-    chat.add_argument(
-        "--tool-strict-level",
-        choices=("auto", "function", "parameter"),
-        default="auto",
-        help="hold calls to schemas where tool_choice is auto: for strict functions (auto), function: for all, parameter: all "
-        "as strict ones",
-    )
-    chat.add_argument(
-        "--exclude-tools-when-tool-choice-none",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="leave tools that may not be called out of the template (on)",
-    )
-    switch(chat, "--enable-auto-tool-choice", "accepted for compatibility: calls are always looked for")
-
-
-def _add_response_flags(responses: argparse._ArgumentGroup) -> None:
-    switch(responses, "--enable-request-id-headers", "accepted for compatibility: X-Request-Id is always sent")
-    switch(responses, "--enable-prompt-tokens-details", "report in `usage` how many tokens came from the cache")
-    switch(responses, "--return-tokens-as-token-ids", "write `token_id:ID` for tokens in logprobs")
-    switch(responses, "--enable-force-include-usage", "report usage in every chunk of a stream, requested or not")
-    responses.add_argument(
-        "--sse-keep-alive-interval",
-        type=_positive_seconds,
-        default=0,
-        metavar="SECONDS",
-        help="write a comment into streams that have been silent for so long, for proxies that cut them off (0: never)",
-    )
-    responses.add_argument(
-        "--fingerprint-mode",
-        choices=MODES,
-        default="full",
-        help="what `system_fingerprint` contains: version, devices and a hash of the configuration (full), the hash alone, "
-        "--fingerprint-value (custom), or nothing",
-    )
-    responses.add_argument("--fingerprint-value", metavar="TEXT", help="the fingerprint of --fingerprint-mode custom")
-    switch(
-        responses,
-        "--enable-per-request-metrics",
-        "report in `metrics` of each response where the request's time went (a request asks with return_timing)",
-    )
-    responses.add_argument(
-        "--metrics-names",
-        choices=("quire", "vllm", "both"),
-        default="quire",
-        help="prefix of the names in /metrics (quire)",
-    )
-    responses.add_argument(
-        "--error-format",
-        choices=ERROR_FORMATS,
-        default="openai",
-        help="words in refusals: OpenAI's, or vLLM's, whose error.code is the HTTP status (openai)",
-    )
-    responses.add_argument(
-        "--responses-store",
-        metavar="PATH",
-        help="SQLite file that keeps what /v1/responses answers (none: in memory, 10,000 at most)",
-    )
-    responses.add_argument(
-        "--handover",
-        metavar="DIR",
-        help="folder in which a server that ends leaves its background responses to the next one (none: they are cut off)",
-    )
-
-
-def _add_log_flags(log: argparse._ArgumentGroup) -> None:
-    levels = ("critical", "error", "warning", "info", "debug", "trace")
-    log.add_argument("--uvicorn-log-level", choices=levels, default="info", help="level of the access log (info)")
-    switch(log, "--disable-uvicorn-access-log", "no log line for each request")
-    log.add_argument(
-        "--disable-access-log-for-endpoints",
-        type=_paths,
-        default=(),
-        metavar="PATHS",
-        help="no log line for requests to these, for example /health,/metrics",
-    )
-    log.add_argument(
-        "--log-level",
-        type=str.upper,
-        choices=("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"),
-        metavar="LEVEL",
-        help="lowest level of the server's log (QUIRE_LOGGING_LEVEL, or INFO)",
-    )
-    log.add_argument(
-        "--log-config-file", metavar="FILE", help="JSON for logging.config.dictConfig (QUIRE_LOGGING_CONFIG_PATH)"
-    )
-    switch(log, "--log-error-stack", "log a stack trace for refused requests too, not only for failures")
-    log.add_argument(
-        "--log-format", choices=("text", "json"), help="format of the log's lines (QUIRE_LOGGING_FORMAT, or text)"
-    )
-
-
-def _add_process_flags(process: argparse._ArgumentGroup) -> None:
-    process.add_argument(
-        "--console", action=argparse.BooleanOptionalAction, default=True, help="the console, a page at / (on)"
-    )
-    switch(process, "--disable-fastapi-docs", "no /docs and no /openapi.json")
-    process.add_argument(
-        "--shutdown-timeout",
-        type=_positive_seconds,
-        default=300.0,
-        metavar="SECONDS",
-        help="how long SIGTERM waits for running requests (300)",
-    )
-    switch(
-        process,
-        "--keep-alive-on-engine-death",
-        "answer with 503 when the engine has died, instead of ending with "
-        "exit code 1 (QUIRE_KEEP_ALIVE_ON_ENGINE_DEATH)",
-    )
-
-
-def _add_batch_flags(batches: argparse._ArgumentGroup) -> None:
-    batches.add_argument(
-        "--batch-store",
-        metavar="DIR",
-        help="folder that keeps the files and batches of /v1/files and /v1/batches (none: these routes are off)",
-    )
-    batches.add_argument(
-        "--max-batch-file-size",
-        type=_size,
-        default=MAX_BATCH_FILE_BYTES,
-        metavar="N",
-        help="bytes of a file that may be uploaded (200m)",
-    )
+    for title, flags in FLAGS.items():
+        group = parser.add_argument_group(title)
+        for names, text, options in flags:
+            group.add_argument(*names.split(), help=text, **options)
 
 
 def flatten(groups: list[list[str]]) -> list[str]:
