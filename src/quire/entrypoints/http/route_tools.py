@@ -14,8 +14,10 @@ from quire.engine.caller import CALLER, check_timeout
 from quire.entrypoints.http.decoding import read_body
 from quire.entrypoints.http.errors import ErrorResponse, HTTPError, bad_field
 from quire.entrypoints.http.long_bodies import encode, json_body
+from quire.entrypoints.http.push import AnswerStream, stream_answer
 from quire.entrypoints.http.siblings import OWN
 from quire.entrypoints.http.state import ServerState
+from quire.entrypoints.http.streaming import EVENTS, run_while_connected
 
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 Handler = Callable[[Request], Awaitable[Response]]
@@ -163,3 +165,54 @@ async def read_bytes(request: Request) -> bytes:
     if "body" not in kept:
         kept["body"] = await read_body(request, state_of(request).settings.max_body_bytes)
     return kept["body"]
+
+
+def work_route(
+    kind: type[Any], answer: Callable[[ServerState, Any, str], Awaitable[Any]], *, any_type: bool = False
+) -> Handler:
+    """A route of work that never streams: `answer` gives what is encoded. `any_type`: as of `read_request`."""
+
+    async def handler(request: Request) -> Response:
+        body = await read_request(request, kind, any_type=any_type)
+
+        async def work() -> Response:
+            answered = await answer(state_of(request), body, public_id(request, body))
+            return answered if isinstance(answered, Response) else json_response(answered)
+
+        return await run_while_connected(request, work())
+
+    return handler
+
+
+def streaming_route(
+    kind: type[Any],
+    prepare: Callable[[ServerState, Any, str], Awaitable[Any]],
+    stream: Callable[[Any], AnswerStream | None],
+    answer: Callable[[Any], Awaitable[Any]],
+    content_type: bytes = EVENTS,
+) -> Handler:
+    """A route whose body becomes a job, which is answered whole or as a stream.
+
+    Args:
+        stream: None for a job that cannot be streamed.
+        content_type: of the stream. One that is not of events is what is wanted where the body says nothing, has no signs of
+            life, and takes bodies of any type.
+    """
+    has_events = content_type == EVENTS
+
+    async def handler(request: Request) -> Response:
+        state = state_of(request)
+        body = await read_request(request, kind, any_type=not has_events)
+
+        async def work() -> Response:
+            with state.preparing():
+                job = await prepare(state, body, public_id(request, body))
+            streamed = stream(job) if body.stream or (body.stream is None and not has_events) else None
+            if streamed is not None:
+                interval = state.settings.sse_keep_alive_interval if has_events else 0.0
+                return await stream_answer(request, streamed, interval, content_type)
+            return json_response(await answer(job))
+
+        return await run_while_connected(request, work())
+
+    return handler

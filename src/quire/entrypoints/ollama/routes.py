@@ -2,21 +2,14 @@
 
 import functools
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import Response
-
-from quire.entrypoints.http.push import stream_answer
-from quire.entrypoints.http.route_tools import Endpoint, Handler, json_response, public_id, read_request, state_of
+from quire.entrypoints.http.route_tools import Endpoint, streaming_route, work_route
 from quire.entrypoints.http.state import ServerState
-from quire.entrypoints.http.streaming import run_while_connected
 from quire.entrypoints.ollama import models
 from quire.entrypoints.ollama.naming import served_name
 from quire.entrypoints.ollama.protocol import (
     NDJSON,
-    GenerationOptions,
     Loaded,
     OllamaChat,
     OllamaChatAnswer,
@@ -41,61 +34,36 @@ from quire.entrypoints.ollama.texts import (
 from quire.entrypoints.pooling_api.inputs import answer_embeddings
 from quire.entrypoints.pooling_api.pooling_protocol import EmbeddingRequest
 
-BodyT = TypeVar("BodyT", bound=GenerationOptions)
 
-
-def _text_route(kind: type[BodyT], prepare: Callable[[ServerState, BodyT, str], Awaitable[OllamaJob]]) -> Handler:
-    async def handler(request: Request) -> Response:
-        state = state_of(request)
-        body = await read_request(request, kind, any_type=True)
-
-        async def work() -> Response:
-            with state.preparing():
-                job = await prepare(state, body, public_id(request, body))
-            if body.stream is not False and job.generation is not None:
-                return await stream_answer(request, OllamaStream(job), content_type=NDJSON)
-            return json_response(await answer_ollama(job))
-
-        return await run_while_connected(request, work())
-
-    return handler
-
-
-async def embed(request: Request) -> Response:
+async def _embed(state: ServerState, body: OllamaEmbed, request_id: str) -> OllamaVectors:
     """`POST /api/embed`."""
-    body = await read_request(request, OllamaEmbed, any_type=True)
-    keep = None if body.truncate is False else -1
-    return await run_while_connected(request, _embed(request, body, keep))
-
-
-async def _embed(request: Request, body: OllamaEmbed, keep: int | None) -> Response:
     began = time.perf_counter()
-    name, answer = await _vectors(request, body, body.input, dimensions=body.dimensions, truncate_prompt_tokens=keep)
-    vectors = OllamaVectors(
+    keep = None if body.truncate is False else -1
+    sizes = {"dimensions": body.dimensions, "truncate_prompt_tokens": keep}
+    name, answer = await _vectors(state, body, request_id, body.input, sizes)
+    return OllamaVectors(
         model=name,
         embeddings=[entry.embedding for entry in answer.data],
         total_duration=int((time.perf_counter() - began) * 1e9),
         prompt_eval_count=answer.usage.prompt_tokens,
     )
-    return json_response(vectors)
 
 
-async def embed_one(request: Request) -> Response:
+async def _embed_one(state: ServerState, body: OllamaEmbedding, request_id: str) -> OllamaVector:
     """`POST /api/embeddings`."""
-    body = await read_request(request, OllamaEmbedding, any_type=True)
-
-    async def work() -> Response:
-        _, answer = await _vectors(request, body, body.prompt, truncate_prompt_tokens=-1)
-        return json_response(OllamaVector(answer.data[0].embedding))
-
-    return await run_while_connected(request, work())
+    _, answer = await _vectors(state, body, request_id, body.prompt, {"truncate_prompt_tokens": -1})
+    return OllamaVector(answer.data[0].embedding)
 
 
-async def _vectors(request: Request, body: OllamaEmbed | OllamaEmbedding, texts: Any, **fields: Any) -> tuple[str, Any]:
-    state = state_of(request)
+async def _vectors(
+    state: ServerState, body: OllamaEmbed | OllamaEmbedding, request_id: str, texts: Any, fields: dict[str, Any]
+) -> tuple[str, Any]:
     name = served_name(state, body)
-    asked = EmbeddingRequest(model=name, input=texts, **fields)
-    return name, await answer_embeddings(state, asked, public_id(request, body))
+    return name, await answer_embeddings(state, EmbeddingRequest(model=name, input=texts, **fields), request_id)
+
+
+def _stream(job: OllamaJob) -> OllamaStream | None:
+    return None if job.generation is None else OllamaStream(job)
 
 
 _CHAT = {"messages": [{"role": "user", "content": "What is 17 + 25?"}], "stream": False}
@@ -106,7 +74,7 @@ _endpoint = functools.partial(Endpoint, error=OllamaError, stream_type=NDJSON.de
 OLLAMA_WORK = (
     _endpoint(
         "/api/chat",
-        _text_route(OllamaChat, prepare_ollama_chat),
+        streaming_route(OllamaChat, prepare_ollama_chat, _stream, answer_ollama, NDJSON),
         "Answer a conversation in Ollama's protocol, as lines of JSON; `stream: false` gives one answer.",
         body=(OllamaChat,),
         answer=OllamaChatAnswer,
@@ -114,7 +82,7 @@ OLLAMA_WORK = (
     ),
     _endpoint(
         "/api/generate",
-        _text_route(OllamaGenerate, prepare_ollama_text),
+        streaming_route(OllamaGenerate, prepare_ollama_text, _stream, answer_ollama, NDJSON),
         "Answer a prompt in Ollama's protocol, as lines of JSON; `stream: false` gives one answer.",
         body=(OllamaGenerate,),
         answer=OllamaText,
@@ -122,7 +90,7 @@ OLLAMA_WORK = (
     ),
     _endpoint(
         "/api/embed",
-        embed,
+        work_route(OllamaEmbed, _embed, any_type=True),
         "A vector for each text in Ollama's protocol; for servers of embedding models.",
         body=(OllamaEmbed,),
         answer=OllamaVectors,
@@ -130,7 +98,7 @@ OLLAMA_WORK = (
     ),
     _endpoint(
         "/api/embeddings",
-        embed_one,
+        work_route(OllamaEmbedding, _embed_one, any_type=True),
         "A vector for a text, in the older form of Ollama's protocol.",
         body=(OllamaEmbedding,),
         answer=OllamaVector,

@@ -4,8 +4,7 @@ Knows paths; those of operators are in `operations.py`. What the answers mean is
 `pooling_api/` and `prompts.py`.
 """
 
-from collections.abc import Awaitable, Callable, Set
-from typing import Any
+from collections.abc import Set
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,18 +19,16 @@ from quire.entrypoints.anthropic.protocol import (
 )
 from quire.entrypoints.audio import transcription_routes as audio_routes
 from quire.entrypoints.http.errors import bad_request
-from quire.entrypoints.http.push import AnswerStream, stream_answer
 from quire.entrypoints.http.route_tools import (
     Endpoint,
     Handler,
     json_response,
-    public_id,
     read_bytes,
     read_request,
     state_of,
+    streaming_route,
+    work_route,
 )
-from quire.entrypoints.http.state import ServerState
-from quire.entrypoints.http.streaming import run_while_connected
 from quire.entrypoints.ollama.routes import OLLAMA_WORK
 from quire.entrypoints.openai.chat import ChatStream, answer_chat, answer_chat_batch, prepare_chat
 from quire.entrypoints.openai.completions import CompletionStream, answer_completion, prepare_completion
@@ -65,60 +62,19 @@ from quire.entrypoints.pooling_api.pairs import answer_rerank, answer_score
 from quire.entrypoints.responses import handlers as responses_api
 from quire.tokenizers.interface import Tokenizer
 
-
-def _streaming_route(
-    kind: type[Any],
-    prepare: Callable[[ServerState, Any, str], Awaitable[Any]],
-    stream: Callable[[Any], AnswerStream],
-    answer: Callable[[Any], Awaitable[Any]],
-) -> Handler:
-    """A route whose body becomes a job, which is answered whole or as a stream."""
-
-    async def handler(request: Request) -> Response:
-        state = state_of(request)
-        body = await read_request(request, kind)
-
-        async def work() -> Response:
-            with state.preparing():
-                job = await prepare(state, body, public_id(request, body))
-            if body.stream:
-                return await stream_answer(request, stream(job), state.settings.sse_keep_alive_interval)
-            return json_response(await answer(job))
-
-        return await run_while_connected(request, work())
-
-    return handler
-
-
-def _route(kind: type[Any], answer: Callable[[ServerState, Any, str], Awaitable[Any]]) -> Handler:
-    """A route that never streams: `answer` gives what is encoded."""
-
-    async def handler(request: Request) -> Response:
-        state = state_of(request)
-        body = await read_request(request, kind)
-
-        async def work() -> Response:
-            answered = await answer(state, body, public_id(request, body))
-            return answered if isinstance(answered, Response) else json_response(answered)
-
-        return await run_while_connected(request, work())
-
-    return handler
-
-
-create_chat_completion = _streaming_route(ChatCompletionRequest, prepare_chat, ChatStream, answer_chat)
-create_completion = _streaming_route(CompletionRequest, prepare_completion, CompletionStream, answer_completion)
-create_message = _streaming_route(MessagesRequest, prepare_message, MessageStream, answer_message)
-create_tokens = _streaming_route(GenerateRequest, prepare_tokens, TokenStream, answer_tokens)
-create_chat_batch = _route(BatchChatRequest, answer_chat_batch)
-create_generative_scoring = _route(GenerativeScoringRequest, answer_generative_scoring)
-count_message_tokens = _route(CountTokensRequest, count_tokens)
-create_embeddings = _route(pooling_protocol.EmbeddingRequest, answer_embeddings)
-create_cohere_embeddings = _route(pooling_protocol.CohereEmbedRequest, answer_cohere_embed)
-create_classification = _route(pooling_protocol.ClassificationRequest, answer_classification)
-create_pooling = _route(pooling_protocol.PoolingRequest, answer_pooling)
-create_score = _route(pooling_protocol.ScoreRequest, answer_score)
-create_rerank = _route(pooling_protocol.RerankRequest, answer_rerank)
+create_chat_completion = streaming_route(ChatCompletionRequest, prepare_chat, ChatStream, answer_chat)
+create_completion = streaming_route(CompletionRequest, prepare_completion, CompletionStream, answer_completion)
+create_message = streaming_route(MessagesRequest, prepare_message, MessageStream, answer_message)
+create_tokens = streaming_route(GenerateRequest, prepare_tokens, TokenStream, answer_tokens)
+create_chat_batch = work_route(BatchChatRequest, answer_chat_batch)
+create_generative_scoring = work_route(GenerativeScoringRequest, answer_generative_scoring)
+count_message_tokens = work_route(CountTokensRequest, count_tokens)
+create_embeddings = work_route(pooling_protocol.EmbeddingRequest, answer_embeddings)
+create_cohere_embeddings = work_route(pooling_protocol.CohereEmbedRequest, answer_cohere_embed)
+create_classification = work_route(pooling_protocol.ClassificationRequest, answer_classification)
+create_pooling = work_route(pooling_protocol.PoolingRequest, answer_pooling)
+create_score = work_route(pooling_protocol.ScoreRequest, answer_score)
+create_rerank = work_route(pooling_protocol.RerankRequest, answer_rerank)
 
 
 async def tokenize(request: Request) -> Response:
