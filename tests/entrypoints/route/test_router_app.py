@@ -14,9 +14,9 @@ import uvicorn
 from tests.engine.builders import write_model_folder
 from tests.oracles.server_process import ServerProcess
 
+from quire.entrypoints.http.backend_link import exchange
 from quire.entrypoints.http.listen import ListenOptions, open_socket
 from quire.entrypoints.http_client import Target
-from quire.entrypoints.route.backend_link import exchange
 from quire.entrypoints.route.router_app import Router
 
 PATH = "/v1/completions"

@@ -1,4 +1,4 @@
-"""One request to a server behind the router, by asyncio alone: the answer's head, then its body as it comes.
+"""One request to another server, by asyncio alone: the answer's head, then its body as it comes.
 
 Knows HTTP/1.1. Knows nothing of protocols, replicas or what to do when a server fails.
 """
@@ -58,6 +58,10 @@ class Answer:
         except (OSError, EOFError, ValueError, asyncio.LimitOverrunError) as error:
             raise BackendGone(f"the answer broke off: {error or type(error).__name__}") from None
 
+    async def whole(self) -> bytes:
+        """All of it. Raises BackendGone: the connection ended before the answer did."""
+        return b"".join([part async for part in self.body()])
+
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The events of a stream, each with the empty line behind it. Raises BackendGone."""
         rest = b""
@@ -108,3 +112,19 @@ async def exchange(
         writer.close()
         with contextlib.suppress(OSError):
             await writer.wait_closed()
+
+
+async def ask_within(
+    seconds: float,
+    target: Target,
+    method: str,
+    path: str,
+    headers: Sequence[tuple[bytes, bytes]] = (),
+    body: bytes = b"",
+) -> bytes | None:
+    """What a server answers with status 200; None where it answers something else, or not in so many seconds."""
+    with contextlib.suppress(BackendGone, TimeoutError):
+        async with asyncio.timeout(seconds), exchange(target, method, path, headers, body) as answer:
+            told = await answer.whole()
+            return told if answer.status == 200 else None
+    return None

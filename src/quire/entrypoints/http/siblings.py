@@ -1,11 +1,14 @@
 """The other processes of one server (`--api-server-count`): asking them for their figures, and adding those up.
 
-Each process listens on a private Unix socket besides the public port. Knows HTTP and Prometheus' text format.
+Each process listens on a private Unix socket besides the public port. Knows Prometheus' text format.
 """
 
 import asyncio
 import operator
 from collections.abc import Callable, Sequence
+
+from quire.entrypoints.http.backend_link import ask_within
+from quire.entrypoints.http_client import Target
 
 ANSWER_WITHIN_S = 2.0
 """A process that does not answer by then is left out: it is starting, or its event loop is busy."""
@@ -27,32 +30,21 @@ class Siblings:
     """
 
     def __init__(self, paths: Sequence[str], api_key: str | None) -> None:
-        self._paths = tuple(paths)
-        self._key = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
+        self._targets = [Target("sibling", 0, uds=path) for path in paths]
+        self._headers = [(b"Authorization", f"Bearer {api_key}".encode())] if api_key else []
 
     async def ask(self, path: str) -> list[bytes]:
         """What each of them answers to a GET; those that do not answer with 200 are left out."""
-        answers = await asyncio.gather(*(self._send(socket, "GET", path) for socket in self._paths))
-        return [answer for answer in answers if answer is not None]
+        return [answer for answer in await self._send("GET", path) if answer is not None]
 
     async def tell(self, path: str, body: bytes) -> None:
         """POST this to each of them."""
-        await asyncio.gather(*(self._send(socket, "POST", path, body) for socket in self._paths))
+        await self._send("POST", path, body)
 
-    async def _send(self, socket: str, method: str, path: str, body: bytes = b"") -> bytes | None:
-        try:
-            async with asyncio.timeout(ANSWER_WITHIN_S):
-                reader, writer = await asyncio.open_unix_connection(socket)
-                try:
-                    head = f"{method} {path}?{OWN}=1 HTTP/1.1\r\nHost: sibling\r\n{self._key}Connection: close\r\n"
-                    writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-                    answer = await reader.read(-1)
-                finally:
-                    writer.close()
-        except (OSError, TimeoutError):
-            return None
-        status, _, body = answer.partition(b"\r\n\r\n")
-        return body if status.split(b" ", 2)[1:2] == [b"200"] else None
+    async def _send(self, method: str, path: str, body: bytes = b"") -> list[bytes | None]:
+        own, headers = f"{path}?{OWN}=1", self._headers
+        asked = (ask_within(ANSWER_WITHIN_S, target, method, own, headers, body) for target in self._targets)
+        return await asyncio.gather(*asked)
 
 
 def merge_metrics(own: bytes, others: Sequence[bytes]) -> bytes:

@@ -45,8 +45,13 @@ async def run_while_connected(request: Request, work: Coroutine[Any, Any, Result
     body = direct_body(request.scope)
     if body is not None:
         return await _run_in_this_task(body, work)
+    return await run_beside(request.receive, work)
+
+
+async def run_beside(receive: Receive, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """As `run_while_connected`, of a request whose body has been read."""
     task = asyncio.ensure_future(work)
-    watcher = asyncio.ensure_future(wait_for_disconnect(request.receive))
+    watcher = asyncio.ensure_future(wait_for_disconnect(receive))
     try:
         await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -106,15 +111,10 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         del scope
-        pump = asyncio.ensure_future(self._pump(send))
-        watcher = asyncio.ensure_future(wait_for_disconnect(receive))
         try:
-            await asyncio.wait((pump, watcher), return_when=asyncio.FIRST_COMPLETED)
-            if pump.done():
-                pump.result()
+            with contextlib.suppress(ClientGone):
+                await run_beside(receive, self._pump(send))
         finally:
-            await cancel(watcher)
-            await cancel(pump)
             await self._events.aclose()
 
     async def _pump(self, send: Send) -> None:

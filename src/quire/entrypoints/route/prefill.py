@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, cast
 
-from quire.entrypoints.route.backend_link import BackendGone, Headers, exchange
+from quire.entrypoints.http.backend_link import BackendGone, Headers, exchange
 from quire.entrypoints.route.replica_pool import ReplicaPool
 from quire.guards import is_dict
 from quire.logger import init_logger
@@ -57,7 +57,7 @@ class PrefillServers:
             async with asyncio.timeout(self._timeout_s):
                 asked = json.dumps(_for_prefill(request), ensure_ascii=False).encode()
                 async with exchange(target, "POST", path, headers, asked) as answer:
-                    text = b"".join([part async for part in answer.body()])
+                    text = await answer.whole()
                     found = json.loads(text).get(PARAMS) if answer.status == 200 else None
             if is_dict(found):
                 return json.dumps({**request, PARAMS: found}, ensure_ascii=False).encode()

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.engine.replica_choice import Assignment, ReplicaChooser
+from quire.entrypoints.http.backend_link import BackendGone, exchange
 from quire.entrypoints.http_client import Target
-from quire.entrypoints.route.backend_link import BackendGone, exchange
 from quire.logger import init_logger
 
 logger = init_logger(__name__)

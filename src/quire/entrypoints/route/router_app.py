@@ -15,8 +15,9 @@ from typing import Any, cast
 from starlette.types import Message, Receive, Scope, Send
 
 from quire.engine.replica_choice import Assignment, chain_of
+from quire.entrypoints.http.backend_link import Answer, BackendGone, Headers, exchange
+from quire.entrypoints.http.streaming import ClientGone, run_beside
 from quire.entrypoints.http_client import Target
-from quire.entrypoints.route.backend_link import Answer, BackendGone, Headers, exchange
 from quire.entrypoints.route.continuation import Continuation, DifferentText, is_done
 from quire.entrypoints.route.prefill import PrefillServers
 from quire.entrypoints.route.replica_pool import ReplicaPool
@@ -127,18 +128,8 @@ class Router:
         if body is None:
             await _reply(send, 413, _error(f"the body has more than {MAX_BODY_BYTES} bytes", 413))
             return
-        call = _read_call(scope, body)
-        work = asyncio.ensure_future(self._relay(call, send))
-        gone = asyncio.ensure_future(_wait_for_end(receive))
-        try:
-            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                work.result()
-        finally:
-            for task in (work, gone):
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
+        with contextlib.suppress(ClientGone):
+            await run_beside(receive, self._relay(_read_call(scope, body), send))
 
     def describe(self) -> dict[str, Any]:
         """How the replicas stand, for `/replicas`."""
@@ -217,7 +208,7 @@ class _Stream:
 
     async def relay_whole(self, answer: Answer) -> None:
         """Pass an answer on once all of it has come. Raises BackendGone: it broke off."""
-        body = b"".join([part async for part in answer.body()])
+        body = await answer.whole()
         headers = [(name, value) for name, value in answer.headers if name != b"content-length"]
         headers.append((b"content-length", b"%d" % len(body)))
         await self._send({"type": "http.response.start", "status": answer.status, "headers": headers})
@@ -266,11 +257,6 @@ async def _read_body(receive: Receive) -> bytes | None:
             return None
         if not message.get("more_body", False):
             return b"".join(parts)
-
-
-async def _wait_for_end(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def _read_call(scope: Scope, body: bytes) -> _Call:

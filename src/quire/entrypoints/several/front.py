@@ -16,16 +16,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from quire.entrypoints.http.backend_link import BackendGone, exchange
 from quire.entrypoints.http.errors import HTTPError, bad_request, not_ready
 from quire.entrypoints.http.route_tools import Endpoint, Handler, json_response, read_bytes
 from quire.entrypoints.http.siblings import merge_metrics
-from quire.entrypoints.http.streaming import ClientGone, cancel, wait_for_disconnect
+from quire.entrypoints.http.streaming import run_beside
 from quire.entrypoints.ollama import models as ollama_models
 from quire.entrypoints.ollama.conversion import is_unload
 from quire.entrypoints.ollama.naming import LATEST
 from quire.entrypoints.ollama.protocol import OllamaChat, now
 from quire.entrypoints.ollama.routes import OLLAMA_MODELS
-from quire.entrypoints.route.backend_link import BackendGone, exchange
 from quire.entrypoints.several.host import ModelHost
 from quire.entrypoints.several.hosted_model import HostedModel
 from quire.version import __version__
@@ -56,16 +56,7 @@ class Relay(Response):
         self._host, self._model, self._request, self._body = host, model, request, body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        relay = asyncio.ensure_future(self._relay(scope, send))
-        gone = asyncio.ensure_future(wait_for_disconnect(receive))
-        try:
-            await asyncio.wait((relay, gone), return_when=asyncio.FIRST_COMPLETED)
-            if not relay.done():
-                raise ClientGone
-            relay.result()
-        finally:
-            await cancel(gone)
-            await cancel(relay)
+        await run_beside(receive, self._relay(scope, send))
 
     async def _relay(self, scope: Scope, send: Send) -> None:
         kept = [(name, value) for name, value in scope["headers"] if name not in _DROPPED]

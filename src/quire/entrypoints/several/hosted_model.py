@@ -4,7 +4,6 @@ Knows the process, and the routes by which a server sleeps. Knows nothing of oth
 """
 
 import asyncio
-import contextlib
 import json
 import math
 import os
@@ -19,9 +18,9 @@ import msgspec
 
 from quire import envs
 from quire.config.hub.download import amount
+from quire.entrypoints.http.backend_link import BackendGone, ask_within, exchange
 from quire.entrypoints.http.errors import HTTPError
 from quire.entrypoints.http_client import Target
-from quire.entrypoints.route.backend_link import BackendGone, exchange
 from quire.entrypoints.several.models_file import ModelEntry, flag_words, read_bytes
 from quire.errors import EngineError
 from quire.logger import init_logger
@@ -163,11 +162,7 @@ class HostedModel:
         """What its server answers to a GET; None if it has none, or does not answer."""
         if self.state not in ("awake", "asleep"):
             return None
-        with contextlib.suppress(BackendGone, TimeoutError):
-            async with asyncio.timeout(5), exchange(self.target, "GET", path, self._headers, b"") as answer:
-                body = b"".join([part async for part in answer.body()])
-                return body if answer.status == 200 else None
-        return None
+        return await ask_within(5, self.target, "GET", path, self._headers)
 
     def describe(self) -> dict[str, Any]:
         """How it stands, for `/models`."""
@@ -201,11 +196,8 @@ class HostedModel:
             environment=envs.changed_environment({"QUIRE_SERVER_DEV_MODE": "1"}),
         )
         while self._process.poll() is None:
-            if os.path.exists(path):
-                with contextlib.suppress(BackendGone):
-                    async with exchange(self.target, "GET", "/ready", self._headers, b"") as answer:
-                        if answer.status == 200:
-                            return
+            if os.path.exists(path) and await ask_within(5, self.target, "GET", "/ready", self._headers) is not None:
+                return
             await asyncio.sleep(_LOOK_S)
         raise self._fail(
             f"its process ended with code {self._process.returncode} before it was ready; the log says why"
@@ -213,7 +205,7 @@ class HostedModel:
 
     async def _tell(self, path: str) -> None:
         async with exchange(self.target, "POST", path, self._headers, b"") as answer:
-            body = b"".join([part async for part in answer.body()])
+            body = await answer.whole()
             if answer.status != 200:
                 raise BackendGone(f"{path} is answered with {answer.status}: {body[:200].decode('utf-8', 'replace')}")
 
