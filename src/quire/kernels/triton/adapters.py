@@ -12,7 +12,7 @@ import triton
 
 from quire.kernels.adapters import GROUP, TILE, AdapterRows, AdapterTable
 from quire.kernels.registry import kernel
-from quire.kernels.triton.launch import cdiv, gdc_launch_dependents, gdc_wait, launch_options, next_power_of_2, tl
+from quire.kernels.triton.launch import await_previous, cdiv, launch_options, next_power_of_2, tl
 
 RANK_BLOCK = 16
 """Ranks of a program."""
@@ -78,9 +78,7 @@ def shrink_kernel(
     end = tl.minimum(begin + each, K)
     x_T1, inside_R = x_ptr + row[:, None] * x_stride, (number < rank) & is_updated
     first_KR = _down(down_R, begin, end, inside_R)
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     if is_updated:
         sums = _product(x_T1, down_R, first_KR, begin, end, inside, inside_R, DTYPE)
         out, mask = out_ptr + row[:, None] * out_width + line, inside[:, None] & (number < rank)
@@ -171,9 +169,7 @@ def expand_kernel(
     up_ptr, r = numbers_of(entries_ptr, 1, slot, num_slots, DTYPE), tl.arange(0, RANKS)
     first_RN = _up(up_ptr, r, n, rank, inside_n, N)
     h_T1 = h_ptr + row[:, None] * h_width + segment * rank
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     if (rank > 0) | (gain != 0):
         h = tl.load(h_T1 + r, mask=inside[:, None] & (r < rank), other=0.0)
         sums = tl.dot(h.to(DTYPE), first_RN, tl.zeros((ROWS, OUTPUTS), dtype=tl.float32), input_precision="ieee")
@@ -200,9 +196,7 @@ def lookup_kernel(
 ):
     """One token's row of its adapter's table."""
     t, r = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     slot = tl.load(slots_ptr + t)
     rank = field_of(entries_ptr, 2, slot, num_slots)
     down_ptr = numbers_of(entries_ptr, 0, slot, num_slots, DTYPE)

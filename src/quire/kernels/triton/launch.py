@@ -3,10 +3,10 @@
 Programmatic dependent launch (compute capability 9.0 and up): a kernel may start while the one before it still runs, and
 waits where it first needs that one's results. Rules for a kernel that takes `PDL: tl.constexpr`:
 
-- `if PDL: gdc_wait()` stands before the first access to memory that any earlier kernel writes, or reads and this one
+- `await_previous(PDL)` stands before the first access to memory that any earlier kernel writes, or reads and this one
   writes. Weights and other constants may be loaded before it.
-- `if PDL: gdc_launch_dependents()` stands as early as the next kernel may take up room beside this one; usually right
-  after the wait.
+- The next kernel may take up room beside this one right after that wait; with `EARLY=True` before it. A kernel that asks for
+  memory between the two calls `gdc_launch_dependents` and `gdc_wait` itself.
 - Every program of the kernel comes past the wait, also one that has nothing to do.
 - The embedding waits before it lets others start. So what stands before it in a step (lengths, page tables, slots,
   positions), and pages that earlier steps wrote, are complete for every kernel after it, which may read them before its wait.
@@ -16,6 +16,7 @@ import functools
 from typing import Any
 
 import torch
+import triton
 import triton.language as tl
 from triton import knobs
 from triton.language.extra import cuda as _cuda
@@ -24,6 +25,7 @@ gdc_wait = _cuda.gdc_wait
 gdc_launch_dependents = _cuda.gdc_launch_dependents
 
 __all__ = [
+    "await_previous",
     "gdc_launch_dependents",
     "gdc_wait",
     "interpreted",
@@ -32,6 +34,17 @@ __all__ = [
     "num_processors",
     "tl",
 ]
+
+
+@triton.jit
+def await_previous(PDL: tl.constexpr, EARLY: tl.constexpr = False):
+    """Wait for the kernel before this one, and let the next one start: after the wait, or before it if EARLY."""
+    if PDL:
+        if EARLY:
+            gdc_launch_dependents()
+        gdc_wait()
+        if not EARLY:
+            gdc_launch_dependents()
 
 
 def next_power_of_2(count: int) -> int:

@@ -8,7 +8,7 @@ import triton
 
 from quire.kernels.registry import kernel
 from quire.kernels.step import HEADER, StepBuffers
-from quire.kernels.triton.launch import cdiv, gdc_launch_dependents, gdc_wait, launch_options, tl
+from quire.kernels.triton.launch import await_previous, cdiv, launch_options, tl
 
 BLOCK = 256
 
@@ -44,9 +44,7 @@ def _unpack(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     part = tl.program_id(0)
     tokens = tl.load(packet)
     requests = tl.load(packet + 1)
@@ -144,9 +142,7 @@ def unpack_step(buffers: StepBuffers, max_tokens: int, max_requests: int) -> Non
 
 @triton.jit(do_not_specialize=["count"])
 def _keep(token_ids, rows, last_token, count, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     offset = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     kept = offset < count
     row = tl.load(rows + offset, kept, other=0)

@@ -11,7 +11,7 @@ import triton.language as tl
 from quire.attention.interface import AttentionMetadata
 from quire.kernels.registry import kernel
 from quire.kernels.triton.attention.rope import load_cos_sin, rotary_partner, to_cache_type
-from quire.kernels.triton.launch import cdiv, gdc_launch_dependents, gdc_wait, launch_options, next_power_of_2
+from quire.kernels.triton.launch import await_previous, cdiv, launch_options, next_power_of_2
 from quire.kernels.types import HeadWeight, Rope
 
 HEADS_PER_PROGRAM = 16
@@ -41,9 +41,7 @@ def _head_linear(
         tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M),
         tl.arange(0, BLOCK_K),
     )
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     row_T1, is_row_T1 = t_T.to(tl.int64)[:, None], (t_T < num_rows)[:, None]
     weight_M1 = weight + (head.to(tl.int64) * M + m_M)[:, None] * K
     acc_TM = tl.zeros((BLOCK_T, BLOCK_M), tl.float32)
@@ -130,9 +128,7 @@ def _latent_and_cache(
     dim_E, dim_R = tl.arange(0, E_PAD), tl.arange(0, R_PAD)
     partner_E, pair_E, sign_E = rotary_partner(dim_E, E, INTERLEAVED)
     in_E = dim_E < E
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     cos_E, sin_E = load_cos_sin(cos_sin, tl.load(positions + token), dim_E, pair_E, sign_E, E, True)
     if tl.program_id(1) == 0:
         slot = tl.load(slots + token)

@@ -19,14 +19,7 @@ import triton.language as tl
 
 from quire.attention.interface import AttentionMetadata, AttentionParams
 from quire.kernels.triton.attention.prefill import LOG2_E, find_request
-from quire.kernels.triton.launch import (
-    cdiv,
-    gdc_launch_dependents,
-    gdc_wait,
-    launch_options,
-    next_power_of_2,
-    num_processors,
-)
+from quire.kernels.triton.launch import await_previous, cdiv, launch_options, next_power_of_2, num_processors
 
 MAX_SPLITS = 64
 
@@ -65,9 +58,7 @@ def _latent_attention(
 ):
     """DECODE: program_id(0) is a request, and only those with one token are served. SPLIT: programs along axis 2 share the
     keys and leave parts."""
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     TOKENS: tl.constexpr = 1 if DECODE else TILE_M // PACK
     first_token = 0
     if DECODE:
@@ -159,9 +150,7 @@ def _join_parts(
     PDL: tl.constexpr,
 ):
     """One head of one request that computes one token: its parts, in order."""
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     request, head = tl.program_id(0), tl.program_id(1)
     token = tl.load(query_start + request)
     if tl.load(query_start + request + 1) - token != 1:

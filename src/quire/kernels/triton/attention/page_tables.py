@@ -7,7 +7,7 @@ import torch
 import triton
 
 from quire.attention.interface import AttentionMetadata
-from quire.kernels.triton.launch import gdc_launch_dependents, gdc_wait, launch_options, tl
+from quire.kernels.triton.launch import await_previous, launch_options, tl
 
 BLOCK = 1024
 
@@ -26,9 +26,7 @@ def gather_tables_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     request = tl.program_id(0).to(tl.int64)
     row = tl.minimum(tl.load(rows + request), num_rows - 1).to(tl.int64)
     length = tl.maximum(tl.load(seq_lens + request), 1)

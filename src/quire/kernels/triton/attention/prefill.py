@@ -26,14 +26,7 @@ import triton.language as tl
 
 from quire.attention.interface import AttentionMetadata, AttentionParams
 from quire.kernels.triton.attention.decode_kernel import is_short
-from quire.kernels.triton.launch import (
-    cdiv,
-    compute_capability,
-    gdc_launch_dependents,
-    gdc_wait,
-    launch_options,
-    next_power_of_2,
-)
+from quire.kernels.triton.launch import await_previous, cdiv, compute_capability, launch_options, next_power_of_2
 
 LOG2_E = math.log2(math.e)
 SHORT = 64
@@ -185,9 +178,7 @@ def _prefill_kernel(
     ITEMS: tl.constexpr = False,
 ):
     """`PAGE_STRIDE`: from a page to the next, where that is more than a page of keys."""
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     TOKENS: tl.constexpr = TILE_M // PACK
     PARTS: tl.constexpr = (GROUP + PACK - 1) // PACK
     # The last tiles of a request have the most keys: they go first.

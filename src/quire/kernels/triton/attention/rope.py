@@ -10,14 +10,7 @@ import triton.language as tl
 
 from quire.attention.interface import AttentionMetadata
 from quire.kernels.registry import kernel
-from quire.kernels.triton.launch import (
-    cdiv,
-    gdc_launch_dependents,
-    gdc_wait,
-    is_nvidia,
-    launch_options,
-    next_power_of_2,
-)
+from quire.kernels.triton.launch import await_previous, cdiv, is_nvidia, launch_options, next_power_of_2
 from quire.kernels.types import Rope
 
 VALUES_PER_PROGRAM = 4096
@@ -132,9 +125,7 @@ def _rope_and_cache(
             tl.load(q_norm + partner_H, mask=has_H)[None, :],
             tl.load(k_norm + partner_H, mask=has_H)[None, :],
         )
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     slot = tl.load(slots + token)
     mask_BH = (head_B < N + 2 * K)[:, None] & in_head_1H
     row_B1 = qkv + token * qkv_stride + (head_B * H)[:, None]

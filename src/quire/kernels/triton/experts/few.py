@@ -10,7 +10,7 @@ import torch
 import triton
 
 from quire.kernels.triton.experts.route import choose, rank_keys, take_best
-from quire.kernels.triton.launch import cdiv, gdc_launch_dependents, gdc_wait, launch_options, next_power_of_2, tl
+from quire.kernels.triton.launch import await_previous, cdiv, launch_options, next_power_of_2, tl
 from quire.kernels.triton.norm.activations import KINDS, activate
 from quire.kernels.types import ExpertScratch, ExpertWeights, Routing
 
@@ -76,9 +76,7 @@ def few_gate_up_kernel(
     row_N = block * BLOCK_N + tl.arange(0, BLOCK_N)
     inside_N = row_N < I
     column_GV = tl.arange(0, BLOCK_K // VECTOR)[:, None] * VECTOR + tl.arange(0, VECTOR)[None, :]
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    await_previous(PDL, EARLY=True)
     if token >= tl.load(num_tokens_ptr):
         return
     if ROUTES:
@@ -154,9 +152,7 @@ def few_down_kernel(
     row_N = block * BLOCK_N + tl.arange(0, BLOCK_N)
     inside_N = row_N < D
     column_GV = tl.arange(0, BLOCK_K // VECTOR)[:, None] * VECTOR + tl.arange(0, VECTOR)[None, :]
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    await_previous(PDL, EARLY=True)
     if token >= tl.load(num_tokens_ptr):
         return
     sums_GN = tl.zeros((BLOCK_K // VECTOR, BLOCK_N), dtype=tl.float32)

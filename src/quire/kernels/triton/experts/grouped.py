@@ -14,10 +14,9 @@ import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from quire.kernels.triton.launch import (
+    await_previous,
     cdiv,
     current_device,
-    gdc_launch_dependents,
-    gdc_wait,
     interpreted,
     launch_options,
     next_power_of_2,
@@ -180,9 +179,7 @@ def grouped_kernel(
         row_N = tl.minimum(block_n * BLOCK_N + n, N - 1)
         rows_of_expert = N
     column_K = tl.arange(0, BLOCK_K)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    await_previous(PDL, EARLY=True)
     if WALK:
         expert = tile
         count = tl.load(counts_ptr + expert)
@@ -269,9 +266,7 @@ def combine_kernel(
 ):
     """out[t] (+)= the sum of the token's pairs, in order. Clears the counts for the next mixture. With ids, only pairs whose
     expert is one of `count_here` from `first` on."""
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     if tl.program_id(0) + tl.program_id(1) == 0:
         expert_E = tl.arange(0, BLOCK_E)
         tl.store(counts_ptr + expert_E, tl.zeros((BLOCK_E,), dtype=tl.int32), mask=expert_E < num_experts)

@@ -16,15 +16,7 @@ import triton
 
 from quire.kernels.registry import kernel
 from quire.kernels.triton.experts.grouped import gated, locate, shared_bytes, stages_within, ungated
-from quire.kernels.triton.launch import (
-    cdiv,
-    gdc_launch_dependents,
-    gdc_wait,
-    launch_options,
-    next_power_of_2,
-    num_processors,
-    tl,
-)
+from quire.kernels.triton.launch import await_previous, cdiv, launch_options, next_power_of_2, num_processors, tl
 from quire.kernels.triton.linear.dot import COUNTERS, split_workspace
 from quire.kernels.triton.norm.activations import KINDS
 from quire.kernels.triton.packed.layout import (
@@ -119,9 +111,7 @@ def packed_experts_kernel(
     BLOCK: tl.constexpr = 128
     block_n, tile, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row = tl.arange(0, BLOCK)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    await_previous(PDL, EARLY=True)
     expert, own, count = locate(counts_ptr, num_experts, tile, BLOCK_T, BLOCK_E)
     expert = expert.to(tl.int64)
     if own * BLOCK_T < count:

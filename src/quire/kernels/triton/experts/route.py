@@ -12,7 +12,7 @@ Legend: T tokens, E experts, K experts a token; a pair is token * K + k.
 import torch
 import triton
 
-from quire.kernels.triton.launch import cdiv, gdc_launch_dependents, gdc_wait, launch_options, next_power_of_2, tl
+from quire.kernels.triton.launch import await_previous, cdiv, launch_options, next_power_of_2, tl
 from quire.kernels.types import ExpertScratch, Routing
 
 
@@ -165,9 +165,7 @@ def lists_kernel(
     PDL: tl.constexpr,
 ):
     """Each expert's list from ids; only of the `count_here` experts from `first` on, which are counted from there."""
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     count = tl.minimum(tl.load(num_tokens_ptr).to(tl.int32), num_rows)
     pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = pair < count * K
@@ -203,9 +201,7 @@ def choose_kernel(
     PDL: tl.constexpr,
 ):
     """One token's ids and weights; with LISTS its pairs in the experts' lists too."""
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    await_previous(PDL, EARLY=True)
     token = tl.program_id(0)
     if token >= tl.load(num_tokens_ptr):
         return

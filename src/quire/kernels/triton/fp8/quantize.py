@@ -12,7 +12,7 @@ import torch
 import triton
 
 from quire.kernels.fp8 import FP8_MAX, FP8_MIN_SCALE
-from quire.kernels.triton.launch import gdc_launch_dependents, gdc_wait, launch_options, next_power_of_2, tl
+from quire.kernels.triton.launch import await_previous, launch_options, next_power_of_2, tl
 from quire.kernels.triton.norm.activations import KINDS, activate
 from quire.kernels.types import Fp8Weight
 
@@ -52,9 +52,7 @@ def _quantize_rows(
     mask = k < K
     if HAS_NORM:
         norm = tl.load(norm_ptr + k, mask=mask, other=0.0).to(tl.float32)
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     if KIND < 0:
         x = tl.load(x_ptr + row * K + k, mask=mask, other=0.0).to(tl.float32)
     else:

@@ -13,14 +13,7 @@ import torch
 import triton
 
 from quire.kernels.triton.fp8.quantize import kind_number
-from quire.kernels.triton.launch import (
-    cdiv,
-    gdc_launch_dependents,
-    gdc_wait,
-    launch_options,
-    next_power_of_2,
-    tl,
-)
+from quire.kernels.triton.launch import await_previous, cdiv, launch_options, next_power_of_2, tl
 from quire.kernels.triton.norm.activations import activate
 from quire.kernels.types import Fp8Scratch, Fp8Weight
 
@@ -127,9 +120,7 @@ def _rows_kernel(
     end = tl.minimum(begin + steps_a_part, steps)
     w_base = w_ptr + row.to(tl.int64)[:, None] * K + k[None, :]
     x_base = x_ptr + token[None, :] * K + k[:, None]
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    await_previous(PDL, EARLY=True)
     acc = tl.zeros([BLOCK_N, BLOCK_T], tl.float32)
     for step in tl.range(begin, end, num_stages=STAGES):
         start = step * BLOCK_K

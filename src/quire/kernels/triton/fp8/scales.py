@@ -8,7 +8,7 @@ Legend: T rows, N outputs.
 import torch
 import triton
 
-from quire.kernels.triton.launch import cdiv, gdc_launch_dependents, gdc_wait, launch_options, tl
+from quire.kernels.triton.launch import await_previous, cdiv, launch_options, tl
 from quire.kernels.types import Fp8Weight
 
 BLOCK = 1024
@@ -31,9 +31,7 @@ def _scale_kernel(
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = n < N
     w_scale = tl.load(w_scale_ptr + n, mask=inside, other=0.0)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    await_previous(PDL, EARLY=True)
     y = tl.load(x_ptr + row * N + n, mask=inside, other=0.0).to(tl.float32) * tl.load(x_scale_ptr + row) * w_scale
     if HAS_BIAS:
         y += tl.load(bias_ptr + n, mask=inside, other=0.0)

@@ -4,13 +4,7 @@ import torch
 import triton
 
 from quire.kernels.registry import kernel
-from quire.kernels.triton.launch import (
-    cdiv,
-    gdc_launch_dependents,
-    gdc_wait,
-    launch_options,
-    tl,
-)
+from quire.kernels.triton.launch import await_previous, cdiv, launch_options, tl
 from quire.kernels.types import LinearWeight
 
 BLOCK = 1024
@@ -21,9 +15,7 @@ def embedding_kernel(
     ids_ptr, table_ptr, out_ptr, num_ids, width, scale, ADD: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
     """An id outside the table gives zeros: what padding holds is nobody's business, but must not be read."""
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     t = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     token = tl.load(ids_ptr + t).to(tl.int64)

@@ -10,14 +10,7 @@ import triton
 
 from quire.kernels.norm import ACTIVATIONS
 from quire.kernels.registry import kernel
-from quire.kernels.triton.launch import (
-    cdiv,
-    gdc_launch_dependents,
-    gdc_wait,
-    launch_options,
-    next_power_of_2,
-    tl,
-)
+from quire.kernels.triton.launch import await_previous, cdiv, launch_options, next_power_of_2, tl
 
 KINDS = tuple(ACTIVATIONS)
 """Kernels know an activation by its place here."""
@@ -89,9 +82,7 @@ def activate(x, KIND: tl.constexpr):
 def gated_activation_kernel(
     x_ptr, out_ptr, width, x_stride, out_stride, KIND: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     blocks = tl.cdiv(width, BLOCK)
     row = (tl.program_id(0) // blocks).to(tl.int64)
     column = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
@@ -103,9 +94,7 @@ def gated_activation_kernel(
 
 @triton.jit
 def activation_kernel(x_ptr, size, KIND: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
     x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
@@ -114,9 +103,7 @@ def activation_kernel(x_ptr, size, KIND: tl.constexpr, BLOCK: tl.constexpr, PDL:
 
 @triton.jit
 def add_kernel(x_ptr, out_ptr, size, scale, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
     x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
@@ -126,9 +113,7 @@ def add_kernel(x_ptr, out_ptr, size, scale, BLOCK: tl.constexpr, PDL: tl.constex
 
 @triton.jit
 def scale_and_cap_kernel(x_ptr, size, scale, soft_cap, HAS_CAP: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
     x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32) * scale
@@ -205,9 +190,7 @@ def sigmoid_gate_kernel(
     x_ptr, gate_ptr, width, gate_stride, EACH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
     """One row a program."""
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     at, inside = x_ptr + row * width + column, column < width

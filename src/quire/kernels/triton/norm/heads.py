@@ -7,7 +7,7 @@ import torch
 import triton
 
 from quire.kernels.registry import kernel
-from quire.kernels.triton.launch import cdiv, gdc_launch_dependents, gdc_wait, launch_options, next_power_of_2, tl
+from quire.kernels.triton.launch import await_previous, cdiv, launch_options, next_power_of_2, tl
 
 BLOCK = 1024
 """Values of a program that takes them one at a time."""
@@ -30,9 +30,7 @@ def head_norm_kernel(
     group, column = tl.program_id(1) * size, tl.arange(0, BLOCK)
     inside = column < size
     weight = tl.load(weight_ptr + group + column, mask=inside, other=0.0)
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     at = x_ptr + tl.program_id(0).to(tl.int64) * x_stride + group + column
     x = tl.load(at, mask=inside, other=0.0).to(tl.float32)
     if SUBTRACT_MEAN:
@@ -48,9 +46,7 @@ def values_kernel(
     x_ptr, numbers_ptr, index_ptr, width, x_stride, limit, KIND: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
     """Some values of one row: KIND 0 clips them, 1 multiplies them by the row's number, 2 is xIELU."""
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     at, inside = x_ptr + row * x_stride + column, column < width
     x = tl.load(at, mask=inside, other=0.0).to(tl.float32)

@@ -8,13 +8,7 @@ import torch
 import triton
 
 from quire.kernels.registry import kernel
-from quire.kernels.triton.launch import (
-    gdc_launch_dependents,
-    gdc_wait,
-    launch_options,
-    next_power_of_2,
-    tl,
-)
+from quire.kernels.triton.launch import await_previous, launch_options, next_power_of_2, tl
 
 VALUES_A_WARP = 512
 """By the width alone: the order of a sum depends on it."""
@@ -43,9 +37,7 @@ def norm_kernel(
     weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
     if HAS_BIAS:
         bias = tl.load(bias_ptr + column, mask=inside, other=0.0).to(tl.float32)
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     x = tl.load(x_ptr + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:

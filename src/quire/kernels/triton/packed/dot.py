@@ -10,7 +10,7 @@ import torch
 import triton
 
 from quire.kernels.packed import code_bits
-from quire.kernels.triton.launch import cdiv, gdc_launch_dependents, gdc_wait, launch_options, num_processors, tl
+from quire.kernels.triton.launch import await_previous, cdiv, launch_options, num_processors, tl
 from quire.kernels.triton.linear.dot import COUNTERS, split_workspace
 from quire.kernels.types import PackedWeight
 
@@ -93,9 +93,7 @@ def packed_dot_kernel(
     x_rows = x_ptr + tl.minimum(t, num_rows - 1).to(tl.int64)[None, :] * K
     length = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT) * BLOCK_K
     first = part * length
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    await_previous(PDL, EARLY=True)
     sums = tl.zeros((BLOCK_N, BLOCK_T), dtype=tl.float32)
     for start in tl.range(first, tl.minimum(first + length, K), BLOCK_K, num_stages=STAGES):
         w = _values(

@@ -13,15 +13,7 @@ import torch
 import triton
 
 from quire.kernels.packed import code_bits
-from quire.kernels.triton.launch import (
-    cdiv,
-    gdc_launch_dependents,
-    gdc_wait,
-    launch_options,
-    next_power_of_2,
-    num_processors,
-    tl,
-)
+from quire.kernels.triton.launch import await_previous, cdiv, launch_options, next_power_of_2, num_processors, tl
 from quire.kernels.types import PackedWeight
 
 MAX_ROWS = 4
@@ -126,9 +118,7 @@ def packed_gemv_kernel(
     run = tl.arange(0, RUNS)
     column = run[:, None] * RUN + tl.arange(0, RUN)[None, :]
     codes = _load_codes(w_ptr, row, run, (run * RUN < K)[:, None] & inside_N[None, :], BYTES, k_bytes, BITS == 4)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    await_previous(PDL, EARLY=True)
     sums = ()
     for _ in tl.static_range(T):
         sums = sums + (tl.zeros((RUNS, BLOCK_N), dtype=tl.float32),)

@@ -7,7 +7,7 @@ import torch
 import triton
 
 from quire.kernels.packed import INT8_MAX, INT8_MIN_SCALE
-from quire.kernels.triton.launch import cdiv, gdc_launch_dependents, gdc_wait, launch_options, next_power_of_2, tl
+from quire.kernels.triton.launch import await_previous, cdiv, launch_options, next_power_of_2, tl
 from quire.kernels.types import Int8Weight
 
 _MAX = tl.constexpr(INT8_MAX)
@@ -29,9 +29,7 @@ def _round_rows(
 ):
     row = tl.program_id(0).to(tl.int64)
     k = tl.arange(0, BLOCK)
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     x = tl.load(x_ptr + row * K + k, mask=k < K, other=0.0).to(tl.float32)
     if IS_STATIC:
         scale = tl.load(given_ptr)
@@ -66,9 +64,7 @@ def _int8_dot(
     t = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)
     token = tl.minimum(t, num_rows - 1)
     k = tl.arange(0, BLOCK_K)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    await_previous(PDL, EARLY=True)
     sums = tl.zeros((BLOCK_N, BLOCK_T), dtype=tl.int32)
     for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
         inside = start + k < K

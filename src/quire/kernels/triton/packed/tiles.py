@@ -14,15 +14,7 @@ from typing import cast
 import torch
 import triton
 
-from quire.kernels.triton.launch import (
-    cdiv,
-    gdc_launch_dependents,
-    gdc_wait,
-    launch_options,
-    next_power_of_2,
-    num_processors,
-    tl,
-)
+from quire.kernels.triton.launch import await_previous, cdiv, launch_options, next_power_of_2, num_processors, tl
 from quire.kernels.triton.linear.dot import COUNTERS, split_workspace
 from quire.kernels.triton.packed.layout import BLOCK_ROWS, Tiles, decode, may_assemble, scale_of
 from quire.kernels.types import PackedWeight
@@ -180,9 +172,7 @@ def tiles_kernel(
     start = block_n * BLOCK_N // BLOCK
     inside = block_n * BLOCK_N % BLOCK + tl.arange(0, BLOCK_N)
     block = w_ptr + (start.to(tl.int64) * TILES * BLOCK * WORDS)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    await_previous(PDL, EARLY=True)
     sums = tl.zeros((BLOCK_N, BLOCK_T), dtype=tl.float32)
     w_tile = block + inside[:, None] * WORDS + word[None, :]
     sums = add_tiles(
@@ -258,9 +248,7 @@ def expand_kernel(
     word = tl.arange(0, WORDS)
     at = ((first_block + block).to(tl.int64) * TILES + tile) * (BLOCK * WORDS)
     words = tl.load(w_ptr + at + row[:, None] * WORDS + word[None, :])
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    await_previous(PDL, EARLY=True)
     out = out_ptr + (block * BLOCK + row).to(tl.int64)[:, None] * K + tile * COLUMNS + word[None, :]
     for part in tl.static_range(PARTS):
         both = _scales(scale_ptr, tile, part // PER_SCALE, n, ROWS, GROUP, COLUMNS, SHARE)

@@ -18,7 +18,7 @@ from typing import cast
 import torch
 import triton
 
-from quire.kernels.triton.launch import cdiv, gdc_launch_dependents, gdc_wait, interpreted, launch_options, tl
+from quire.kernels.triton.launch import await_previous, cdiv, interpreted, launch_options, tl
 from quire.kernels.triton.norm.activations import KINDS, activate
 from quire.kernels.triton.packed.layout import BLOCK_ROWS, WHOLE_4, Tiles, may_assemble, scale_of, zero_bits
 from quire.kernels.types import PackedWeight
@@ -213,9 +213,7 @@ def vector_kernel(
     first = tl.program_id(0) * (OWN * 8)
     w_ptr, x_ptr = w_ptr.to(tl.pointer_type(tl.int32)), x_ptr.to(tl.pointer_type(tl.int32))
     codes, scales = _codes(w_ptr, scale_ptr, first, N, ROWS, LAST, GROUP, OWN, R)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    await_previous(PDL, EARLY=True)
     sums = ()
     for _ in tl.static_range(R):
         sums = sums + (tl.zeros((8, 8, 4), dtype=tl.float32),)

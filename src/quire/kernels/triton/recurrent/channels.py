@@ -6,7 +6,7 @@ import triton
 
 from quire.attention.interface import AttentionMetadata
 from quire.kernels.registry import kernel
-from quire.kernels.triton.launch import cdiv, gdc_launch_dependents, gdc_wait, launch_options, tl
+from quire.kernels.triton.launch import await_previous, cdiv, launch_options, tl
 from quire.kernels.triton.recurrent.conv import apply_gate
 from quire.kernels.triton.recurrent.scan import find_tokens, load_state, store_state
 from quire.kernels.types import LruWeights
@@ -40,9 +40,7 @@ def rg_lru_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     start, end, position, pages_ptr = find_tokens(query_start_ptr, seq_lens_ptr, rows_ptr, table_ptr, table_stride)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = channel < channels
@@ -124,9 +122,7 @@ def wkv_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     start, end, position, pages_ptr = find_tokens(query_start_ptr, seq_lens_ptr, rows_ptr, table_ptr, table_stride)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = channel < channels

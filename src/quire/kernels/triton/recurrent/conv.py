@@ -11,7 +11,7 @@ import triton
 from quire.attention.interface import AttentionMetadata
 from quire.kernels.recurrent import GATES
 from quire.kernels.registry import kernel
-from quire.kernels.triton.launch import cdiv, gdc_launch_dependents, gdc_wait, launch_options, next_power_of_2, tl
+from quire.kernels.triton.launch import await_previous, cdiv, launch_options, next_power_of_2, tl
 
 CHANNELS = 256
 """Channels of a program; two for each thread."""
@@ -64,9 +64,7 @@ def causal_conv_kernel(
     PDL: tl.constexpr,
 ):
     KEPT: tl.constexpr = WIDTH - 1
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     request, split = tl.program_id(0), tl.program_id(2)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = channel < channels
@@ -153,9 +151,7 @@ def gate_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
@@ -204,9 +200,7 @@ def gated_norm_kernel(
     PDL: tl.constexpr,
 ):
     """One group of one row a program."""
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     offset = tl.arange(0, BLOCK)
     inside, column = offset < group, tl.program_id(1) * group + offset
@@ -267,9 +261,7 @@ def scale_columns_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width

@@ -21,7 +21,7 @@ import triton
 from quire.attention.interface import AttentionMetadata
 from quire.kernels.registry import kernel
 from quire.kernels.triton.attention.prefill import find_request
-from quire.kernels.triton.launch import cdiv, gdc_launch_dependents, gdc_wait, launch_options, next_power_of_2, tl
+from quire.kernels.triton.launch import await_previous, cdiv, launch_options, next_power_of_2, tl
 from quire.kernels.triton.recurrent.chunks import (
     FROM,
     Tiles,
@@ -87,9 +87,7 @@ def delta_inverses_kernel(
 ):
     """Inverses of 1 + A, their columns times the strengths of the writes: a row of CHUNK numbers each token and head, for the
     step's tokens from `low` on, up to `high`."""
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     request = find_request(query_start_ptr, num_requests, tl.program_id(0), CHUNK)
     start = tl.load(query_start_ptr + request).to(tl.int64)
     end = tl.load(query_start_ptr + request + 1).to(tl.int64)
@@ -174,9 +172,7 @@ def delta_chunks_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     start, end, position, pages_ptr = find_tokens(query_start_ptr, seq_lens_ptr, rows_ptr, table_ptr, table_stride)
     if end - start < fewest:
         return

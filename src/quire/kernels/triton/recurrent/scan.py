@@ -10,7 +10,7 @@ import triton
 
 from quire.attention.interface import AttentionMetadata
 from quire.kernels.registry import kernel
-from quire.kernels.triton.launch import cdiv, gdc_launch_dependents, gdc_wait, launch_options, next_power_of_2, tl
+from quire.kernels.triton.launch import await_previous, cdiv, launch_options, next_power_of_2, tl
 from quire.kernels.types import DeltaWeights, SsdWeights
 
 TILE = 4096
@@ -82,9 +82,7 @@ def selective_scan_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     start, end, position, pages_ptr = find_tokens(query_start_ptr, seq_lens_ptr, rows_ptr, table_ptr, table_stride)
     end = tl.where(end - start > most, start, end)
     channel, number = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, STATE)
@@ -188,9 +186,7 @@ def ssd_scan_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     start, end, position, pages_ptr = find_tokens(query_start_ptr, seq_lens_ptr, rows_ptr, table_ptr, table_stride)
     end = tl.where(end - start > most, start, end)
     head, offset, number = tl.program_id(1), tl.program_id(2) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, STATE)
@@ -312,9 +308,7 @@ def gated_delta_rule_kernel(
     BOUNDED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     start, end, position, pages_ptr = find_tokens(query_start_ptr, seq_lens_ptr, rows_ptr, table_ptr, table_stride)
     end = tl.where(end - start > most, start, end)
     head, offset, number = tl.program_id(1), tl.program_id(2) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, STATE)

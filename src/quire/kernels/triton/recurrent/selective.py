@@ -21,7 +21,7 @@ import triton
 
 from quire.attention.interface import AttentionMetadata
 from quire.kernels.registry import kernel
-from quire.kernels.triton.launch import cdiv, gdc_launch_dependents, gdc_wait, launch_options, num_processors, tl
+from quire.kernels.triton.launch import await_previous, cdiv, launch_options, num_processors, tl
 from quire.kernels.triton.recurrent.chunks import FROM, Tiles, chunk_at, chunks_of, is_long
 from quire.kernels.triton.recurrent.scan import find_tokens
 from quire.kernels.triton.recurrent.scan import selective_scan as scan_by_token
@@ -88,9 +88,7 @@ def selective_chunks_kernel(
     PDL: tl.constexpr,
 ):
     CHUNK: tl.constexpr = STEPS * GROUPS
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     start, end, position, pages_ptr = find_tokens(query_start_ptr, seq_lens_ptr, rows_ptr, table_ptr, table_stride)
     if end - start < fewest:
         return

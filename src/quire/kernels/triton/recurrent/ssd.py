@@ -15,7 +15,7 @@ import triton
 
 from quire.attention.interface import AttentionMetadata
 from quire.kernels.registry import kernel
-from quire.kernels.triton.launch import cdiv, gdc_launch_dependents, gdc_wait, launch_options, next_power_of_2, tl
+from quire.kernels.triton.launch import await_previous, cdiv, launch_options, next_power_of_2, tl
 from quire.kernels.triton.recurrent.chunks import (
     FROM,
     Tiles,
@@ -69,9 +69,7 @@ def ssd_chunks_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     start, end, position, pages_ptr = find_tokens(query_start_ptr, seq_lens_ptr, rows_ptr, table_ptr, table_stride)
     if end - start < fewest:
         return

@@ -13,15 +13,7 @@ import triton
 
 from quire.kernels import sampling as definition
 from quire.kernels.registry import kernel
-from quire.kernels.triton.launch import (
-    cdiv,
-    gdc_launch_dependents,
-    gdc_wait,
-    is_nvidia,
-    launch_options,
-    next_power_of_2,
-    tl,
-)
+from quire.kernels.triton.launch import await_previous, cdiv, is_nvidia, launch_options, next_power_of_2, tl
 from quire.kernels.triton.sampling.heads import TILE
 
 WARPS = 2
@@ -135,9 +127,7 @@ def tile_scores_kernel(
     PDL: tl.constexpr,
 ):
     """partial[s, n] = the largest (approximate) score of tile n of row s."""
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     row = tl.program_id(0) // num_tiles
     tile = tl.program_id(0) % num_tiles
     best = float("-inf")
@@ -210,9 +200,7 @@ def pick_kernel(
     PDL: tl.constexpr,
 ):
     """out[s] = the first index with the largest score, from the tiles that can hold it."""
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     row = tl.program_id(0)
     inverse = float("inf")
     seed = tl.full((), 0, tl.int64)

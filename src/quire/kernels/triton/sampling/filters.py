@@ -17,14 +17,7 @@ import torch
 import triton
 
 from quire.kernels.registry import kernel
-from quire.kernels.triton.launch import (
-    cdiv,
-    gdc_launch_dependents,
-    gdc_wait,
-    launch_options,
-    next_power_of_2,
-    tl,
-)
+from quire.kernels.triton.launch import await_previous, cdiv, launch_options, next_power_of_2, tl
 from quire.kernels.triton.sampling.draw import launch_draw
 from quire.kernels.triton.sampling.filters_solve import is_filtered, solve, weigh
 from quire.kernels.triton.sampling.filters_window import solve_open_rows
@@ -64,9 +57,7 @@ def tile_weights_kernel(
     PDL: tl.constexpr,
 ):
     """Of each tile of the filtered rows: its maximum, its stretches' maxima, its weights' sum relative to its maximum."""
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     row = (tl.program_id(0) // num_tiles).to(tl.int64)
     tile = tl.program_id(0) % num_tiles
     inverse = tl.load(inverse_ptr + row)
@@ -105,9 +96,7 @@ def head_thresholds_kernel(
 ):
     """The thresholds of the rows whose cut lies in their head; the others are open. Of each: the largest value, the min-p
     floor and the mass."""
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     inverse = tl.load(inverse_ptr + row)
     top_k = tl.load(top_k_ptr + row)
@@ -217,9 +206,7 @@ def row_thresholds_kernel(
     PDL: tl.constexpr,
 ):
     """The thresholds of open rows: the cut is searched for in the whole row."""
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     if tl.load(is_open_ptr + row) != 0:
         inverse = tl.load(inverse_ptr + row)
@@ -261,9 +248,7 @@ def row_thresholds_kernel(
 
 @triton.jit
 def hide_below_kernel(logits_ptr, threshold_ptr, vocabulary, num_tiles, stride, TILE: tl.constexpr, PDL: tl.constexpr):
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     row = (tl.program_id(0) // num_tiles).to(tl.int64)
     threshold = tl.load(threshold_ptr + row)
     if threshold > float("-inf"):

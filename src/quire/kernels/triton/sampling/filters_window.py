@@ -10,14 +10,7 @@ Legend: S rows, V vocabulary, A parts a row, C candidates, W three figures of a 
 import torch
 import triton
 
-from quire.kernels.triton.launch import (
-    cdiv,
-    gdc_launch_dependents,
-    gdc_wait,
-    launch_options,
-    next_power_of_2,
-    tl,
-)
+from quire.kernels.triton.launch import await_previous, cdiv, launch_options, next_power_of_2, tl
 from quire.kernels.triton.sampling.filters_solve import solve, weigh
 from quire.kernels.triton.sampling.heads import LOWEST_KEY, key_value, order_key, search
 
@@ -66,9 +59,7 @@ def window_kernel(
     PDL: tl.constexpr,
 ):
     """window[s] = whether there is one; its candidates' lowest key; the key from which on values lie above them."""
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     has_window = 0
     if tl.load(is_open_ptr + row) != 0:
@@ -136,9 +127,7 @@ def gather_candidates_kernel(
     PDL: tl.constexpr,
 ):
     """Each part's candidates, in the order of the row, and how many values of what mass lie above them."""
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     row = (tl.program_id(0) // parts).to(tl.int64)
     if tl.load(window_ptr + row * 3) != 0:
         low_key = tl.load(window_ptr + row * 3 + 1)
@@ -182,9 +171,7 @@ def window_thresholds_kernel(
     PDL: tl.constexpr,
 ):
     """The thresholds of the rows whose cut lies in their window; they are open no more."""
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     if tl.load(window_ptr + row * 3) != 0:
         part = tl.arange(0, PARTS)

@@ -11,14 +11,7 @@ Legend: S rows, V vocabulary, M stretches a row, N tiles a row, H stretches of t
 import torch
 import triton
 
-from quire.kernels.triton.launch import (
-    cdiv,
-    gdc_launch_dependents,
-    gdc_wait,
-    launch_options,
-    next_power_of_2,
-    tl,
-)
+from quire.kernels.triton.launch import await_previous, cdiv, launch_options, next_power_of_2, tl
 
 STRETCH = 128
 TILE = 1024
@@ -87,9 +80,7 @@ def select_heads_kernel(
 ):
     """heads[s] = the stretches with the largest maxima (-1 where there are fewer); cut[s] = the key from which on every
     value of the row lies in them."""
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     stretch = tl.arange(0, STRETCHES)
     inside = stretch < num_stretches

@@ -10,14 +10,7 @@ import torch
 import triton
 
 from quire.kernels.registry import kernel
-from quire.kernels.triton.launch import (
-    cdiv,
-    gdc_launch_dependents,
-    gdc_wait,
-    launch_options,
-    next_power_of_2,
-    tl,
-)
+from quire.kernels.triton.launch import await_previous, cdiv, launch_options, next_power_of_2, tl
 from quire.kernels.triton.sampling.heads import (
     HEAD,
     STRETCH,
@@ -47,9 +40,7 @@ def tile_logprobs_kernel(
     STRETCH: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     number = (tl.program_id(0) // num_tiles).to(tl.int64)
     tile = tl.program_id(0) % num_tiles
     row_ptr = logits_ptr + tl.load(index_ptr + number).to(tl.int64) * stride
@@ -85,9 +76,7 @@ def pick_logprobs_kernel(
     HEAD: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     number = tl.program_id(0).to(tl.int64)
     row_ptr = logits_ptr + tl.load(index_ptr + number).to(tl.int64) * stride
     tiles = tl.arange(0, TILES)

@@ -11,13 +11,7 @@ import torch
 import triton
 
 from quire.kernels.registry import kernel
-from quire.kernels.triton.launch import (
-    cdiv,
-    gdc_launch_dependents,
-    gdc_wait,
-    launch_options,
-    tl,
-)
+from quire.kernels.triton.launch import await_previous, cdiv, launch_options, tl
 
 BLOCK = 512
 TILE = 2048
@@ -42,9 +36,7 @@ def penalize_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     row = (tl.program_id(0) // blocks).to(tl.int64)
     slot = tl.load(slots_ptr + row).to(tl.int64)
     if slot >= 0:
@@ -67,9 +59,7 @@ def penalize_kernel(
 def count_tokens_kernel(
     token_ptr, slots_ptr, ids_ptr, counts_ptr, sizes_ptr, table_stride, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     row = tl.program_id(0)
     slot = tl.load(slots_ptr + row).to(tl.int64)
     if slot >= 0:
@@ -104,9 +94,7 @@ def edit_logits_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     row = (tl.program_id(0) // blocks).to(tl.int64)
     slot = tl.load(slots_ptr + row).to(tl.int64)
     if slot >= 0:
@@ -126,9 +114,7 @@ def edit_logits_kernel(
 def keep_allowed_kernel(
     logits_ptr, slots_ptr, allowed_ptr, vocabulary, tiles, words, logits_stride, TILE: tl.constexpr, PDL: tl.constexpr
 ):
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_previous(PDL)
     row = (tl.program_id(0) // tiles).to(tl.int64)
     slot = tl.load(slots_ptr + row).to(tl.int64)
     if slot >= 0:
