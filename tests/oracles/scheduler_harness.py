@@ -8,6 +8,7 @@ from collections import Counter
 from random import Random
 from typing import Literal
 
+from tests.oracles.free_pages import free_blocks
 from tests.oracles.hash_model import MAX_IN_FLIGHT, Faults, HashExecutor, HashModel, stop_ids
 from tests.oracles.slow_preparer import SlowPreparer
 
@@ -274,11 +275,12 @@ class SchedulerHarness:
         pool, batch = scheduler.kv.pool, scheduler._batch
         holders = self._holders()
         references = Counter(block for holder in holders for table in holder.block_ids for block in table)
-        references.update(scheduler.waiting.prefixes.held_blocks())
+        hits = [group.shared for group in scheduler.waiting.prefixes._groups.values() if group.shared]
+        references.update(block for hit in hits for table in hit.block_ids for block in table)
         del references[NULL_BLOCK]
         for block in range(1, pool.num_blocks):
             assert pool.reference_count(block) == references[block], f"page {block}"
-        free = pool.free_blocks()
+        free = free_blocks(pool)
         assert sorted(free) == [block for block in range(1, pool.num_blocks) if block not in references]
         assert len(free) == pool.num_free and pool.num_free + len(references) == pool.num_usable
         for request in holders:

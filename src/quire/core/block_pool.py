@@ -242,15 +242,6 @@ class BlockPool:
             self.on_forget(None)
         return count
 
-    def free_blocks(self) -> list[int]:
-        """The free list in the order of reuse; for tests and integrity checks."""
-        blocks: list[int] = []
-        block = self._next[_END]
-        while block != _END:
-            blocks.append(block)
-            block = self._next[block]
-        return blocks
-
     def _forget(self, block: int) -> None:
         key = self._key_of.pop(block)
         del self._block_of[key[1]][key[0]]

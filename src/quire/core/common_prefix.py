@@ -156,11 +156,6 @@ class CommonPrefixes:
             self._drop(group)
         return self._kv.pool.num_free > before
 
-    def held_blocks(self) -> list[int]:
-        """Every page reference that groups of siblings hold; for integrity checks."""
-        hits = [group.shared for group in self._groups.values() if group.shared]
-        return [block for hit in hits for table in hit.block_ids for block in table]
-
     # Siblings.
 
     def _group(self, request: Request) -> _Siblings | None:

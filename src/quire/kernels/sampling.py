@@ -261,10 +261,6 @@ def filtered_gumbel_argmax(
     reference(gumbel_argmax)(left_SV, inverse_temperature_S, seed_S, position_S, out_S)
 
 
-MOST_ALTERNATIVES = 64
-"""The most alternatives that `token_logprobs` is asked for."""
-
-
 @operation
 def token_logprobs(
     logits_SV: Tensor,

@@ -60,7 +60,7 @@ class Decoder(CausalLM):
             table = spec.learned_positions.table(spec.hidden)
             self._weights["positions"] = ops.pack_linear(table.to(context.device, context.dtype))
         self._linears: dict[str, LinearWeight] = {}
-        self._hyper_head = None if spec.hyper is None else HyperConnection(spec.hyper, is_head=True)
+        self._hyper_head = None if spec.hyper is None else HyperConnection(spec.hyper)
         self._inputs = None if spec.layer_input is None else LayerInputs(spec, self.dtype, self.linear_method)
         shared: dict[str, Any] = vars(context) | {"max_positions": self.max_positions}
         layer_context = LayerContext(**shared, hidden=spec.hidden)

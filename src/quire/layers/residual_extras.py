@@ -114,8 +114,8 @@ class LayerEnd:
 class HyperConnection:
     """One half's weights; or those of the head, which only reads."""
 
-    def __init__(self, spec: HyperConnections, is_head: bool = False) -> None:
-        self._spec, self._is_head = spec, is_head
+    def __init__(self, spec: HyperConnections) -> None:
+        self._spec = spec
         self._tensors: dict[str, torch.Tensor] = {}
 
     @staticmethod

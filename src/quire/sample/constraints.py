@@ -30,7 +30,6 @@ class RowConstraints:
     Attributes:
         grammar_ends: of a row with a grammar, in place of `early`: ids that end it, not drawn before `min_position` as long
             as the grammar leaves others.
-        is_grammar_alone: whether only its grammar, and `min_position` with it, say anything of the row.
         may_jump: whether the tokens that its grammar forces are what it draws, with nothing else to say against them.
         thinking: how long it may think, where that is limited.
     """
@@ -62,7 +61,6 @@ class RowConstraints:
         if params.thinking is not None and params.thinking_token_budget is not None:
             budget = params.thinking_token_budget
             self.thinking = ThinkingLimit(params.thinking, budget, num_prompt_tokens, output_token_ids)
-        self.is_grammar_alone = self.may_jump and self.thinking is None and not bias
 
     @staticmethod
     def are_needed(params: SamplingParams) -> bool:
