@@ -53,7 +53,28 @@ class NewRequestData(msgspec.Struct, array_like=True, omit_defaults=True):
         self.token_ids = token_array(self.token_ids)
 
 
-class SchedulerOutput(msgspec.Struct):
+class StepDiff(msgspec.Struct, kw_only=True):
+    """What workers are told about rows and pages.
+
+    Attributes:
+        new_blocks: (row, KV group, page ids to append to its table).
+        finished_rows: rows to forget (finished, aborted or preempted) before anything else happens.
+        swap_outs, swap_ins: (device page, host page) and (host page, device page).
+        known_tokens: (row, position, token ids): tokens of the row that nobody has to draw; they stand from this position on.
+            Draws of them in steps in flight are not wanted.
+        drawn: (row, position, token id): what collected steps drew, for the stages of a pipeline that did not draw it.
+    """
+
+    new_requests: list[NewRequestData] = []
+    new_blocks: list[tuple[int, int, list[int]]] = []
+    finished_rows: list[int] = []
+    swap_outs: list[tuple[int, int]] = []
+    swap_ins: list[tuple[int, int]] = []
+    known_tokens: list[tuple[int, int, list[int]]] = []
+    drawn: list[tuple[int, int, int]] = []
+
+
+class SchedulerOutput(StepDiff):
     """One step's work. The worker applies it in this order: finished rows, swap-outs, new requests, new blocks, swap-ins,
     block copies, then it computes.
 
@@ -64,12 +85,6 @@ class SchedulerOutput(msgspec.Struct):
         needs_sample: aligned with `rows`; true where the scheduled tokens reach the row's end, so that a token is sampled.
             Under asynchronous scheduling a decode row's input token may be one that the host has not seen yet; the
             worker reads it from the row.
-        new_blocks: (row, KV group, page ids to append to its table).
-        finished_rows: rows to forget (finished, aborted or preempted) before anything else happens.
-        swap_outs, swap_ins: (device page, host page) and (host page, device page).
-        known_tokens: (row, position, token ids): tokens of the row that nobody has to draw; they stand from this position on.
-            Draws of them in steps in flight are not wanted.
-        drawn: (row, position, token id): what collected steps drew, for the stages of a pipeline that did not draw it.
         drafts: by row, guesses of the tokens behind its last one, which are scheduled with it. The row draws behind each of its
             last tokens; a draft that is not what was drawn before it ends the row's draws, and the worker computes the row's
             next tokens from there on.
@@ -85,13 +100,6 @@ class SchedulerOutput(msgspec.Struct):
     num_scheduled_tokens: IntArray
     needs_sample: BoolArray
     total_num_tokens: int
-    new_requests: list[NewRequestData] = []
-    new_blocks: list[tuple[int, int, list[int]]] = []
-    finished_rows: list[int] = []
-    swap_outs: list[tuple[int, int]] = []
-    swap_ins: list[tuple[int, int]] = []
-    known_tokens: list[tuple[int, int, list[int]]] = []
-    drawn: list[tuple[int, int, int]] = []
     drafts: dict[int, list[int]] = {}
     dropped_media: list[str] = []
     encodes: list[MediaItem] = []

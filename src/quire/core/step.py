@@ -9,7 +9,7 @@ import numpy as np
 
 from quire.core.cost_model import CostModel
 from quire.core.kv_cache_manager import KVCacheManager
-from quire.core.output import IntArray, ModelRunnerOutput, NewRequestData, SchedulerOutput, TokenLogprobs
+from quire.core.output import IntArray, ModelRunnerOutput, NewRequestData, SchedulerOutput, StepDiff, TokenLogprobs
 from quire.core.request_state import Request
 from quire.core.running import RunningBatch
 from quire.request import EngineCoreOutput, FinishReason, Refusal
@@ -17,20 +17,12 @@ from quire.request import EngineCoreOutput, FinishReason, Refusal
 NO_ROWS: IntArray = np.zeros(0, dtype=np.int32)
 
 
-class PendingDiff(msgspec.Struct):
+class PendingDiff(StepDiff):
     """What the workers have to be told with the next step that computes anything."""
-
-    new_requests: list[NewRequestData] = []
-    new_blocks: list[tuple[int, int, list[int]]] = []
-    finished_rows: list[int] = []
-    swap_outs: list[tuple[int, int]] = []
-    swap_ins: list[tuple[int, int]] = []
-    known_tokens: list[tuple[int, int, list[int]]] = []
-    drawn: list[tuple[int, int, int]] = []
 
     def move_to(self, step: SchedulerOutput) -> "PendingDiff":
         """Tell all of it with this step; gives what is to be told next: nothing yet."""
-        for name in self.__struct_fields__:
+        for name in StepDiff.__struct_fields__:
             setattr(step, name, getattr(self, name))
         return PendingDiff()
 

@@ -5,14 +5,12 @@ The inputs of the first product are shared out among programs; the last of them 
 their order. Legend as in `kernels/adapters.py`; G groups of rows.
 """
 
-import functools
-
 import torch
 import triton
 
 from quire.kernels.adapters import GROUP, TILE, AdapterRows, AdapterTable
 from quire.kernels.registry import kernel
-from quire.kernels.triton.launch import await_previous, cdiv, launch_options, next_power_of_2, tl
+from quire.kernels.triton.launch import arrivals, await_previous, cdiv, launch_options, next_power_of_2, tl
 
 RANK_BLOCK = 16
 """Ranks of a program."""
@@ -205,12 +203,6 @@ def lookup_kernel(
     tl.store(out_ptr + t * out_width + r, values.to(tl.float32), mask=r < rank)
 
 
-@functools.cache
-def _arrivals(device: torch.device, size: int) -> torch.Tensor:
-    """How many programs have kept their part of sums; zero between launches."""
-    return torch.zeros(size, dtype=torch.int32, device=device)
-
-
 @kernel("adapter_shrink", platform="cuda", priority=10)
 def adapter_shrink(x_TK: torch.Tensor, rows: AdapterRows, table: AdapterTable, out_PTH: torch.Tensor) -> None:
     """As `ops.adapter_shrink`."""
@@ -224,7 +216,7 @@ def adapter_shrink(x_TK: torch.Tensor, rows: AdapterRows, table: AdapterTable, o
             rows.groups_G3,
             table.entries_FL,
             out_PTH,
-            _arrivals(x_TK.device, next_power_of_2(max(4096, groups * blocks))),
+            arrivals("adapters", x_TK.device, next_power_of_2(max(4096, groups * blocks))),
             x_TK.shape[1],
             x_TK.stride(0),
             width,

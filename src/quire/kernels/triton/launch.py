@@ -25,6 +25,7 @@ gdc_wait = _cuda.gdc_wait
 gdc_launch_dependents = _cuda.gdc_launch_dependents
 
 __all__ = [
+    "arrivals",
     "await_previous",
     "gdc_launch_dependents",
     "gdc_wait",
@@ -103,6 +104,13 @@ def num_processors() -> int:
     if _vendor == "intel":
         return torch.xpu.get_device_properties(current_device()).max_compute_units
     return torch.cuda.get_device_properties(current_device()).multi_processor_count
+
+
+@functools.cache
+def arrivals(owner: str, device: torch.device, size: int) -> torch.Tensor:
+    """Counters of the programs that have left their part of a sum, zero between launches. Each family of kernels, the owner, has
+    its own: launches of two may overlap."""
+    return torch.zeros(size, dtype=torch.int32, device=device)
 
 
 @functools.cache

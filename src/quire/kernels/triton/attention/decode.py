@@ -10,7 +10,7 @@ import torch
 
 from quire.attention.interface import AttentionMetadata, AttentionParams
 from quire.kernels.triton.attention.decode_kernel import decode_kernel
-from quire.kernels.triton.launch import launch_options, next_power_of_2, num_processors
+from quire.kernels.triton.launch import arrivals, launch_options, next_power_of_2, num_processors
 from quire.kernels.types import Rope
 
 EARLY_KEYS = 64
@@ -57,12 +57,6 @@ def _parts(device: torch.device, rows: int, head_dim: int) -> tuple[torch.Tensor
     """Where programs leave parts of heads: sums of values [rows, H]; peak and sum of the softmax [rows, 2]."""
     acc = torch.zeros(rows, head_dim, dtype=torch.float32, device=device)
     return acc, torch.zeros(rows, 2, dtype=torch.float32, device=device)
-
-
-@functools.cache
-def _arrivals(device: torch.device, size: int) -> torch.Tensor:
-    """How many programs have left their part of a head; zero between launches."""
-    return torch.zeros(size, dtype=torch.int32, device=device)
 
 
 def decode_attention(
@@ -146,7 +140,7 @@ def _launch(
         metadata.slot_mapping,
         parts_acc,
         parts_softmax,
-        _arrivals(qkv_TC.device, next_power_of_2(max(4096, query_tiles * k))),
+        arrivals("attention", qkv_TC.device, next_power_of_2(max(4096, query_tiles * k))),
         rope.cos_sin if rope is not None else qkv_TC,
         q_norm_H if has_norm else qkv_TC,
         k_norm_H if has_norm else qkv_TC,
