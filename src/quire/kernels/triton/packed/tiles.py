@@ -9,6 +9,7 @@ Legend: T rows of x, N outputs, K inputs, W words of a tile's row, P scales of a
 """
 
 import functools
+import math
 from typing import cast
 
 import torch
@@ -320,7 +321,8 @@ def reserve_band(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
     One product loads the library (about 0.2 s): now, and not in the first long prompt's step, which others share.
     """
     band = torch.zeros(BAND_VALUES, dtype=dtype, device=device)
-    square = band[: 512 * 512].view(512, 512)
+    side = min(512, math.isqrt(BAND_VALUES))
+    square = band[: side * side].view(side, side)
     torch.mm(square, square.t())
     return band
 
