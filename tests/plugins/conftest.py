@@ -1,5 +1,6 @@
 """The made-up device for tests of this folder."""
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ def npu(npu_site: Path, monkeypatch: pytest.MonkeyPatch, kept_selection: None) -
     """The plugin can be found, by this process and its children, for one test."""
     discovery.forget()  # what another test of this process has found
     monkeypatch.syspath_prepend(str(npu_site))
+    monkeypatch.setenv("PYTHONPATH", str(npu_site), prepend=os.pathsep)
     monkeypatch.delenv("QUIRE_PLUGINS", raising=False)
     monkeypatch.delenv("QUIRE_PLATFORM", raising=False)
     yield
