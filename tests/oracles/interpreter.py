@@ -5,9 +5,13 @@
 - It holds bfloat16 as integers, which its matrix product multiplies as such.
 - Its matrix product is NumPy's, in which a row's last bits may depend on the rows beside it: summed in float64 they do not.
 - Its float8 loses a carry where rounding reaches the next power of two.
+- It is slow without need: at every launch and every call of one function by another it looks through the whole language, it
+  looks for overflows of which it then says nothing, and it makes the same types anew for every value.
 """
 
+import dataclasses
 import functools
+import types
 from typing import Any
 
 
@@ -47,3 +51,33 @@ def repair_interpreter() -> None:
     interpreter._convert_float = convert
     interpreter._patch_lang_tensor = patch_tensor_and_index
     interpreter.InterpreterBuilder.create_dot = create_dot_widened
+    _make_it_fast(interpreter, tl)
+
+
+def _make_it_fast(interpreter: Any, tl: Any) -> None:
+    """Do once in a process what it does at every operation. Nothing can be compiled in the process then."""
+    type_of_values = tl.core._type_for_tuple_values
+
+    @functools.cache
+    def type_of_shape(shape: tuple[int, ...]) -> Any:
+        return type_of_values([tl.constexpr(size) for size in shape])
+
+    def type_of(values: Any, fields: Any = None) -> Any:
+        sizes = tuple(value.value if type(value) is tl.constexpr else value for value in values)
+        if fields is None and all(type(size) is int for size in sizes):
+            return type_of_shape(sizes)
+        return type_of_values(values, fields)
+
+    np_dtype = interpreter._get_np_dtype
+    np_dtype_of_scalar = functools.cache(np_dtype)
+
+    def np_dtype_of(dtype: Any) -> Any:
+        return np_dtype_of_scalar(dtype) if type(dtype) is tl.dtype else np_dtype(dtype)
+
+    tl.core._type_for_tuple_values = type_of
+    interpreter._get_np_dtype = np_dtype_of
+    interpreter.interpreter_builder.options = dataclasses.replace(
+        interpreter.interpreter_builder.options, sanitize_overflow=False
+    )
+    interpreter._patch_lang(types.SimpleNamespace(__globals__={"language": tl, "core": tl.core}))
+    interpreter._patch_lang = lambda fn: interpreter._LangPatchScope()
