@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from quire.attention.cpu import CpuBackend
+from quire.config import EngineConfig
 from quire.conformance import contract, device_checks, oracle_platform, rank_checks
 from quire.conformance.contract import Failed, Outcome, Subject, select_checks
 from quire.conformance.suite import Result, run_check
-from quire.errors import Explained
+from quire.errors import ConfigError, Explained
 from quire.kernels import registry
 from quire.platforms.cpu import CpuPlatform, CpuRuntime
 from quire.worker.page_store import PageStore
@@ -122,6 +123,15 @@ def claims(**values: Any) -> Break:
     return apply
 
 
+def refuses_float16(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check_config(self: CpuPlatform, config: EngineConfig) -> EngineConfig:
+        if config.model.dtype == "float16":
+            raise ConfigError("no float16 here")
+        return config
+
+    monkeypatch.setattr(CpuPlatform, "check_config", check_config)
+
+
 def a_runtime_that_closes_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def close(self: CpuRuntime) -> None:
         if "is_closed" in vars(self):
@@ -158,7 +168,7 @@ FAULTS: dict[str, tuple[Break, str, str]] = {
     "more free memory than there is": (free_memory_above_all_memory, "device/memory", "makes no sense"),
     "two totals": (another_total, "device/total", "two figures of one memory"),
     "a replay that ignores its size": (replays_of_all_rows, "device/record", "for 3 rows"),
-    "a type that is not refused": (claims(dtypes=("float32",)), "capabilities/config", "accepts dtype='bfloat16'"),
+    "a type that is claimed and refused": (refuses_float16, "capabilities/config", "no float16 here"),
     "a type without a name": (claims(dtypes=("float31",)), "capabilities/record", "not whole"),
     "a runtime that closes once": (a_runtime_that_closes_once, "device/closes", "closed twice"),
 }
