@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tests.lora.conftest import TOLERANCE, assert_parity, request, run
 from tests.oracles.async_platform import AsyncCpuPlatform
 from tests.oracles.interpreter import repair_interpreter
@@ -14,8 +13,7 @@ from tests.oracles.tiny_models import make_tiny_model
 from quire import LLM, SamplingParams
 from quire.engine import arg_utils
 from quire.executor import selector
-from quire.kernels import ops, registry
-from quire.kernels.types import LinearWeight
+from quire.kernels import registry
 
 
 @pytest.fixture
@@ -32,7 +30,7 @@ class TritonAdapters(AsyncCpuPlatform):
         repair_interpreter()
         triton.register()
         choices = {op: registry.choose(op, "reference", deterministic=deterministic) for op in registry.operations()}
-        ours = ("adapter_shrink", "adapter_expand", "adapter_lookup", "adapted_linear")
+        ours = ("adapter_shrink", "adapter_expand", "adapter_lookup")
         registry.use(choices | {op: registry.choose(op, "cuda", deterministic=deterministic) for op in ours})
 
 
@@ -71,15 +69,7 @@ def test_tritons_kernels_give_what_peft_gives(
     first = make_adapter(llama, tmp_path / "all", 1, r=20, target_modules=["embed_tokens", "lm_head", "q_proj"])
     second = make_adapter(llama, tmp_path / "qv", 2, r=4, target_modules=["v_proj", "down_proj"])
     llm, _ = make_llm(monkeypatch, llama, TritonAdapters)
-    at_once, adapted_linear = list[str](), ops.adapted_linear
-
-    def noted(x_TK: torch.Tensor, weight: LinearWeight, *rest: Any) -> None:
-        at_once.append(weight.name)
-        adapted_linear(x_TK, weight, *rest)
-
-    monkeypatch.setattr(ops, "adapted_linear", noted)
     assert_parity(llm, llama, [first, second], prompts=[[3, 4, 5]], max_tokens=2)
-    assert {"lm_head", "layers.0.qkv", "layers.0.down"} <= set(at_once)
 
 
 def test_steps_without_adapters_replay_the_graphs_of_the_base(

@@ -13,7 +13,7 @@ import quire.kernels.recurrent
 import quire.kernels.sampling
 import quire.kernels.step
 
-COMPOSED = ("norm_linear", "norm_linear_gated", "linear_add", "norm_moe", "allowed_gumbel_argmax", "adapted_linear")
+COMPOSED = ("norm_linear", "norm_linear_gated", "linear_add", "norm_moe", "allowed_gumbel_argmax")
 """Operations that are several others in one pass: a platform needs no kernels of its own for them."""
 PLAIN = (
     "add_chosen_inputs",

@@ -13,9 +13,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from quire.kernels import linear, norm
-from quire.kernels.registry import operation, reference
-from quire.kernels.types import LinearWeight
+from quire.kernels.registry import operation
 
 FIELDS = ("down", "up", "rank", "segments", "gain", "shift")
 """What is known of a slot, in the order of `AdapterTable.entries_FL`."""
@@ -75,7 +73,6 @@ class AdapterTable:
     Attributes:
         entries_FL: int64 [6, L], `FIELDS` of each slot: addresses, or 0 for nothing. A slot of rank 0 changes nothing.
         tiles_X3: int32: outputs of one segment, (segment, first, count), at most `TILE` of them.
-        segment_N: int8, each output's segment.
         num_segments: S.
         dtype: of what the addresses point to.
         parts: by slot, the tensors that the addresses point to.
@@ -87,7 +84,6 @@ class AdapterTable:
 
     entries_FL: Tensor
     tiles_X3: Tensor
-    segment_N: Tensor
     num_segments: int
     dtype: torch.dtype
     parts: list[AdapterPart | None]
@@ -194,47 +190,6 @@ def adapter_expand(h_PTH: Tensor, rows: AdapterRows, table: AdapterTable, out_TN
                 h = h_PTH[0, index, segment * rank : (segment + 1) * rank]
                 out[:, first : first + count] += scale * (h @ up[:, first : first + count])
         out_TN[index] = out.to(out_TN.dtype)
-
-
-@dataclasses.dataclass
-class Update:
-    """What the adapters of a product's rows add to it.
-
-    Attributes:
-        room_PTH: float32, for what rows are between both products.
-        arrivals: int32 [1], zero; for a kernel whose programs wait for others of the same launch.
-    """
-
-    rows: AdapterRows
-    table: AdapterTable
-    room_PTH: Tensor
-    arrivals: Tensor
-
-
-MOST_ADAPTED_ROWS = 2
-"""Most rows that `adapted_linear` takes."""
-
-
-@operation
-def adapted_linear(
-    x_TK: Tensor,
-    weight: LinearWeight,
-    out_TN: Tensor,
-    update: Update,
-    norm_K: Tensor | None = None,
-    eps: float = 0.0,
-    kind: str = "",
-    add: bool = False,
-) -> None:
-    """out = x @ weight.T (+ bias) with the update of each row's adapter, which has no gain. With a norm, of rms_norm(x); with a
-    kind, act(y[:, :I]) * y[:, I:] of the result y, as `norm_linear_gated`; or added to what is in out."""
-    x_TK = x_TK if norm_K is None else norm.rms(x_TK, norm_K, eps).to(x_TK.dtype)
-    y_TN = torch.empty(len(x_TK), weight.out_features, device=x_TK.device)
-    reference(linear.linear)(x_TK, weight, y_TN)
-    reference(adapter_shrink)(x_TK, update.rows, update.table, update.room_PTH)
-    reference(adapter_expand)(update.room_PTH, update.rows, update.table, y_TN)
-    y_TN = norm.gated(y_TN, kind) if kind else y_TN
-    out_TN.copy_(out_TN.float() + y_TN if add else y_TN)
 
 
 def _by_slot(rows: AdapterRows, count: int) -> list[tuple[int, Tensor]]:

@@ -5,7 +5,7 @@ Each is declared in the module of its family, by `@operation` on its reference. 
 everything is contiguous unless a row stride is spoken of.
 """
 
-from quire.kernels.adapters import adapted_linear, adapter_expand, adapter_lookup, adapter_shrink
+from quire.kernels.adapters import adapter_expand, adapter_lookup, adapter_shrink
 from quire.kernels.attention import paged_attention, rope_and_cache
 from quire.kernels.compressed import choose_blocks, compress, keep_rows, rotate_last, window_attention
 from quire.kernels.experts import (
@@ -90,7 +90,6 @@ from quire.kernels.step import keep_tokens, unpack_step
 
 __all__ = [
     "activation",
-    "adapted_linear",
     "adapter_expand",
     "adapter_lookup",
     "adapter_shrink",

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from quire.kernels import ops, recurrent
-from quire.kernels.adapters import GROUP, MOST_ADAPTED_ROWS, AdapterRows, AdapterTable, Update
+from quire.kernels.adapters import GROUP, AdapterRows, AdapterTable
 from quire.kernels.types import LinearWeight
 from quire.layers.linear import LinearMethod
 
@@ -37,8 +37,6 @@ class Adapters:
         max_rank: the largest rank that there is room for.
         is_deterministic: sums are made of the same parts in every batch.
         can_replay: the host need not look at results in the middle of a step.
-        arrivals_U4: int32 [updates, 4]; the first column has counters, one for each product of a step that needs one. They lie
-            where a kernel's pointers are alike. None where no kernel does both at once.
     """
 
     def __init__(self) -> None:
@@ -51,15 +49,11 @@ class Adapters:
         self.max_rank = 0
         self.is_deterministic, self.can_replay = False, True
         self._of_heads: dict[int, AdapterRows] = {}
-        self.arrivals_U4, self._num_updates = torch.zeros(0, 4, dtype=torch.int32), 0
 
     def begin(self, *, are_samples: bool) -> None:
         """What is computed from now on."""
         self.has_samples = are_samples
         self._of_heads = {}
-        if self.is_active and not are_samples and len(self.arrivals_U4):
-            self.arrivals_U4.zero_()
-            self._num_updates = 0
 
     def table(self, weight: LinearWeight) -> AdapterTable | None:
         """A matrix's table, in a step with adapters."""
@@ -90,12 +84,6 @@ class Adapters:
             programs = 0 if self.is_deterministic else PROGRAMS // -(-max(1, count) // GROUP)
             parts = max(1, min(inputs // PART, len(self.scratch) // max(1, count * width), MOST_PARTS, programs))
         return self.scratch[: parts * count * width].view(parts, count, width)
-
-    def update(self, count: int, table: AdapterTable, inputs: int) -> Update | None:
-        """What products of so many rows are to add, for a kernel that does both; None: the step has no counter left for it."""
-        self._num_updates += 1
-        arrivals = self.arrivals_U4[self._num_updates - 1 : self._num_updates, 0]
-        return Update(self.rows, table, self.room(count, table, inputs), arrivals) if len(arrivals) else None
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -173,33 +161,7 @@ class AdaptedProducts(LinearMethod):
         adapters = self.adapters
         return adapters.table(weight) is not None or adapters.named(weight.name + INPUTS) is not None
 
-    def _at_once(
-        self,
-        x_TK: torch.Tensor,
-        weight: LinearWeight,
-        out_TN: torch.Tensor,
-        norm_D: torch.Tensor | None = None,
-        eps: float = 0.0,
-        kind: str = "",
-        *,
-        add: bool = False,
-    ) -> bool:
-        """Compute all of a product in one launch, as `ops.adapted_linear`; whether there is a kernel for that."""
-        adapters = self.adapters
-        table = adapters.table(weight)
-        if table is None or table.has_gains or adapters.named(weight.name + INPUTS) is not None:
-            return False
-        is_plain = type(weight) is LinearWeight and weight.data is not None and weight.dtype == table.dtype
-        if not (is_plain and len(x_TK) <= MOST_ADAPTED_ROWS and len(adapters.arrivals_U4)):
-            return False
-        update = adapters.update(len(x_TK), table, x_TK.shape[1])
-        if update is not None:
-            ops.adapted_linear(x_TK, weight, out_TN, update, norm_D, eps, kind, add)
-        return update is not None
-
     def apply(self, x_TK: torch.Tensor, weight: LinearWeight, out_TN: torch.Tensor) -> None:
-        if self._at_once(x_TK, weight, out_TN):
-            return
         inputs = self.adapters.named(weight.name + INPUTS)
         if inputs is not None:
             given_TK, x_TK = x_TK, torch.empty_like(x_TK)
@@ -224,7 +186,7 @@ class AdaptedProducts(LinearMethod):
     ) -> None:
         if not self._changes(weight):
             super().apply_normed(x_TD, norm_D, eps, weight, out_TN, scratch_TD)
-        elif not self._at_once(x_TD, weight, out_TN, norm_D, eps):
+        else:
             ops.rms_norm(x_TD, norm_D, eps, scratch_TD)
             self.apply(scratch_TD, weight, out_TN)
 
@@ -241,7 +203,7 @@ class AdaptedProducts(LinearMethod):
     ) -> None:
         if not self._changes(weight):
             super().apply_normed_gated(x_TD, norm_D, eps, weight, kind, out_TI, scratch_TD, scratch_T2I)
-        elif not self._at_once(x_TD, weight, out_TI, norm_D, eps, kind):
+        else:
             self.apply_normed(x_TD, norm_D, eps, weight, scratch_T2I, scratch_TD)
             ops.gated_activation(scratch_T2I, kind, out_TI)
 
@@ -251,8 +213,6 @@ class AdaptedProducts(LinearMethod):
         table = self.adapters.table(weight)
         if not self._changes(weight):
             super().apply_add(x_TK, weight, residual_TN, scratch_TN)
-            return
-        if self._at_once(x_TK, weight, residual_TN, add=True):
             return
         if table is None or table.has_gains or self.adapters.named(weight.name + INPUTS) is not None:
             self.apply(x_TK, weight, scratch_TN)

@@ -138,6 +138,13 @@ class Places:
             stretches = [(0, 0, self.shapes[module][0])]
         return _tiles(stretches)
 
+    def segment_of_outputs(self, module: str) -> torch.Tensor:
+        """[N]: each output's segment."""
+        segment_N = torch.zeros(self.shapes[module][0], dtype=torch.int32)
+        for segment, first, count in self.tiles(module).tolist():
+            segment_N[first : first + count] = segment
+        return segment_N
+
     def num_bytes(self, rank: int, dtype: torch.dtype) -> int:
         """Memory of an adapter that updates every matrix of the layers, but for those that are several."""
         values = sum(

@@ -123,19 +123,13 @@ class AdapterStore:
         self._max_tokens = max_tokens
         self._activation = model.context.activation_dtype
         self._squares: dict[str, torch.Tensor] = {}
-        num_updates = 2 * len(self._all) if ops.is_native("adapted_linear") else 0
-        adapters.arrivals_U4 = torch.zeros(num_updates, 4, dtype=torch.int32, device=self._device)
         self._make_room(config.max_lora_rank or FIRST_RANK)
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "adapters")
 
     def _table(self, module: str, entries_FL: torch.Tensor, num_segments: int, fan: int = 1) -> AdapterTable:
-        tiles_X3, dtype = self._places.tiles(module), self._model.dtype
-        segment_N = tiles_X3[:, 0].repeat_interleave(tiles_X3[:, 2]).to(self._device, torch.int8)
+        tiles, dtype = self._places.tiles(module).to(self._device), self._model.dtype
         parts: list[AdapterPart | None] = [None] * len(self._slots)
-        tiles_X3 = tiles_X3.to(self._device)
-        return AdapterTable(
-            entries_FL, tiles_X3, segment_N, num_segments, dtype, parts, most_ranks=0, most_adapters=0, fan=fan
-        )
+        return AdapterTable(entries_FL, tiles, num_segments, dtype, parts, most_ranks=0, most_adapters=0, fan=fan)
 
     @contextlib.contextmanager
     def rehearsed(self) -> Iterator[None]:
@@ -253,7 +247,7 @@ class AdapterStore:
                 part.up.sub_(base)
                 part.tokens = None
             if part.magnitude is not None:
-                weight, segment_N = self._model.linear(module), self._all[module].segment_N
+                weight, segment_N = self._model.linear(module), self._places.segment_of_outputs(module)
                 squares_N = self._squares_of(module) + update_squares(part, segment_N, weight, self._product)
                 if self._places.is_summed(module):
                     self._model.communicator.all_reduce(squares_N)

@@ -4,18 +4,8 @@ import dataclasses
 
 import torch
 
-from quire.conformance.cases.case import Case, Shapes, draw, normal, weight_of
-from quire.conformance.cases.drawn_rows import norm_of
-from quire.kernels.adapters import (
-    FIELDS,
-    GROUP,
-    MOST_ADAPTED_ROWS,
-    TILE,
-    AdapterPart,
-    AdapterRows,
-    AdapterTable,
-    Update,
-)
+from quire.conformance.cases.case import Case, Shapes, draw, normal
+from quire.kernels.adapters import FIELDS, GROUP, TILE, AdapterPart, AdapterRows, AdapterTable
 
 LOST = 1 << 20
 """What stands where nothing may be read."""
@@ -37,16 +27,7 @@ class DrawnTable(AdapterTable):
         )
 
 
-def _table(
-    rng: Shapes,
-    dtype: torch.dtype,
-    n: int,
-    k: int,
-    segments: int,
-    *,
-    is_embedding: bool = False,
-    has_gains: bool = True,
-) -> DrawnTable:
+def _table(rng: Shapes, dtype: torch.dtype, n: int, k: int, segments: int, *, is_embedding: bool = False) -> DrawnTable:
     """Some adapters of one matrix; slot 0 and another one are empty."""
     parts: list[AdapterPart | None] = [None, None]
     for _ in range(rng.of((1, 3, 8), (1, 3))):
@@ -54,7 +35,7 @@ def _table(
         shape = (k, rank) if is_embedding else (segments * rank, k)
         part = AdapterPart(normal(*shape, dtype=dtype, scale=k**-0.5), normal(rank, n, dtype=dtype), 0)
         part.segments = rng.randrange(1, 1 << segments)
-        if has_gains and rng.chance(0.3):
+        if rng.chance(0.3):
             part.gain, part.shift = torch.rand(n) + 0.5, normal(n)
         parts.append(part)
     borders = [n * number // segments for number in range(segments + 1)]
@@ -63,9 +44,7 @@ def _table(
         for segment in range(segments)
         for first in range(borders[segment], borders[segment + 1], TILE)
     ]
-    tiles_X3 = torch.tensor(tiles, dtype=torch.int32)
-    segment_N = tiles_X3[:, 0].repeat_interleave(tiles_X3[:, 2]).to(torch.int8)
-    return DrawnTable(torch.empty(0), tiles_X3, segment_N, segments, dtype, parts)
+    return DrawnTable(torch.empty(0), torch.tensor(tiles, dtype=torch.int32), segments, dtype, parts)
 
 
 def _rows(rng: Shapes, t: int, num_slots: int) -> AdapterRows:
@@ -99,27 +78,6 @@ def _(rng: Shapes, dtype: torch.dtype) -> Case:
     out_PTH = torch.zeros(rng.choice((1, 1, 3, 16)), t, segments * 112)
     arguments = [normal(t, k, dtype=dtype), _rows(rng, t, len(table.parts)), table, out_PTH]
     return Case(arguments, (3,), dtype, rows=1)  # the first part; the others are room
-
-
-@draw("adapted_linear", rounds=12)
-def _(rng: Shapes, dtype: torch.dtype) -> Case:
-    t, n, k, segments = rng.choice((1, 1, MOST_ADAPTED_ROWS)), rng.width(), rng.width(), rng.choice((1, 2, 3))
-    table, kind = _table(rng, dtype, n, k, segments, has_gains=False), rng.choice(("", "silu"))
-    room_PTH = torch.full((rng.choice((1, 3, 16)), t, segments * 112), float("nan"))
-    update = Update(_rows(rng, t, len(table.parts)), table, room_PTH, torch.zeros(1, dtype=torch.int32))
-    x_TK, norm_K, eps = norm_of(rng, t, k, dtype)
-    out_TN = normal(t, n // 2 if kind else n, dtype=dtype)
-    normed = (norm_K, eps) if rng.chance(0.5) else (None, 0.0)
-    arguments = [
-        x_TK,
-        weight_of(n, k, dtype, rng.chance(0.3)),
-        out_TN,
-        update,
-        *normed,
-        kind,
-        not kind and rng.chance(0.5),
-    ]
-    return Case(arguments, (2,), dtype)
 
 
 @draw("adapter_lookup")

@@ -19,15 +19,14 @@ DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16:
 
 
 @triton.jit
-def field_of(entries_ptr, field: tl.constexpr, slot, num_slots):
-    """One of a slot's `FIELDS`."""
+def _field(entries_ptr, field: tl.constexpr, slot, num_slots):
     return tl.load(entries_ptr + field * num_slots + slot)
 
 
 @triton.jit
-def numbers_of(entries_ptr, field: tl.constexpr, slot, num_slots, DTYPE: tl.constexpr):
+def _numbers(entries_ptr, field: tl.constexpr, slot, num_slots, DTYPE: tl.constexpr):
     """A pointer to an adapter's numbers, which begin at a multiple of 64 bytes (`lora/store.py`)."""
-    return tl.multiple_of(field_of(entries_ptr, field, slot, num_slots).to(tl.pointer_type(DTYPE)), 16)
+    return tl.multiple_of(_field(entries_ptr, field, slot, num_slots).to(tl.pointer_type(DTYPE)), 16)
 
 
 @triton.jit
@@ -63,13 +62,13 @@ def shrink_kernel(
 ):
     """Some ranks of one segment, for one group, over a part of the inputs. Grid: groups, segments and blocks of ranks, parts."""
     slot, row, inside = _group_rows(order_ptr, groups_ptr, tl.program_id(0))
-    rank = field_of(entries_ptr, 2, slot, num_slots).to(tl.int32)
-    segments = field_of(entries_ptr, 3, slot, num_slots).to(tl.int32)
+    rank = _field(entries_ptr, 2, slot, num_slots).to(tl.int32)
+    segments = _field(entries_ptr, 3, slot, num_slots).to(tl.int32)
     blocks = tl.maximum(tl.cdiv(rank, RANKS), 1)
     segment = tl.program_id(1) // blocks
     number = tl.program_id(1) % blocks * RANKS + tl.arange(0, RANKS)
     line = (segment * rank + number).to(tl.int64)
-    down_R = numbers_of(entries_ptr, 0, slot, num_slots, DTYPE) + line * K
+    down_R = _numbers(entries_ptr, 0, slot, num_slots, DTYPE) + line * K
     is_updated = (rank > 0) & (((segments >> tl.minimum(segment, 31)) & 1) == 1)
     each = tl.cdiv(tl.cdiv(K, tl.num_programs(2)), INPUTS) * INPUTS
     begin = tl.program_id(2) * each
@@ -161,10 +160,10 @@ def expand_kernel(
     slot, row, inside = _group_rows(order_ptr, groups_ptr, tl.program_id(0))
     segment, first, count = _triple(tiles_ptr, tl.program_id(1))
     n, inside_n = first + tl.arange(0, OUTPUTS), tl.arange(0, OUTPUTS) < count
-    gain, shift = field_of(entries_ptr, 4, slot, num_slots), field_of(entries_ptr, 5, slot, num_slots)
-    is_updated = ((field_of(entries_ptr, 3, slot, num_slots).to(tl.int32) >> segment) & 1) == 1
-    rank = tl.where(is_updated, field_of(entries_ptr, 2, slot, num_slots).to(tl.int32), 0)
-    up_ptr, r = numbers_of(entries_ptr, 1, slot, num_slots, DTYPE), tl.arange(0, RANKS)
+    gain, shift = _field(entries_ptr, 4, slot, num_slots), _field(entries_ptr, 5, slot, num_slots)
+    is_updated = ((_field(entries_ptr, 3, slot, num_slots).to(tl.int32) >> segment) & 1) == 1
+    rank = tl.where(is_updated, _field(entries_ptr, 2, slot, num_slots).to(tl.int32), 0)
+    up_ptr, r = _numbers(entries_ptr, 1, slot, num_slots, DTYPE), tl.arange(0, RANKS)
     first_RN = _up(up_ptr, r, n, rank, inside_n, N)
     h_T1 = h_ptr + row[:, None] * h_width + segment * rank
     await_previous(PDL)
@@ -196,8 +195,8 @@ def lookup_kernel(
     t, r = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     await_previous(PDL)
     slot = tl.load(slots_ptr + t)
-    rank = field_of(entries_ptr, 2, slot, num_slots)
-    down_ptr = numbers_of(entries_ptr, 0, slot, num_slots, DTYPE)
+    rank = _field(entries_ptr, 2, slot, num_slots)
+    down_ptr = _numbers(entries_ptr, 0, slot, num_slots, DTYPE)
     token = tl.load(ids_ptr + t).to(tl.int64)
     values = tl.load(down_ptr + token * rank + r, mask=r < rank, other=0.0)
     tl.store(out_ptr + t * out_width + r, values.to(tl.float32), mask=r < rank)

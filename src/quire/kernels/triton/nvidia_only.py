@@ -59,12 +59,6 @@ PARTS = (
         "the same in Triton's language; one row takes the kernel of few rows",
     ),
     NvidiaOnly(
-        "products with adapters in one launch, whose programs wait for its first ones",
-        (f"{_KERNELS}/linear/gemv.py", f"{_KERNELS}/linear/matmul.py"),
-        "an NVIDIA GPU",
-        "a launch for each half of the update",
-    ),
-    NvidiaOnly(
         "products of float8 weights",
         (f"{_KERNELS}/fp8/vector.py",),
         "compute capability 8.9",

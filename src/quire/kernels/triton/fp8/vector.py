@@ -13,14 +13,7 @@ import torch
 import triton
 
 from quire.kernels.triton.fp8.quantize import kind_number
-from quire.kernels.triton.launch import (
-    cdiv,
-    gdc_launch_dependents,
-    gdc_wait,
-    launch_options,
-    next_power_of_2,
-    tl,
-)
+from quire.kernels.triton.launch import await_previous, cdiv, launch_options, next_power_of_2, tl
 from quire.kernels.triton.norm.activations import activate
 from quire.kernels.types import Fp8Weight
 
@@ -71,9 +64,7 @@ def vector_kernel(
         up = _load_tile(w_ptr, row + N, column, K, ragged)
         up_scale = tl.load(scale_ptr + N + row)
     scale = tl.load(scale_ptr + row)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    await_previous(PDL, EARLY=True)
     sums = ()
     up_sums = ()
     squares = ()

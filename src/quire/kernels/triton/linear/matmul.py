@@ -4,14 +4,10 @@ A few rows go to `gemv.py`, tens to `dot.py`, more to cuBLAS with norms, activat
 kernels named `invariant_…` multiply every row in one way, whatever the number of rows.
 """
 
-import dataclasses
-
 import torch
 
 from quire.kernels import ops
-from quire.kernels.adapters import Update
 from quire.kernels.registry import kernel
-from quire.kernels.triton.launch import interpreted, is_nvidia
 from quire.kernels.triton.linear import configs as linear_configs
 from quire.kernels.triton.linear.configs import Config, DotConfig, GemvConfig
 from quire.kernels.triton.linear.dot import launch_dot, split_workspace
@@ -46,7 +42,6 @@ def _multiply(
     scratch_TK: torch.Tensor | None = None,
     kind: int = -1,
     add: bool = False,
-    update: Update | None = None,
 ) -> None:
     """Launch the kernel that the configuration is for.
 
@@ -72,7 +67,6 @@ def _multiply(
             block_n=config.block_n,
             block_k=config.block_k,
             num_warps=config.num_warps,
-            update=update,
         )
     elif isinstance(config, DotConfig):
         launch_dot(
@@ -199,30 +193,6 @@ def linear_add(x_TK: torch.Tensor, weight: LinearWeight, residual_TN: torch.Tens
         _library_add(x_TK, weight, residual_TN)
     else:
         _multiply(config, x_TK, weight, residual_TN, add=True)
-
-
-def _begins_in_order() -> str | None:
-    """Why programs of a launch cannot wait for those with smaller numbers; None: they can."""
-    return None if is_nvidia() or interpreted() else "only NVIDIA's GPUs are known to begin with the first programs"
-
-
-@kernel("adapted_linear", platform="cuda", priority=10, unavailable=_begins_in_order, invariant=False)
-def adapted_linear(
-    x_TK: torch.Tensor,
-    weight: LinearWeight,
-    out_TN: torch.Tensor,
-    update: Update,
-    norm_K: torch.Tensor | None = None,
-    eps: float = 0.0,
-    kind: str = "",
-    add: bool = False,
-) -> None:
-    """As `ops.adapted_linear`, in one launch."""
-    config = _choose(x_TK, weight, bool(kind), norm_K is not None)
-    assert isinstance(config, GemvConfig), "few rows have one way"
-    config = dataclasses.replace(config, block_n=min(config.block_n, 4))  # more of them have no room in registers
-    number = KINDS.index(kind) if kind else -1
-    _multiply(config, x_TK, weight, out_TN, norm_K=norm_K, eps=eps, kind=number, add=add, update=update)
 
 
 # One way for any number of rows.
