@@ -35,6 +35,17 @@ def test_mixed_shapes_cover_tokens_and_requests(tokens: int) -> None:
     assert shape.num_logits >= 3 and (shape.num_logits == shape.num_requests or not shape.is_graph)
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 100])
+@pytest.mark.parametrize("tokens", [8, 16, 64, 8192])
+def test_what_is_rehearsed_fits_any_engine(rows: int, tokens: int, enabled: bool) -> None:
+    graphs, _ = make_graphs(rows=rows, tokens=max(rows, tokens), enabled=enabled)
+    for shape in graphs.shapes():
+        assert (
+            1 <= shape.num_requests <= rows and shape.num_logits <= rows and 1 <= shape.num_tokens <= max(rows, tokens)
+        )
+
+
 def test_eager_steps_that_sample_nothing_compute_no_logits() -> None:
     graphs, _ = make_graphs()
     shape = graphs.mixed_shape(5000, 2, 0, 3000, True)

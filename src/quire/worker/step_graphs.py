@@ -151,8 +151,8 @@ class StepGraphs:
         """One of every kind that steps have: the common ones, some of which every token's hidden state is wanted, some that are
         too long for a graph (with a request that decodes and without, and without logits), and those with short queries behind
         long contexts, whose kernel is the same for any number of tokens."""
-        found = list(self._common_shapes())
-        found += [self.mixed_shape(tokens, 4, 1, tokens, True, is_narrow=False) for tokens in self._tokens[::4]]
+        found, few = list(self._common_shapes()), min(4, self._requests[-1])
+        found += [self.mixed_shape(tokens, few, 1, tokens, True, is_narrow=False) for tokens in self._tokens[::4]]
         tokens = min(
             MAX_GRAPH_TOKENS + EAGER_STEP, self._max_tokens
         )  # products are computed: a long step takes its time
@@ -161,11 +161,11 @@ class StepGraphs:
             self.mixed_shape(tokens, 1, 1, tokens, True, decodes=False),
             self.mixed_shape(tokens, 1, 0, tokens, True, decodes=False),
             self.mixed_shape(tokens, 1, 1, tokens, True, is_narrow=False, decodes=False),
-            self.mixed_shape(tokens, 4, 4, tokens, True, is_narrow=False),
+            self.mixed_shape(tokens, few, few, tokens, True, is_narrow=False),
         ]
         largest = self._tokens[-1] if self._tokens else 0
         found += [dataclasses.replace(shape, has_short=True) for shape in found if shape.max_query_len == largest > 0]
-        found.append(self.mixed_shape(tokens, self._requests[-1], 4, tokens, True, has_short=True))
+        found.append(self.mixed_shape(tokens, self._requests[-1], few, tokens, True, has_short=True))
         found.append(self.mixed_shape(self._max_tokens, self._requests[-1], 1, self._max_tokens, True))
         return list(dict.fromkeys(found))
 
