@@ -84,6 +84,21 @@ def test_others_have_their_turn_between_the_pieces():
     assert all(after > before for before, after in itertools.pairwise(moments[:-1]))
 
 
+def test_the_loops_thread_rests_every_few_milliseconds(monkeypatch: pytest.MonkeyPatch):
+    """So that other threads get the interpreter: with uvloop none had it for as long as such an answer was written."""
+    now, rests, sent = [0.0], list[int](), list[int]()
+    monkeypatch.setattr(long_bodies.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(long_bodies.time, "sleep", lambda seconds: rests.append(len(sent)))
+
+    async def send(message: Any) -> None:
+        sent.append(len(message.get("body", b"")))
+        now[0] += 0.001
+
+    asyncio.run(json_body([np.ones((300, 512))])({"type": "http"}, lambda: asyncio.sleep(0), send))
+    assert len(rests) >= len(sent) // 5 > 2
+    assert all(after - before <= 5 for before, after in itertools.pairwise([0, *rests, len(sent)]))
+
+
 def test_short_answers_are_sent_whole():
     response = json_body({"a": [1, 2]}, 201)
     assert (response.status_code, response.body, response.headers["content-length"]) == (201, b'{"a":[1,2]}', "11")

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from quire.engine.request_stream import OutputStream
 from quire.entrypoints.http.http_protocol import DirectBody, direct_body
-from quire.entrypoints.http.long_bodies import AT_ONCE
+from quire.entrypoints.http.long_bodies import AT_ONCE, Turns
 from quire.entrypoints.http.streaming import EVENTS, ClientGone, EventStream, stream_headers
 from quire.outputs import AnyOutput, RequestOutput
 
@@ -83,11 +83,12 @@ async def _all(
 ) -> AsyncGenerator[bytes, None]:
     """The first events and what follows them, for a connection without a direct body."""
     failure: Exception | None = None
+    turns = Turns()
     try:
         while True:
             for piece in (events,) if isinstance(events, bytes) else events:
                 yield piece
-                await asyncio.sleep(0)
+                await turns.pass_on()
             if source.is_over:
                 break
             events = await _next_events(answer, source, interval)
@@ -150,7 +151,7 @@ class PushedStream(Response):
 
     async def _send_long(self, send: Send) -> bytes:
         """Send what waits in pieces; what is left of it is short."""
-        left = b""
+        left, turns = b"", Turns()
         while self._waiting:
             events = self._waiting.popleft()
             for piece in (events,) if isinstance(events, bytes) else events:
@@ -158,7 +159,7 @@ class PushedStream(Response):
                 if len(left) > AT_ONCE:
                     await send({"type": "http.response.body", "body": left, "more_body": True})
                     left = b""
-                    await asyncio.sleep(0)
+                    await turns.pass_on()
         return left
 
     async def _push_until_end(self) -> None:
