@@ -39,6 +39,16 @@ def test_at_no_chance_is_speculation_a_loss(name: str, method: str, chance: floa
     assert gain(device(name, 0.2, chance), config(method), 8, num_tokens=200) > 0.96
 
 
+@pytest.mark.parametrize("chance", [0.0, 0.4, 0.7])
+@pytest.mark.parametrize("host_ms", [0.5, 2.0, 8.0])
+@pytest.mark.parametrize("num_requests", [1, 8, 32])
+def test_what_the_host_does_between_steps_with_drafts_counts(num_requests: int, host_ms: float, chance: float) -> None:
+    """Other steps overlap: the host plans one while the device computes another."""
+    step_ms = DEVICES["waits for memory"]
+    slow_host = Device(step_ms, noise=0.1, chance=chance, host_ms=host_ms)
+    assert gain(slow_host, config("ngram"), num_requests, num_tokens=300) > 0.96
+
+
 @pytest.mark.parametrize(("method", "least"), [("ngram", 4.0), ("draft_model", 2.0)])
 def test_right_guesses_of_one_request_make_it_faster(method: str, least: float) -> None:
     assert gain(device("waits for memory", 0.1, 0.95), config(method), 1, rounds=2) > least

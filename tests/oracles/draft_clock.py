@@ -32,12 +32,14 @@ class Device:
         draft_ms: of one guess for each of so many rows.
         noise: times vary by up to this share, up and down.
         chance: how often a guess is right whose predecessors are.
+        host_ms: between a step whose end is waited for and the next plan; else the host works while the device does.
     """
 
     step_ms: Callable[[int, int], float]
     draft_ms: Callable[[int], float] = lambda rows: 0.0
     noise: float = 0.0
     chance: float = 0.0
+    host_ms: float = 0.0
 
 
 def truth(row: int, position: int) -> int:
@@ -68,7 +70,12 @@ class DraftClock:
     def __init__(self, device: Device, config: SpeculativeConfig | None, max_num_seqs: int, seed: int = 0) -> None:
         self.device, self.now_ms, self._random, self._names = device, 0.0, Random(seed), 0
         self.steps: list[tuple[int, int]] = []
-        scheduler = SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=1024, max_model_len=4096)
+        scheduler = SchedulerConfig(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=1024,
+            max_model_len=4096,
+            async_scheduling=device.host_ms > 0.0,
+        )
         spec = KVCacheSpec(KVKind.FULL, 16, bytes_per_token=16)
         kv_config = KVCacheConfig(max_num_seqs * 300, group_layers([spec]), 0)
         self.scheduler = Scheduler(
@@ -99,7 +106,10 @@ class DraftClock:
             step = self.scheduler.schedule()
             if step.total_num_tokens:
                 self.scheduler.catch_up()
+                waits = self.scheduler.drafting.waits(self.scheduler.flights)
                 self.scheduler.update(step, self._execute(step))
+                if waits and self.device.host_ms:
+                    self._time(self.device.host_ms)
         return self.now_ms - began
 
     def _time(self, ms: float) -> float:

@@ -51,9 +51,11 @@ class DraftTimes:
             ratio = min(max(step_ms / predicted_ms, 0.25), 4.0)
             ratios[size] += _LEARNING * (ratio - ratios[size])
 
-    def observe_gap(self, gap_ms: float) -> None:
-        """The device stood still for so long."""
-        self.gap_ms += 0.1 * (max(0.0, gap_ms) - self.gap_ms)
+    def observe_gap(self, gap_ms: float) -> float:
+        """The device stood still for so long. Returns what counts of it: a machine may have been busy with something else."""
+        gap_ms = max(0.0, gap_ms)
+        self.gap_ms += _LEARNING * (gap_ms - self.gap_ms)
+        return min(gap_ms, 4.0 * self.gap_ms)
 
     def book(self, gain: float, took: float) -> None:
         """A step with drafts gave so many steps' tokens, and took as long as so many steps without drafts."""
@@ -61,6 +63,12 @@ class DraftTimes:
         self._gain += 0.1 * (gain / took - self._gain)
         self.balance = min(self.balance + gain - took, _MOST_GAINED)
         self.is_paused = self.balance < 0.0
+
+    def charge(self, steps: float) -> None:
+        """A step without drafts was waited for, so that the next could have some: that took so many steps' time."""
+        if steps:
+            self.balance -= steps
+            self.is_paused = self.balance < 0.0
 
     def wants_comparison(self) -> bool:
         """Whether it was long ago that a step had no drafts."""

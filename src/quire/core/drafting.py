@@ -123,6 +123,7 @@ class Drafting(NoDrafting):
         self._chance = FIRST_CHANCE
         self._times = DraftTimes()
         self._num_without = self._num_skipped = 0
+        self._settled_at, self._was_waited_for, self._last_waited = clock(), False, -1
         self._without = (0.0, 0)
         """Of the step with drafts that is planned or in flight: its milliseconds and its tokens if it had none."""
         self.lengths: IntArray = np.zeros(len(batch.requests), dtype=np.int32)
@@ -146,6 +147,7 @@ class Drafting(NoDrafting):
         self, rows: IntArray, counts: IntArray, budget: int, limit: int, has_flights: bool
     ) -> tuple[IntArray, int]:
         self.lengths.fill(0)
+        self._was_waited_for = not has_flights and self._num_without < PATIENCE
         if has_flights or not len(rows) or self._times.is_paused or not self._is_due():
             return counts, budget
         if self._times.wants_comparison() and self._config.enable_adaptive_verification:
@@ -180,6 +182,8 @@ class Drafting(NoDrafting):
 
     def launch(self, step: SchedulerOutput) -> None:
         lengths = self.lengths[step.rows]
+        if self._was_waited_for or lengths.any():
+            self._last_waited = step.step_id
         if not lengths.any():
             return
         for index in lengths.nonzero()[0].tolist():
@@ -271,6 +275,7 @@ class Drafting(NoDrafting):
         num_more = self._take_back(flight.step, output) if flight.step.drafts else 0
         if output.step_ms > 0.0 and self._cost_model.is_ready and self._config.enable_adaptive_verification:
             self._account(flight, output, num_more)
+        self._settled_at = self._clock()
         return num_more
 
     def _take_back(self, step: SchedulerOutput, output: ModelRunnerOutput) -> int:
@@ -293,20 +298,28 @@ class Drafting(NoDrafting):
         without_ms, num_tokens = self._without if step.drafts else (flight.predicted_ms, 1)
         if not flight.num_prompt_tokens:
             times.observe(step.total_num_tokens, output.step_ms, flight.predicted_ms, has_drafts=bool(step.drafts))
-        if not (step.drafts or output.draft_ms):
+        gap_ms = 0.0
+        if self._overlaps and step.step_id == self._last_waited:
+            gap_ms = times.observe_gap(self._since(flight, output) - output.step_ms - output.draft_ms)
+        if step.drafts or output.draft_ms:
+            if step.drafts:
+                took_ms = min(took_ms, 4.0 * flight.predicted_ms + output.draft_ms) + gap_ms
+            else:  # a drafter has worked behind the step
+                without_ms = output.step_ms
+            if without_ms > 0.0 and num_tokens:
+                times.book(1.0 + num_more / num_tokens, took_ms / without_ms)
+        else:
+            times.charge(gap_ms / output.step_ms)
             if times.rest():
                 self._try_again()
-            return
-        if step.drafts:
-            took_ms = min(took_ms, 4.0 * flight.predicted_ms + output.draft_ms) + times.gap_ms
-            if self._overlaps:
-                times.observe_gap((self._clock() - flight.began) * 1e3 - output.step_ms - output.draft_ms)
-        else:  # a drafter has worked behind the step
-            without_ms = output.step_ms
-        if without_ms > 0.0 and num_tokens:
-            times.book(1.0 + num_more / num_tokens, took_ms / without_ms)
         if times.is_paused:
             self._num_without = PATIENCE
+
+    def _since(self, flight: StepInFlight, output: ModelRunnerOutput) -> float:
+        """Milliseconds since the host began to work for this step alone: what came of the step before it, and the plan. Of a host
+        that had nothing to do, as long as the step took at most."""
+        began = max(self._settled_at, flight.began - output.step_ms / 1e3)
+        return (self._clock() - began) * 1e3
 
     def _try_again(self) -> None:
         """It was long ago that drafts were tried: what is known of them may be out of date."""
