@@ -29,6 +29,8 @@ def test_settings_of_load_balancing_give_the_copies_of_an_engine() -> None:
     assert here() == CopiesHere(1)
     assert here(size=3) == here(size=3, size_local=3) == CopiesHere(3)
     assert here(size=4, rank=2) == here(size=4, rank=2, external_lb=True, size_local=1) == CopiesHere(1, 2)
+    assert here(size=4, size_local=1) == CopiesHere(4, 0, 3) and here(size=4, size_local=1).on_this_host == 1
+    assert here(size=4, size_local=0) == CopiesHere(4, 0, 4)
     assert here(size=8, size_local=2, start_rank=6) == CopiesHere(2, 6)
     assert here(size=8, size_local=2, hybrid_lb=True) == CopiesHere(2)
 
@@ -40,8 +42,8 @@ def test_settings_of_load_balancing_give_the_copies_of_an_engine() -> None:
         ({"size": 2, "external_lb": True}, "rank", "needs it"),
         ({"size": 4, "rank": 1, "size_local": 2}, "size_local", "1 copy"),
         ({"size": 4, "rank": 1, "hybrid_lb": True}, "hybrid_lb", "does not go with"),
-        ({"size": 4, "hybrid_lb": True}, "size_local", "needs it"),
-        ({"size": 4, "size_local": 2}, "size_local", "hybrid_lb"),
+        ({"size": 4, "hybrid_lb": True}, "size_local", "need it"),
+        ({"size": 4, "size_local": 5}, "size_local", "it is 5, of data_parallel_size=4"),
         ({"size": 4, "size_local": 2, "start_rank": 3}, "start_rank", "not among"),
         ({"size": 4, "size_local": 0, "hybrid_lb": True}, "size_local", "not among"),
     ],

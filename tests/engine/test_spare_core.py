@@ -29,7 +29,7 @@ def config_of(device: str = "cpu", **parallel: Any) -> EngineConfig:
 async def an_engine() -> AsyncIterator[tuple[AsyncLLM, SpareCores]]:
     engine = AsyncLLM.from_engine_config(config_of(spare_core=True), core="process")
     try:
-        yield engine, engine._client.spares
+        yield engine, engine._client.source
     finally:
         engine.shutdown()
 

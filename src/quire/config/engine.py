@@ -82,6 +82,8 @@ class ParallelConfig:
         rank: which of the workers that share a layer this is; the executor sets it when it starts them.
         rendezvous: the address where these meet; set with the rank.
         data_parallel_size: copies of the model that this engine has.
+        data_parallel_elsewhere: so many of them, the last ones, are on other hosts, which join at `data_parallel_address` and
+            `data_parallel_rpc_port`.
         data_parallel_start: the number of the first of them among those of all engines.
         data_parallel_rank: which of this engine's copies this is; set when the copy starts.
         device_index: the worker's device among those that its process sees; None: as its number is among all workers.
@@ -92,6 +94,9 @@ class ParallelConfig:
     pipeline_parallel_size: int = 1
     tensor_parallel_size: int = 1
     data_parallel_size: int = 1
+    data_parallel_elsewhere: int = 0
+    data_parallel_address: str = ""
+    data_parallel_rpc_port: int = 0
     enable_expert_parallel: bool = False
     all2all_backend: str = SUMMED_EXPERTS
     distributed_executor_backend: str | type[Any] | None = None
@@ -114,13 +119,18 @@ class ParallelConfig:
         return self.pipeline_parallel_size * self.tensor_parallel_size
 
     @property
+    def num_copies_here(self) -> int:
+        """Copies on this host."""
+        return self.data_parallel_size - self.data_parallel_elsewhere
+
+    @property
     def num_devices(self) -> int:
-        """Devices of all copies together."""
-        return self.world_size * self.data_parallel_size
+        """Devices of all copies on this host together; those of one where there is none."""
+        return self.world_size * max(1, self.num_copies_here)
 
     @property
     def device_number(self) -> int:
-        """This worker's number among those of all copies."""
+        """This worker's number among those of all copies on this host."""
         return self.data_parallel_rank * self.world_size + self.world_rank
 
     @property
@@ -131,7 +141,7 @@ class ParallelConfig:
     @property
     def wish_for_processes(self) -> str | None:
         """The setting, with its value, for which a core needs a process of its own; None where none does."""
-        if self.data_parallel_size > 1:
+        if self.data_parallel_size > 1 or self.data_parallel_elsewhere:
             return f"data_parallel_size={self.data_parallel_size}"
         return "recovery=True" if self.recovery else None
 

@@ -34,7 +34,7 @@ from quire.config.pooling import PoolingConfig, limit_length, resolve_pooling
 from quire.config.resolve import load_hf_config, resolve_architecture, resolve_dtype, resolve_max_model_len
 from quire.config.speculative import SpeculativeConfig, read_speculative_config
 from quire.core.step_budget import PATIENCE_S
-from quire.engine.copies_here import copies_here
+from quire.engine.copies_here import parallel_settings
 from quire.engine.platform_settings import check_ranks, settle_settings
 from quire.engine.settings import OTHER_FORMATS, SAME_FORMATS, SAME_HASHES, EngineSettings
 from quire.engine.vllm_settings import LIST, NO_EFFECT
@@ -343,9 +343,7 @@ class Resolver:
 
     def parallel(self) -> ParallelConfig:
         split = envs.QUIRE_PP_LAYER_PARTITION if self.args.pipeline_parallel_size > 1 else ()
-        copies = copies_here(self.args)
-        numbers = {"data_parallel_size": copies.count, "data_parallel_start": copies.first, "data_parallel_rank": 0}
-        return section(ParallelConfig, self.args, layer_split=tuple(split), **numbers)
+        return section(ParallelConfig, self.args, layer_split=tuple(split), **parallel_settings(self.args))
 
     def scheduler(self, model: ModelConfig) -> SchedulerConfig:
         args = self.args

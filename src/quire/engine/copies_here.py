@@ -1,9 +1,11 @@
-"""Which of a model's copies an engine has: all, or those that another load balancer has given it (hybrid, external).
+"""Which of a model's copies an engine has: all (some of them maybe on hosts that join it), or those that another load balancer
+has given it (hybrid, external).
 
 Copies do not talk to one another: nothing but their numbers has to fit together.
 """
 
 import dataclasses
+from typing import Any
 
 from quire.engine.settings import EngineSettings
 from quire.errors import ConfigError
@@ -11,10 +13,15 @@ from quire.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class CopiesHere:
-    """`count` copies, numbered from `first`."""
+    """`count` copies, numbered from `first`; so many of them, the last ones, are `elsewhere`: on hosts that join."""
 
     count: int
     first: int = 0
+    elsewhere: int = 0
+
+    @property
+    def on_this_host(self) -> int:
+        return self.count - self.elsewhere
 
 
 def copies_here(args: EngineSettings) -> CopiesHere:
@@ -28,19 +35,32 @@ def copies_here(args: EngineSettings) -> CopiesHere:
     if args.data_parallel_external_lb or rank is not None:
         return _one_copy(args)
     if not args.data_parallel_hybrid_lb and start is None:
-        if local not in (None, size):
-            text = (
-                f"data_parallel_size_local={local} of data_parallel_size={size}: an engine has no copies on other hosts"
-            )
-            raise _wrong("data_parallel_size_local", f"{text}; start one on each host with data_parallel_hybrid_lb")
-        return CopiesHere(size)
+        here = size if local is None else local
+        if here > size:
+            raise _wrong("data_parallel_size_local", f"it is {here}, of data_parallel_size={size}")
+        return CopiesHere(size, elsewhere=size - here)
     if local is None:
-        raise _wrong("data_parallel_size_local", "hybrid load balancing needs it: how many copies this engine has")
+        raise _wrong(
+            "data_parallel_size_local", "hybrid load balancing and headless hosts need it: how many copies are here"
+        )
     first = start or 0
     if local < 1 or first + local > size:
         numbers = f"{local} copies from number {first} on are not among data_parallel_size={size}"
         raise _wrong("data_parallel_start_rank" if first else "data_parallel_size_local", numbers)
     return CopiesHere(local, first)
+
+
+def parallel_settings(args: EngineSettings) -> dict[str, Any]:
+    """The fields of `ParallelConfig` that tell of copies. Raises ConfigError, as `copies_here` does."""
+    copies = copies_here(args)
+    return {
+        "data_parallel_size": copies.count,
+        "data_parallel_start": copies.first,
+        "data_parallel_rank": 0,
+        "data_parallel_elsewhere": copies.elsewhere,
+        "data_parallel_address": args.data_parallel_address or "127.0.0.1",
+        "data_parallel_rpc_port": args.data_parallel_rpc_port or 29550,
+    }
 
 
 def _one_copy(args: EngineSettings) -> CopiesHere:

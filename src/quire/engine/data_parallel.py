@@ -7,7 +7,7 @@ knows nothing of processes and devices.
 
 import dataclasses
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -18,7 +18,7 @@ from quire.engine.core_client import CoreClient, OnMessage
 from quire.engine.pausing import PauseState
 from quire.engine.replica_choice import Assignment, ReplicaChooser, chain_of
 from quire.logger import init_logger
-from quire.request import EngineCoreOutputs, EngineRequest, QueueState
+from quire.request import EngineCoreOutput, EngineCoreOutputs, EngineRequest, FinishReason, QueueState, Refusal
 
 logger = init_logger(__name__)
 
@@ -64,6 +64,8 @@ class CopiesClient(CoreClient):
         self._calls: dict[int, _Call] = {}
         self._deferred: list[messages.UtilityCall] = []
         self._down: set[int] = set()
+        self._gone: dict[int, str] = {}
+        """Of those that are down: the copies whose host is gone, and what became of it."""
         self._queues: dict[int, QueueState] = {}
         self._chooser = ReplicaChooser(len(starts))
         self.clients = _start_all(starts, self._heard)
@@ -89,17 +91,23 @@ class CopiesClient(CoreClient):
 
     def _divide(self, requests: Iterable[EngineRequest]) -> dict[int, list[EngineRequest]]:
         """The requests by the copy that gets them. One that comes again goes where it was; siblings (n > 1) go together, as
-        they share the prompt's pages."""
+        they share the prompt's pages. One that names a copy whose host is gone is refused."""
         parts: dict[int, list[EngineRequest]] = {}
         siblings: dict[str, int] = {}
+        refused: list[EngineCoreOutput] = []
         with self._lock:
             for request in requests:
+                if request.copy in self._gone:
+                    refused.append(_refuse(request, self._gone[request.copy]))
+                    continue
                 owner = self._owners.get(request.request_id)
                 if owner is None:
                     owner = self._assign(request, siblings.get(request.group_id or ""))
                 if request.group_id:
                     siblings[request.group_id] = owner.replica
                 parts.setdefault(owner.replica, []).append(request)
+        if refused:
+            self._on_message(messages.Outputs(EngineCoreOutputs(outputs=refused)))
         return parts
 
     def _assign(self, request: EngineRequest, number: int | None) -> Assignment:
@@ -138,12 +146,19 @@ class CopiesClient(CoreClient):
         return owner
 
     def _call(self, call: messages.UtilityCall) -> None:
-        """Have all copies do something; while one is started again, the call waits for it."""
+        """Have all copies do something; while one is started again, the call waits for it. It fails where that needs a host that
+        is gone."""
         with self._lock:
-            if self._down:
+            why = "; ".join(self._gone.values())
+            if self._down and not why:
                 self._deferred.append(call)
                 return
-            self._calls[call.call_id] = _Call(call.utility)
+            if not why:
+                self._calls[call.call_id] = _Call(call.utility)
+        if why:
+            error = f"{call.utility} is for all copies of the engine: {why}"
+            self._on_message(messages.UtilityResult(call.call_id, error=error, refusal=_AWAY))
+            return
         for client in self.clients:
             client.send(call)
 
@@ -157,8 +172,8 @@ class CopiesClient(CoreClient):
                 self._on_message(message)
             case messages.UtilityResult():
                 self._answered(number, message)
-            case messages.Restarting(message=text):
-                self._lose(number, text)
+            case messages.Restarting(message=text, is_gone=is_gone):
+                self._lose(number, text, is_gone)
             case messages.Restarted():
                 self._come_back(number)
             case messages.GivenUp(core_ids=core_ids):
@@ -181,7 +196,7 @@ class CopiesClient(CoreClient):
         outputs.engine = number
         if outputs.queue is not None:
             self._queues[number] = outputs.queue
-            outputs.queue = _join_queues(self._queues.values(), len(self.clients))
+            outputs.queue = _join_queues(self._queues.values(), len(self.clients) - len(self._gone))
 
     def _begin_answer(self, request_id: str) -> None:
         owner = self._waiting.pop(request_id, None)
@@ -199,34 +214,50 @@ class CopiesClient(CoreClient):
             del self._calls[result.call_id]
         self._on_message(_join_answers(call))
 
-    def _lose(self, number: int, text: str) -> None:
-        """A copy has died and is started again. Calls that it has not answered fail; new requests go to the others."""
+    def _lose(self, number: int, text: str, is_gone: bool) -> None:
+        """A copy has died and is started again. Calls that it has not answered fail; new requests go to the others, and if its
+        host is gone, so do its own."""
         text = f"copy {number} of the engine: {text}"
+        calls: list[messages.UtilityCall] = []
         with self._lock:
             self._down.add(number)
+            if is_gone:
+                self._gone[number] = text
+                calls, self._deferred = self._deferred, []
             self._queues.pop(number, None)
             self._chooser.forget(number)
             failed = [call_id for call_id, call in self._calls.items() if number not in call.answers]
             for call_id in failed:
                 del self._calls[call_id]
             none_left = len(self._down) == len(self.clients)
+            moved = self._owned_by({number}) if is_gone else []
+        self._forget(moved)
         self._on_message(messages.Restarting(text, is_whole=False))
         for call_id in failed:
             error = f"an engine core died and is started again: {text}"
             self._on_message(messages.UtilityResult(call_id, error=error))
+        self._make_calls(calls)
         if none_left:
             self._on_message(messages.Stalled(f"every copy of the engine is started again; the last one: {text}"))
+        if moved:
+            self._on_message(messages.Restarted(moved))
+
+    def _owned_by(self, numbers: Container[int]) -> list[str]:
+        """The unfinished requests of some copies."""
+        return [request_id for request_id, owner in self._owners.items() if owner.replica in numbers]
 
     def _come_back(self, number: int) -> None:
-        """A copy has been started again: its requests go on there."""
+        """A copy has been started again: its requests go on there, and those that found no copy at all are placed anew."""
         with self._lock:
             none_was_left = len(self._down) == len(self.clients)
             self._down.discard(number)
-            own = [request_id for request_id, owner in self._owners.items() if owner.replica == number]
+            self._gone.pop(number, None)
+            own, stranded = self._owned_by({number}), self._owned_by(self._gone)
             calls, self._deferred = ([], self._deferred) if self._down else (self._deferred, [])
+        self._forget(stranded)
         if none_was_left:
             self._on_message(messages.Stalled(""))
-        self._on_message(messages.Restarted(own))
+        self._on_message(messages.Restarted(own + stranded))
         if calls:  # not from this thread, in which the copy's client tells that it is back
             threading.Thread(target=self._make_calls, args=(calls,), name="deferred-calls", daemon=True).start()
 
@@ -236,6 +267,14 @@ class CopiesClient(CoreClient):
 
     def shutdown(self) -> None:
         _in_parallel([client.shutdown for client in self.clients])
+
+
+_AWAY = Refusal(is_capacity=True, retry_after=10.0)
+"""What needs a host that is gone may be asked for again when it is back."""
+
+
+def _refuse(request: EngineRequest, why: str) -> EngineCoreOutput:
+    return EngineCoreOutput(request.request_id, finish_reason=FinishReason.ERROR, error=why, refusal=_AWAY)
 
 
 def _in_parallel(functions: Sequence[Callable[[], None]]) -> None:
@@ -260,7 +299,7 @@ def _start_all(starts: Sequence[StartCopy], heard: Callable[[int, messages.CoreM
     _in_parallel([lambda number=number: start(number) for number in range(len(starts))])
     if errors:
         _in_parallel([client.shutdown for client in clients.values()])
-        raise errors[min(errors)]
+        raise next(iter(errors.values()))  # what came first
     return [clients[number] for number in range(len(starts))]
 
 

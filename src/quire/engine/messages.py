@@ -122,19 +122,22 @@ def to_error(refusal: Refusal, message: str) -> QuireError:
 
 
 class Dead(msgspec.Struct, tag="dead", array_like=True):
-    """The core's last words. `setting` is set where a configuration error ended its start."""
+    """The core's last words. `setting` is set where a configuration error ended its start; `is_gone`: its host cannot be reached
+    any more, and may never come back."""
 
     message: str
     is_config_error: bool = False
     setting: str | None = None
+    is_gone: bool = False
 
 
 class Restarting(msgspec.Struct, tag="restarting", array_like=True):
     """The core's client says: it has died and is started again. What it had not answered it will not answer. `is_whole`: no other
-    copy of the engine goes on meanwhile."""
+    copy of the engine goes on meanwhile. `is_gone`: another host has to come first, for which no request shall wait."""
 
     message: str
     is_whole: bool = True
+    is_gone: bool = False
 
 
 class GivenUp(msgspec.Struct, tag="given_up", array_like=True):

@@ -95,10 +95,11 @@ def check_stages(config: EngineConfig) -> None:
 def check_ranks(args: EngineSettings, platform: Platform) -> None:
     """Refuse numbers of ranks that the platform cannot have. Raises ConfigError."""
     capabilities, size = platform.capabilities(), args.tensor_parallel_size
-    stages, copies = args.pipeline_parallel_size, copies_here(args).count
-    if copies > 1 and args.distributed_executor_backend in ("ray", "external_launcher"):
+    stages, here = args.pipeline_parallel_size, copies_here(args)
+    copies = here.on_this_host
+    if here.count > 1 and args.distributed_executor_backend in ("ray", "external_launcher"):
         message = (
-            f"data_parallel_size={copies} does not go with distributed_executor_backend="
+            f"data_parallel_size={here.count} does not go with distributed_executor_backend="
             f"{args.distributed_executor_backend!r} yet: start an engine for each copy, or use 'mp'"
         )
         raise ConfigError(message, setting="data_parallel_size")

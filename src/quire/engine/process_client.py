@@ -10,26 +10,26 @@ import os
 import shutil
 import tempfile
 import threading
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from quire import envs
-from quire.codec import encode
 from quire.config import EngineConfig
 from quire.config.wire import config_to_plain
 from quire.descriptors import memory_file
 from quire.engine import core_process, messages
 from quire.engine.core_client import CoreClient, OnMessage, ThreadClient
-from quire.engine.data_parallel import CopiesClient, config_of_copy
+from quire.engine.data_parallel import CopiesClient, StartCopy, config_of_copy
 from quire.engine.heartbeat import NUM_BYTES, map_words
-from quire.engine.messages import CoreMessage, Dead, FrontendMessage, Stalled
+from quire.engine.messages import CoreMessage, Dead, Stalled
+from quire.engine.nodes import NodeClient, NodeDoor
 from quire.engine.recovery import RecoveringClient
+from quire.engine.remote_client import RemoteClient
 from quire.engine.spare_core import SpareCores, wants_spare
 from quire.engine.watchdog import Watchdog, show_stacks
 from quire.engine.weights import fetch_missing_weights
-from quire.errors import ConfigError, EngineDeadError, RequestError
+from quire.errors import ConfigError, EngineDeadError
 from quire.logger import init_logger
 from quire.patch import marks
 from quire.platforms import current_platform
@@ -44,7 +44,7 @@ _LAST_WORDS_MS = 200
 """What a process said before it died comes before the news that it is disconnected; so long at most that news is waited for."""
 
 
-class SocketClient(CoreClient):
+class SocketClient(RemoteClient):
     """Two sockets, and descriptors that become readable when the other process has ended.
 
     `send` may be called from any thread.
@@ -55,8 +55,6 @@ class SocketClient(CoreClient):
         release: closes what belongs to this client besides its sockets.
         on_message: called with every message, in a thread of this client's; the last one is `Dead`.
     """
-
-    shares_memory = False
 
     def __init__(
         self,
@@ -70,12 +68,10 @@ class SocketClient(CoreClient):
     ) -> None:
         import zmq
 
+        super().__init__(on_message)
         self._zmq = zmq
-        self._decode = messages.decoder_at_frontend()
         self._send_lock = threading.Lock()
         self._is_ending = self._is_closed = False
-        self._on_message = on_message
-        self._listener: threading.Thread | None = None
         context = zmq.Context()
         self._out = messages.zmq_socket(context, zmq.PUSH, out_address, bind=bind)
         self._in = messages.zmq_socket(context, zmq.PULL, in_address, bind=bind)
@@ -93,51 +89,7 @@ class SocketClient(CoreClient):
             self._writable.register(descriptor, zmq.POLLIN)
             self._readable.register(descriptor, zmq.POLLIN)
 
-    def _await_ready(self, timeout_s: float) -> bool:
-        """Wait until the core serves; whether it does.
-        Raises ConfigError: the core refuses its configuration.
-        Raises EngineDeadError: it died while it started."""
-        deadline = time.monotonic() + timeout_s
-        while (message := self._receive(max(0.0, deadline - time.monotonic()))) is not None:
-            match message:
-                case messages.Ready():
-                    self.ready = message
-                    return True
-                case Dead(message=text, is_config_error=True, setting=setting):
-                    raise ConfigError(text, setting=setting)
-                case Dead(message=text):
-                    raise EngineDeadError(f"the engine core could not start: {text}")
-                case _:
-                    pass
-        return False
-
-    def _start_listener(self) -> None:
-        self._listener = threading.Thread(target=self._listen, name="engine-core-listener", daemon=True)
-        self._listener.start()
-
-    def _listen(self) -> None:
-        message: CoreMessage | None = None
-        while not isinstance(message, Dead):
-            try:
-                message = self._receive()
-            except Exception as error:  # a message that is none: the core is not to be trusted any more
-                message = Dead(f"the engine core sent something unreadable: {error}")
-            if message is not None:
-                self._on_message(message)
-
     # --- messages ---
-
-    def send(self, message: FrontendMessage) -> None:
-        """Send a message. Waits only for a core that has not connected yet; one that has ended gets none.
-        Raises RequestError: it holds something that is not data, for example a function."""
-        try:
-            data = encode(message)
-        except TypeError as error:
-            raise RequestError(
-                f"{error}: name a method of the worker, or a class by its path; or run the core in-process",
-                param="method" if isinstance(message, messages.UtilityCall) else None,
-            ) from None
-        self._send_data(data)
 
     def _send_data(self, *frames: bytes) -> None:
         with self._send_lock:
@@ -151,7 +103,6 @@ class SocketClient(CoreClient):
                         return
 
     def _receive(self, timeout_s: float | None = None) -> CoreMessage | None:
-        """The next message; None after `timeout_s`. The other process's death is a `Dead`, after everything that it said."""
         if self._is_closed:
             return Dead("the engine was shut down")
         ready = dict(self._readable.poll(None if timeout_s is None else int(timeout_s * 1000)))
@@ -321,11 +272,17 @@ def open_client(config: EngineConfig, core: str | None, on_message: OnMessage) -
         return ThreadClient(config, on_message)
     if core != "process":
         raise ConfigError(f"core is {core!r}; it may be 'inproc' or 'process'", setting="core")
-    num_copies = config.parallel.data_parallel_size
-    if num_copies == 1:
+    num_copies, num_here = config.parallel.data_parallel_size, config.parallel.num_copies_here
+    if num_copies == num_here == 1:
         return _open_process(config, on_message)
-    copies = [config_of_copy(config, number) for number in range(num_copies)]
-    return CopiesClient([functools.partial(_open_process, copy) for copy in copies], on_message)
+    starts: list[StartCopy] = [
+        functools.partial(_open_process, config_of_copy(config, number)) for number in range(num_here)
+    ]
+    if num_copies > num_here:
+        door = NodeDoor(config)
+        starts += [functools.partial(_open_elsewhere, config, door, number) for number in range(num_here, num_copies)]
+        starts = [functools.partial(_open_or_close, start, door) for start in starts]
+    return CopiesClient(starts, on_message)
 
 
 def _open_process(config: EngineConfig, on_message: OnMessage) -> CoreClient:
@@ -334,6 +291,21 @@ def _open_process(config: EngineConfig, on_message: OnMessage) -> CoreClient:
         return ProcessClient(config, on_message)
     spares = SpareCores() if wants_spare(config) else None
     return RecoveringClient(functools.partial(ProcessClient, config, spares=spares), on_message, spares)
+
+
+def _open_elsewhere(config: EngineConfig, door: NodeDoor, number: int, on_message: OnMessage) -> CoreClient:
+    """Wait for one core of another host."""
+    start = functools.partial(NodeClient, door, number)
+    return start(on_message) if config.parallel.recovery is False else RecoveringClient(start, on_message, door)
+
+
+def _open_or_close(start: StartCopy, door: NodeDoor, on_message: OnMessage) -> CoreClient:
+    """Start a copy. Where it cannot start, those that wait for hosts wait no more."""
+    try:
+        return start(on_message)
+    except BaseException:
+        door.close()
+        raise
 
 
 def chosen_core(usual: str = "process") -> str:

@@ -23,6 +23,7 @@ from quire.engine.messages import (
     Restarting,
     Standing,
 )
+from quire.engine.nodes import NodeDoor
 from quire.engine.spare_core import SpareCores
 from quire.engine.suspects import Suspects
 from quire.errors import QuireError
@@ -49,7 +50,8 @@ class RecoveringClient(CoreClient):
         start: starts a core.
         on_message: gets the messages of all cores; between two of them `Restarting`, `GivenUp` for a request that is at fault,
             and then `Restarted`: all unfinished requests are to be sent again. `Dead` is the end.
-        spares: what keeps a process for the next core; it ends with this client.
+        source: where cores come from, if it is to be closed when this client ends: what keeps a process for the next one, or
+            the door at which hosts join.
 
     Raises:
         ConfigError, EngineDeadError: the first core does not start.
@@ -57,8 +59,8 @@ class RecoveringClient(CoreClient):
 
     shares_memory = False
 
-    def __init__(self, start: StartCore, on_message: OnMessage, spares: SpareCores | None = None) -> None:
-        self._start, self.spares = start, spares
+    def __init__(self, start: StartCore, on_message: OnMessage, source: SpareCores | NodeDoor | None = None) -> None:
+        self._start, self.source = start, source
         self._on_message = on_message
         self._limits = _Limit(MAX_FRUITLESS_RESTARTS, FRUITLESS_WITHIN_S), _Limit(MAX_RESTARTS, WITHIN_S)
         self._is_ending = self._gave_something = self._is_down = False
@@ -92,15 +94,18 @@ class RecoveringClient(CoreClient):
 
     def _lose(self, death: Dead) -> None:
         """The core has died: another one is started, in a thread: this one belongs to the dead one's client."""
-        if (why := self._refuses_restart()) is not None:
+        if not death.is_gone and (why := self._refuses_restart()) is not None:
             self._on_message(Dead(f"{death.message}; {why}"))
             return
-        logger.error("the engine core died and is started again; its requests go on: %s", death.message)
+        what = "is lost until a host joins again" if death.is_gone else "died and is started again"
+        logger.error("the engine core %s; its requests go on: %s", what, death.message)
         with self._sending:
             self._num_deaths += 1
             self._is_down = True
-            self._on_message(Restarting(death.message))
-            if culprit := self._suspects.core_died():
+            self._on_message(Restarting(death.message, is_gone=death.is_gone))
+            if death.is_gone:  # with its requests, which are not to blame
+                self._suspects = Suspects()
+            elif culprit := self._suspects.core_died():
                 self._gave_something = True  # who is at fault
                 self._on_message(GivenUp(culprit, death.message))
         threading.Thread(target=self._restart, name="engine-core-restart", daemon=True).start()
@@ -153,8 +158,8 @@ class RecoveringClient(CoreClient):
 
     def shutdown(self) -> None:
         self._is_ending = True
-        if self.spares is not None:
-            self.spares.close()
+        if self.source is not None:
+            self.source.close()
         with self._changing:
             self._client.shutdown()
 

@@ -207,9 +207,17 @@ class EngineSettings:
         "the number of the one copy that this engine has; another load balancer has the others (external)",
     )
     data_parallel_start_rank: int | None = setting(
-        None, whole(0), "the number of the first copy of this engine (hybrid)"
+        None, whole(0), "the number of the first copy of this engine (hybrid), or of this host (headless)"
     )
-    data_parallel_size_local: int | None = setting(None, whole(0), "how many of the copies this engine has (hybrid)")
+    data_parallel_size_local: int | None = setting(
+        None,
+        whole(0),
+        "how many of the copies this host has; the others join (`--headless`), or are another engine's (hybrid)",
+    )
+    data_parallel_address: str | None = setting(
+        None, TEXT, "the head node's address, where other hosts join with their copies (127.0.0.1)"
+    )
+    data_parallel_rpc_port: int | None = setting(None, whole(1, 65535), "the port at that address (29550)")
     data_parallel_external_lb: bool = setting(False, FLAG, "this engine has one of the copies: see data_parallel_rank")
     data_parallel_hybrid_lb: bool = setting(
         False,

@@ -83,11 +83,12 @@ class WeightUpdates:
         """Join a trainer's group, and leave the one before. Raises RequestError: the trainer does not answer."""
         given = _read(InitInfo, info, "init_info")
         self.close()
-        rank = given.rank_offset + self._config.parallel.device_number
+        parallel = self._config.parallel
+        rank = given.rank_offset + parallel.copy_number * parallel.world_size + parallel.world_rank
         if not 0 < rank < given.world_size:
             raise RequestError(
                 f"world_size={given.world_size} has no rank {rank}: rank_offset={given.rank_offset} and the engine's "
-                f"{self._config.parallel.num_devices} ranks do not fit in it",
+                "ranks do not fit in it",
                 param="world_size",
             )
         place = (given.master_address, given.master_port)

@@ -40,6 +40,8 @@ from quire.errors import ConfigError
             "chat_template '/no/such/file' is neither a template nor a readable file",
         ),
         (["--chat-template", "{% if %}"], "chat_template is not valid Jinja: line 1"),
+        (["--headless"], "data_parallel_size_local: hybrid load balancing and headless hosts need it"),
+        (["--headless", "--api-server-count", "2"], "api_server_count: a headless host has no API server"),
         (["--middleware", "no.such.thing"], "middleware: 'no.such.thing' cannot be imported"),
     ],
     ids=str,
@@ -76,7 +78,7 @@ def test_a_script_written_for_vllm_is_understood():
     assert args.api_key == ["a", "b"] and args.enable_prefix_caching and args.reasoning_parser == "qwen3"
 
 
-@pytest.mark.parametrize("flag", ["--headless", "--grpc", "--cohere-format=x", "--tokens-only"])
+@pytest.mark.parametrize("flag", ["--grpc", "--cohere-format=x", "--tokens-only"])
 def test_what_vllms_server_has_and_this_one_has_not_is_refused_by_name(flag, capsys):
     assert main(["serve", flag]) == 2
     error = capsys.readouterr().err

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from quire import envs
 from quire.engine.arg_parser import ArgumentParser
 from quire.engine.vllm_settings import SERVER_DEFAULTS
+from quire.entrypoints import exit_codes
 from quire.entrypoints.openai.cli_args import add_server_arguments, flatten
 from quire.errors import ConfigError
 from quire.logger import init_logger, use_log_config, use_log_format, use_log_level
@@ -82,6 +83,8 @@ def run(args: argparse.Namespace) -> int:
     check_settings(engine_args)
     keys = _api_keys(args)
     check_server_flags(args)
+    if args.headless:
+        return _run_headless(args, engine_args)
     if args.api_server_count > 1:
         from quire.entrypoints.cli.frontends import serve_frontends
 
@@ -90,6 +93,21 @@ def run(args: argparse.Namespace) -> int:
 
         return serve_frontends(args, options, engine_args, keys, announce_all)
     return _serve_alone(args, options, engine_args, keys)
+
+
+def _run_headless(args: argparse.Namespace, engine_args: "AsyncEngineArgs") -> int:
+    """Run copies of the model for a head node. Raises ConfigError: it is not said which, or how many."""
+    import dataclasses
+
+    from quire.engine.arg_resolve import UsageContext
+    from quire.engine.headless import serve_headless
+
+    if args.api_server_count > 1:
+        raise ConfigError.of("api_server_count", "a headless host has no API server: leave it out.")
+    first = engine_args.data_parallel_start_rank or 0
+    engine_args = dataclasses.replace(engine_args, data_parallel_start_rank=first)
+    serve_headless(engine_args.create_engine_config(UsageContext.API_SERVER))
+    return exit_codes.OK
 
 
 def _serve_alone(

@@ -78,7 +78,8 @@ def make_plan(args: argparse.Namespace, words: list[str]) -> Plan:
     from quire.engine.settings import EngineSettings
     from quire.metrics.prometheus import PREFIXES
 
-    ranks = args.tensor_parallel_size * args.pipeline_parallel_size * copies_here(cast(EngineSettings, args)).count
+    copies = copies_here(cast(EngineSettings, args)).on_this_host
+    ranks = args.tensor_parallel_size * args.pipeline_parallel_size * copies
     if args.uds or not args.port:
         raise ConfigError.of(
             "port", "a server that is deployed needs a port: leave --uds out, and give a --port from 1"

@@ -108,6 +108,11 @@ FLAGS: dict[str, tuple[tuple[str, str, dict[str, Any]], ...]] = {
             "processes that take requests before the one engine core (1)",
             {"type": _count, "default": 1, "metavar": "N"},
         ),
+        (
+            "--headless",
+            "no API server: run --data-parallel-size-local copies, from --data-parallel-start-rank on, for the head node",
+            _SWITCH,
+        ),
         ("--root-path", "path under which a proxy shows this server", {"default": ""}),
         ("--ssl-keyfile", "private key; with --ssl-certfile turns TLS on", {"metavar": "PATH"}),
         ("--ssl-certfile", "certificate chain", {"metavar": "PATH"}),
