@@ -13,11 +13,18 @@ import numpy.typing as npt
 
 GIVEN = 3.0
 """Steps that may be lost before anything was gained."""
+_WORTH = 1.3
 _MOST_GAINED = 32.0
 _FIRST_REST, _LONGEST_REST = 300, 2400
 _CLEAR, _COMPARISONS = 1.25, (16, 128)
 """After so many steps with drafts there is one without, to compare with: where they gain less than this, and where more."""
 _LEARNING = 0.2
+
+
+def worth(num_rows: int) -> float:
+    """How many times more a step with drafts must give for its time: a request whose own are wrong, or that has none, waits for
+    those of the others and gets nothing for it."""
+    return _WORTH if num_rows > 1 else 1.0
 
 
 class DraftTimes:

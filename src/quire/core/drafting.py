@@ -21,7 +21,7 @@ from quire.config import SchedulerConfig
 from quire.config.speculative import SUFFIX_METHODS, SpeculativeConfig
 from quire.core.cost_model import CostModel
 from quire.core.draft_length import choose_lengths
-from quire.core.draft_times import DraftTimes
+from quire.core.draft_times import DraftTimes, worth
 from quire.core.kv_cache_manager import KVCacheManager
 from quire.core.output import IntArray, ModelRunnerOutput, SchedulerOutput
 from quire.core.proposers import FIRST_CHANCE, NgramProposer, Proposer, RepeatingProposer, RowGuesses
@@ -39,7 +39,7 @@ state after them is kept."""
 MOST_KEPT = 16
 """Rows with states that have drafts in a step: a copy of each one's is kept meanwhile."""
 PATIENCE = 4
-"""Plans without a draft after which steps overlap again, and guesses are looked at once in `_STRIDE` plans."""
+"""Rows of plans without a draft after which steps overlap again, and guesses are looked at once in `_STRIDE` plans."""
 _STRIDE = 4
 
 
@@ -155,7 +155,7 @@ class Drafting(NoDrafting):
         members = self._members(rows, counts)
         self._look_at(members)
         lengths = self._choose(rows, counts, members, limit - int(counts.sum()))
-        self._num_without = 0 if any(lengths) else min(self._num_without + 1, PATIENCE)
+        self._num_without = 0 if any(lengths) else min(self._num_without + max(len(members), 1), PATIENCE)
         self.lengths[members] = lengths
         return counts + self.lengths[rows], budget - sum(lengths)
 
@@ -240,7 +240,7 @@ class Drafting(NoDrafting):
         more = np.arange(1, min(room, sum(most)) + 1)
         more_ms = (token_ms + pair_ms * float(ends.max())) * (2 if self._kv.has_states else 1)  # a wrong one, once more
         times = self._times
-        with_ms = times.ratio(total + more) * (step_ms + more * more_ms) + times.gap_ms
+        with_ms = worth(len(rows)) * (times.ratio(total + more) * (step_ms + more * more_ms) + times.gap_ms)
         num_tokens = int(np.count_nonzero(ends == batch.length[rows]))
         num_again = sum(counts_of[row] - 1 for row in members)  # are due to earlier drafts
         without_ms = model.predict(total - num_again, len(rows), attended)
@@ -298,12 +298,14 @@ class Drafting(NoDrafting):
         without_ms, num_tokens = self._without if step.drafts else (flight.predicted_ms, 1)
         if not flight.num_prompt_tokens:
             times.observe(step.total_num_tokens, output.step_ms, flight.predicted_ms, has_drafts=bool(step.drafts))
-        gap_ms = 0.0
-        if self._overlaps and step.step_id == self._last_waited:
-            gap_ms = times.observe_gap(self._since(flight, output) - output.step_ms - output.draft_ms)
+        gap_ms = times.gap_ms if step.drafts else 0.0
+        if self._overlaps and step.step_id == self._last_waited and not flight.num_prompt_tokens:
+            gap_ms = (self._clock() - self._settled_at) * 1e3 - output.step_ms - output.draft_ms
+            gap_ms = times.observe_gap(min(gap_ms, 4.0 * output.step_ms))  # an engine may have been paused
         if step.drafts or output.draft_ms:
             if step.drafts:
                 took_ms = min(took_ms, 4.0 * flight.predicted_ms + output.draft_ms) + gap_ms
+                took_ms *= worth(len(step.rows))
             else:  # a drafter has worked behind the step
                 without_ms = output.step_ms
             if without_ms > 0.0 and num_tokens:
@@ -314,12 +316,6 @@ class Drafting(NoDrafting):
                 self._try_again()
         if times.is_paused:
             self._num_without = PATIENCE
-
-    def _since(self, flight: StepInFlight, output: ModelRunnerOutput) -> float:
-        """Milliseconds since the host began to work for this step alone: what came of the step before it, and the plan. Of a host
-        that had nothing to do, as long as the step took at most."""
-        began = max(self._settled_at, flight.began - output.step_ms / 1e3)
-        return (self._clock() - began) * 1e3
 
     def _try_again(self) -> None:
         """It was long ago that drafts were tried: what is known of them may be out of date."""
