@@ -11,8 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 ItemT = TypeVar("ItemT")
-MODALITIES = ("image",)
-"""Kinds of media that a prompt may have."""
+IMAGE = "image"
+AUDIO = "audio"
+MODALITIES = {IMAGE: "images", AUDIO: "sounds"}
+"""Kinds of media that a prompt may have, and what several are called."""
 EMBEDS = "embeds"
 """What stands in the place of an image where a prompt has embeddings instead of tokens: nothing has to be computed."""
 IMAGE_EMBEDS = "image_embeds"
@@ -42,7 +44,7 @@ class MediaTensor(msgspec.Struct, array_like=True, frozen=True):
 
 
 class MediaItem(msgspec.Struct, array_like=True, omit_defaults=True):
-    """One image of a prompt, which stands there as `length` tokens from `offset` on.
+    """One image or sound of a prompt, which stands there as `length` tokens from `offset` on.
 
     Attributes:
         key: of its content and of all that its embeddings depend on: items with one key have the same embeddings.

@@ -35,7 +35,7 @@ def test_an_item_comes_to_the_core_as_it_was_sent():
 
 def test_a_frontend_keeps_what_was_used_last_within_its_bytes():
     def processed(size):
-        return Processed([], [1], [], 1, [], {"pixels": MediaTensor("uint8", [size], bytes(size))})
+        return Processed([], [1], [], 1, [], {"pixels": MediaTensor("uint8", [size], bytes(size))}, "image")
 
     cache = ProcessorCache(100)
     for key in "abc":

@@ -41,8 +41,9 @@ from quire.engine.vllm_settings import LIST, NO_EFFECT
 from quire.errors import ConfigError
 from quire.guards import is_mapping, is_sequence
 from quire.logger import init_logger, leave_logging_alone, use_log_config, use_log_format, use_log_level
-from quire.multimodal.encoder_half import AUDIO, HALVES
-from quire.multimodal.image_families import FAMILIES
+from quire.media import AUDIO
+from quire.multimodal.encoder_half import HALVES
+from quire.multimodal.processor import readable_modalities
 from quire.platforms.host import usable_memory
 from quire.platforms.interface import Capabilities, Platform
 
@@ -175,11 +176,10 @@ class Resolver:
         args = self.args
         if architecture in HALVES and HALVES[architecture].modality == AUDIO:
             return (AUDIO,)
-        family = FAMILIES.get(architecture)
-        if family is None or args.language_model_only or args.model_impl == "transformers":
+        if args.language_model_only or args.model_impl == "transformers":
             return ()
-        is_blind = not family.is_alone and (pooling is not None or "vision_config" not in hf_config)
-        return () if is_blind or _limit_of(args.limit_mm_per_prompt, "image") == 0 else ("image",)
+        readable = readable_modalities(architecture, hf_config, is_pooling=pooling is not None)
+        return tuple(name for name in readable if _limit_of(args.limit_mm_per_prompt, name) != 0)
 
     def multimodal(self, model: ModelConfig) -> MultiModalConfig | None:
         """How media are read; None where none are."""
@@ -496,7 +496,7 @@ class Resolver:
             return None
         if model.modalities:
             raise ConfigError(
-                f"speculative_config.method={config.method!r}: a model that guesses reads no images; use 'ngram', or "
+                f"speculative_config.method={config.method!r}: a model that guesses reads text only; use 'ngram', or "
                 "language_model_only",
                 setting="speculative_config",
             )

@@ -263,16 +263,16 @@ class InputProcessor:
         return TokenizedPrompt([PLACEHOLDER] * len(embeds_TD), None, salt, media=embeds_items(embeds_TD))
 
     @property
-    def image_marker(self) -> str | None:
-        """The text of the token that stands for an image in a prompt; None where the model reads none."""
+    def markers(self) -> dict[str, str]:
+        """The texts of the tokens that stand for an item of each modality in a prompt."""
         tokenizer = self._source.get()
-        return None if self.media is None or tokenizer is None else tokenizer.id_to_token(self.media.marker)
+        return {} if self.media is None or tokenizer is None else self.media.marker_texts(tokenizer.id_to_token)
 
     def with_media(
-        self, tokenized: TokenizedPrompt, prompt: Mapping[str, Any], fields: Sequence[str] = ()
+        self, tokenized: TokenizedPrompt, prompt: Mapping[str, Any], fields: Mapping[str, Sequence[str]] | None = None
     ) -> TokenizedPrompt:
         """The prompt with the media that it names in its tokens' places; itself where it names none. `fields`: of the request,
-        that each item comes from, for errors.
+        that the items of each modality come from, for errors.
         Raises RequestError: they cannot be used, or the model reads none."""
         data = prompt.get("multi_modal_data")
         if not data:
@@ -281,7 +281,7 @@ class InputProcessor:
             raise RequestError(f"multi_modal_data: {self._model.model!r} reads no media here", param="multi_modal_data")
         options = prompt.get("mm_processor_kwargs")
         uuids = prompt.get("multi_modal_uuids")
-        if self.media.family.is_alone and (prompt.get("prompt") or prompt.get("prompt_token_ids")):
+        if self.media.is_alone and (prompt.get("prompt") or prompt.get("prompt_token_ids")):
             raise RequestError("a prompt of this model is a text or an image: leave one of them out", param="prompt")
         ids, items = self.media.apply(tokenized.token_ids, data, uuids, options, fields=fields)
         return dataclasses.replace(tokenized, token_ids=ids, media=items)

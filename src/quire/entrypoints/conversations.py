@@ -191,24 +191,27 @@ def _wrong(path: str, why: str) -> RequestError:
 
 def with_media(
     taken: MediaMessages,
-    images: Sequence[Any],
+    items: Sequence[Any],
     rendered: str,
     processor: InputProcessor,
     special: bool,
     options: dict[str, Any] | None = None,
 ) -> TokenizedPrompt:
-    """The prompt that a template made of a conversation, with the conversation's images in their markers' places.
-    Raises RequestError: an image cannot be used, or the template shows other than all of them."""
+    """The prompt that a template made of a conversation, with the conversation's images and sounds in their markers' places.
+    Raises RequestError: one cannot be used, or the template shows other than all of them."""
     tokenizer = processor.require_tokenizer()
     token_ids = taken.tokenize(
         rendered, lambda text, is_first: tokenizer.encode(text, add_special_tokens=special and is_first)
     )
     prompt = TokenizedPrompt(token_ids, taken.text(rendered))
-    if not images:
+    if not items:
         return prompt
+    pairs = list(zip(taken.given, items, strict=True))
+    names = list(dict.fromkeys(each.modality for each in taken.given))
     given = {
-        "multi_modal_data": {"image": list(images)},
-        "multi_modal_uuids": {"image": [each.uuid for each in taken.given]},
+        "multi_modal_data": {name: [item for each, item in pairs if each.modality == name] for name in names},
+        "multi_modal_uuids": {name: [each.uuid for each in taken.given if each.modality == name] for name in names},
         "mm_processor_kwargs": options,
     }
-    return processor.with_media(prompt, given, [each.field for each in taken.given])
+    fields = {name: [each.field for each in taken.given if each.modality == name] for name in names}
+    return processor.with_media(prompt, given, fields)

@@ -293,11 +293,11 @@ class LLM(PoolingMethods, EngineControl):
     ) -> list[TokenizedPrompt]:
         """One prompt a conversation."""
         tokenizer, processor = self.get_tokenizer(), self.llm_engine.input_processor
-        if (marker := processor.image_marker) is not None and not tokenizer.writes_tokens:
+        if (markers := processor.markers) and not tokenizer.writes_tokens:
             render = functools.partial(
                 self._render_media, template=template, special=add_special_tokens, options=mm_processor_kwargs
             )
-            return in_threads(render, [MediaMessages(each, marker) for each in split_conversations(messages)])
+            return in_threads(render, [MediaMessages(each, markers) for each in split_conversations(messages)])
         rendered: list[Any] = [
             tokenizer.apply_chat_template(
                 normalize_messages(conversation), tokenize=tokenizer.writes_tokens, **template
@@ -314,9 +314,9 @@ class LLM(PoolingMethods, EngineControl):
         processor, conversation = self.llm_engine.input_processor, normalize_messages(taken.messages)
         rendered = str(self.get_tokenizer().apply_chat_template(conversation, tokenize=False, **template))
         assert processor.media is not None
-        processor.media.check_count(len(taken.given))
-        images = taken.read(processor.media.source)
-        return with_media(taken, images, rendered, processor, special, options)
+        processor.media.check_counts(taken.count())
+        items = taken.read(processor.media.source)
+        return with_media(taken, items, rendered, processor, special, options)
 
     def _process(
         self,

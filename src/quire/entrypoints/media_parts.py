@@ -1,5 +1,5 @@
-"""The images of a conversation: taken out of its messages, with a marker in each one's place; and text that looks like a marker,
-which stays text.
+"""The images and sounds of a conversation: taken out of its messages, with a marker in each one's place; and text that looks
+like a marker, which stays text.
 
 A template writes the model's marker for an image. A user who types the same words must not make a place for an image, so in
 text they are replaced by a word that nobody knows while the template runs, and tokenized apart from what is around them. Knows
@@ -8,6 +8,7 @@ parts of messages; what is behind a URL is `quire.multimodal`'s to read.
 
 import asyncio
 import dataclasses
+import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -15,17 +16,25 @@ from typing import Any, cast
 
 from quire.errors import RequestError
 from quire.guards import is_mapping, is_sequence
-from quire.media import IMAGE_EMBEDS
+from quire.media import AUDIO, IMAGE, IMAGE_EMBEDS
+from quire.multimodal.audio_files import SampleBudget, open_audio
 from quire.multimodal.image_embeds import decode_image_embeds
-from quire.multimodal.image_files import PixelBudget
+from quire.multimodal.image_files import PixelBudget, decode_base64
 from quire.multimodal.media_source import MediaSource
 from quire.multimodal.web_fetch import MediaError
 
-IMAGE_PARTS = ("image_url", "input_image", "image", "image_pil", IMAGE_EMBEDS)
+KINDS = {
+    **dict.fromkeys(("image_url", "input_image", "image", "image_pil", IMAGE_EMBEDS), IMAGE),
+    **dict.fromkeys(("audio_url", "input_audio", "audio"), AUDIO),
+}
+"""Modalities of parts, by type."""
+HELD = ("image", "image_pil", IMAGE_EMBEDS, "audio")
+"""Types of parts that may have what the part is, and not only a URL of it."""
 
 
 class MediaPart(dict[str, str]):
-    """A part of a message that stands for an image, as templates read it; its text is the marker, for templates of text alone."""
+    """A part of a message that stands for an image or a sound, as templates read it; its text is the marker, for templates of
+    text alone."""
 
 
 class PlacedPart(dict[str, Any]):
@@ -68,20 +77,25 @@ def _as_part(piece: str | PlacedPart) -> dict[str, Any]:
 
 
 @dataclasses.dataclass(frozen=True)
-class GivenImage:
-    """An image as a message has it.
+class GivenMedia:
+    """An image or a sound as a message has it.
 
     Attributes:
-        value: a URL, or the image itself; None where its name stands for it.
+        kind: the type of its part.
+        value: a URL, the bytes of a file as text (`input_audio`), or the thing itself; None where its name stands for it.
         field: the path of its part.
         uuid: its name, where the client gives one.
-        is_embeds: it is embeddings, as clients write them.
     """
 
+    kind: str
     value: Any
     field: str
     uuid: str | None
-    is_embeds: bool = False
+
+    @property
+    def modality(self) -> str:
+        """What it is."""
+        return KINDS[self.kind]
 
 
 class MediaMessages:
@@ -89,20 +103,23 @@ class MediaMessages:
 
     Args:
         messages: as users write them.
-        marker: the model's token for an image, as text.
+        markers: the model's token for an image and for a sound, as text, by modality; of those that it reads.
         field: the conversation's name, for errors.
 
     Attributes:
-        messages: with a `MediaPart` in the place of each image.
-        given: the images, in order.
+        messages: with a `MediaPart` in the place of each image and sound.
+        given: these, in order.
 
     Raises:
-        RequestError: a part has no image; `param` is its path.
+        RequestError: a part has none; `param` is its path.
     """
 
-    def __init__(self, messages: Sequence[Mapping[str, Any]], marker: str, field: str = "messages") -> None:
-        self._marker, self._stand_in = marker, f"\ue000{secrets.token_hex(8)}\ue001"
-        self.given: list[GivenImage] = []
+    def __init__(
+        self, messages: Sequence[Mapping[str, Any]], markers: Mapping[str, str], field: str = "messages"
+    ) -> None:
+        self._markers = markers
+        self._stand_ins = {f"\ue000{secrets.token_hex(8)}\ue001": marker for marker in markers.values()}
+        self.given: list[GivenMedia] = []
         self.messages: list[dict[str, Any]] = [
             self._take_out(message, f"{field}[{index}]") for index, message in enumerate(messages)
         ]
@@ -120,15 +137,18 @@ class MediaMessages:
 
     def _part(self, part: Any, path: str) -> Any:
         kind = part.get("type") if is_mapping(part) else None
-        if kind not in IMAGE_PARTS:
+        modality = KINDS.get(str(kind), "")
+        if modality not in self._markers:
             return self._hidden(part)
         self.given.append(_given(cast("Mapping[str, Any]", part), str(kind), path))
-        return MediaPart(type="image", text=self._marker)
+        return MediaPart(type=modality, text=self._markers[modality])
 
     def _hidden(self, value: Any) -> Any:
         """A value whose texts have no marker."""
         if isinstance(value, str):
-            return value.replace(self._marker, self._stand_in)
+            for stand_in, marker in self._stand_ins.items():
+                value = value.replace(marker, stand_in)
+            return value
         if isinstance(value, Mapping):
             return {key: self._hidden(each) for key, each in cast("Mapping[str, Any]", value).items()}
         if isinstance(value, list | tuple):
@@ -137,21 +157,28 @@ class MediaMessages:
 
     def text(self, rendered: str) -> str:
         """What a template made, with the words that users typed."""
-        return rendered.replace(self._stand_in, self._marker)
+        for stand_in, marker in self._stand_ins.items():
+            rendered = rendered.replace(stand_in, marker)
+        return rendered
 
     def tokenize(self, rendered: str, encode: Callable[[str, bool], list[int]]) -> list[int]:
         """The token ids of what a template made; words that look like a marker are cut in two before they are tokenized.
         `encode` is told whether a text is the first one."""
-        begin, end = self._marker[:1], self._marker[1:]
-        pieces = rendered.split(self._stand_in)
-        texts = [
-            (end if index else "") + piece + (begin if index < len(pieces) - 1 else "")
-            for index, piece in enumerate(pieces)
-        ]
+        texts = [""]
+        for piece in re.split(f"({'|'.join(self._stand_ins)})", rendered):
+            if (marker := self._stand_ins.get(piece)) is None:
+                texts[-1] += piece
+            else:
+                texts[-1] += marker[:1]
+                texts.append(marker[1:])
         return [token_id for index, text in enumerate(texts) for token_id in encode(text, index == 0)]
 
+    def count(self) -> dict[str, int]:
+        """How many there are of each modality."""
+        return {name: sum(each.modality == name for each in self.given) for name in self._markers}
+
     def read(self, source: MediaSource) -> list[Any]:
-        """The images. Raises RequestError: one cannot be had; `param` is the path of its part."""
+        """The images and sounds. Raises RequestError: one cannot be had; `param` is the path of its part."""
         pending = self._submit(source)
         try:
             return [_result(one, given) for one, given in zip(pending, self.given, strict=True)]
@@ -170,28 +197,34 @@ class MediaMessages:
             _cancel(pending)
 
     def _submit(self, source: MediaSource) -> "list[Any]":
-        """Each image, or the future of one that has to be read."""
-        budget = PixelBudget()
-        return [_submit(each, source, budget) for each in self.given]
+        """Each one, or the future of one that has to be read."""
+        pixels, samples = PixelBudget(), SampleBudget()
+        return [_submit(each, source, pixels, samples) for each in self.given]
 
 
-def _submit(given: GivenImage, source: MediaSource, budget: PixelBudget) -> Any:
-    if given.is_embeds and given.value is not None:
-        return source.run(decode_image_embeds, given.value, given.field)
-    return source.read(given.value, budget) if isinstance(given.value, str) else given.value
+def _submit(given: GivenMedia, source: MediaSource, pixels: PixelBudget, samples: SampleBudget) -> Any:
+    value = given.value
+    if given.kind == IMAGE_EMBEDS and value is not None:
+        return source.run(decode_image_embeds, value, given.field)
+    if not isinstance(value, str):
+        return value
+    if given.kind == "input_audio":
+        return source.run(lambda: open_audio(decode_base64(value), samples))
+    return source.read(value, pixels) if given.modality == IMAGE else source.read_sound(value, samples)
 
 
-def hold_images(
-    messages: Sequence[Mapping[str, Any]], given: Sequence[GivenImage], images: Sequence[Any]
+def hold_media(
+    messages: Sequence[Mapping[str, Any]], given: Sequence[GivenMedia], items: Sequence[Any]
 ) -> list[dict[str, Any]]:
-    """The messages with images in the place of their URLs."""
-    left = iter(zip(images, given, strict=True))
+    """The messages with images and sounds in the place of their URLs."""
+    left = {one.field: (item, one) for item, one in zip(items, given, strict=True)}
+    read = {one.modality for one in given}
 
     def hold(part: Any) -> Any:
-        if not is_mapping(part) or part.get("type") not in IMAGE_PARTS:
+        if not is_mapping(part) or KINDS.get(str(part.get("type"))) not in read:
             return part
-        image, one = next(left)
-        return PlacedPart({"type": "image", "image": image, "uuid": one.uuid}, one.field, one.field)
+        item, one = left.pop(next(iter(left)))
+        return PlacedPart({"type": one.modality, one.modality: item, "uuid": one.uuid}, one.field, one.field)
 
     held: list[dict[str, Any]] = []
     for message in messages:
@@ -200,22 +233,24 @@ def hold_images(
     return held
 
 
-def _given(part: Mapping[str, Any], kind: str, path: str) -> GivenImage:
-    value: Any = part.get(kind, part.get("image_url"))
+def _given(part: Mapping[str, Any], kind: str, path: str) -> GivenMedia:
+    other = f"{KINDS[kind]}_url"
+    value: Any = part.get(kind, part.get(other))
     if is_mapping(value) and IMAGE_EMBEDS not in value:
-        value = value.get("url")
+        value = value.get("data" if kind == "input_audio" else "url")
     uuid = part.get("uuid")
-    path = part.field if isinstance(part, PlacedPart) else f"{path}.{kind if kind in part else 'image_url'}"
+    path = part.field if isinstance(part, PlacedPart) else f"{path}.{kind if kind in part else other}"
     if uuid is not None and (not isinstance(uuid, str) or not uuid):
         raise _wrong(f"{path}.uuid", "expected a text")
-    may_be_pixels = kind in ("image", "image_pil", IMAGE_EMBEDS) and value is not None
-    if not isinstance(value, str) and not may_be_pixels and (value is not None or uuid is None):
-        raise _wrong(path, "expected an image or a URL")
-    return GivenImage(value, path, uuid, kind == IMAGE_EMBEDS)
+    may_be_held = kind in HELD and value is not None
+    if not isinstance(value, str) and not may_be_held and (value is not None or uuid is None):
+        wanted = {IMAGE: "an image or a URL", AUDIO: "a sound or a URL"}[KINDS[kind]]
+        raise _wrong(path, "expected data, base64 of a file" if kind == "input_audio" else f"expected {wanted}")
+    return GivenMedia(kind, value, path, uuid)
 
 
-def _result(one: Any, given: GivenImage) -> Any:
-    """An image, waited for if it is still read."""
+def _result(one: Any, given: GivenMedia) -> Any:
+    """An item, waited for if it is still read."""
     if not isinstance(one, Future):
         return one
     try:

@@ -66,8 +66,8 @@ class Decoder(CausalLM):
         layer_context = LayerContext(**shared, hidden=spec.hidden)
         self._layers = [DecoderLayer(spec, layer, layer_context) for layer in self._mine]
         seen = dict(zip(self._mine, (layer.mixers for layer in self._layers), strict=True))
-        if elsewhere and spec.vision is not None:
-            raise stages.cannot_part("pictures are read beside the first layers")
+        if elsewhere and (spec.vision is not None or spec.hearing is not None):
+            raise stages.cannot_part("pictures and sounds are read beside the first layers")
         if elsewhere and not all(mixer.can_stage for mixer in self._mixers()):
             raise stages.cannot_part("layers read what other layers own")
         for mixer in self._mixers():

@@ -53,7 +53,7 @@ def cannot_part(why: str) -> ConfigError:
 
 def can_be_parted(spec: DecoderSpec) -> bool:
     """Whether somewhere no layer reads what one before it keeps."""
-    if spec.vision is not None:
+    if spec.vision is not None or spec.hearing is not None:
         return False
     mixers = [spec.mixers_of(layer) for layer in range(spec.layers)]
     if not all(kind_of(mixer).can_stage for layer in mixers for mixer in layer):

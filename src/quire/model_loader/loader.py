@@ -29,7 +29,7 @@ from quire.layers.linear import PLAIN, UnquantizedLinear
 from quire.layers.parallel import ParallelPlan, StagePlan
 from quire.layers.pooling.trunk import as_trunk, trunk_architectures
 from quire.layers.spec_check import check_spec
-from quire.layers.vision.seeing_decoder import SeeingDecoder
+from quire.layers.tower import Tower, TowerDecoder
 from quire.layers.vision.tower import VisionTower
 from quire.layers.weights import cache_scales, canonical_name, check_names, check_shapes, is_cache_scale
 from quire.logger import init_logger
@@ -57,6 +57,8 @@ logger = init_logger(__name__)
 FLOAT8_NAMES = ("fp8", "fp8_e4m3")
 """What kv_cache_dtype calls float8 e4m3."""
 GIB = 1 << 30
+HEARD_TOGETHER = 4
+"""The longest sounds that an encoder reads in one step."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +113,7 @@ def build_spec(config: EngineConfig, entry: Entry) -> DecoderSpec:
         zeros = [name for name, value in config.model.hf_config.to_dict().items() if value == 0 and value is not False]
         hint = f" (0 is the value of {', '.join(zeros)})" if isinstance(error, ZeroDivisionError) and zeros else ""
         raise ConfigError(f"config.json does not fit {entry.architecture}: {error}{hint}", setting="model") from error
-    if spec.vision is not None and config.multimodal is None:
+    if (spec.vision is not None or spec.hearing is not None) and config.multimodal is None:
         spec = text_only(spec)
     check_spec(spec, config.model.hf_config)
     if config.model.pooling is not None:
@@ -225,8 +227,8 @@ def _build_decoder(config: EngineConfig, spec: DecoderSpec, context: ModelContex
         own = _beside(context, spec.encoder.trunk, platform, config.multimodal.encoder_budget)
         slots = _torch_dtype(platform.capabilities().slot_dtype.value, "slot_dtype")
         return CrossDecoder(spec, context, Encoder(spec.encoder, own, slots))
-    tower = _build_tower(config, spec, context, platform)
-    return Decoder(spec, context) if tower is None else SeeingDecoder(spec, context, tower)
+    towers = dict(_build_towers(config, spec, context, platform))
+    return TowerDecoder(spec, context, towers) if towers else Decoder(spec, context)
 
 
 def _beside(context: ModelContext, trunk: DecoderSpec, platform: Platform, max_tokens: int) -> ModelContext:
@@ -245,18 +247,20 @@ def _beside(context: ModelContext, trunk: DecoderSpec, platform: Platform, max_t
     )
 
 
-def _build_tower(
+def _build_towers(
     config: EngineConfig, spec: DecoderSpec, context: ModelContext, platform: Platform
-) -> VisionTower | None:
-    """The model's eyes, whole on every rank; None where it has none."""
-    vision, settings = spec.vision, config.multimodal
-    if vision is None or vision.trunk.patches is None or settings is None:
-        return None
-    patches = vision.trunk.patches
-    # An image may be one patch, with a class token beside it.
-    max_tokens = settings.encoder_budget * (patches.merge**2 + patches.class_token)
-    own = _beside(context, vision.trunk, platform, max_tokens)
-    return VisionTower(vision, own, _torch_dtype(platform.capabilities().slot_dtype.value, "slot_dtype"))
+) -> Iterator[tuple[str, Tower]]:
+    """The model's eyes and ears, by modality."""
+    settings, slots = config.multimodal, _torch_dtype(platform.capabilities().slot_dtype.value, "slot_dtype")
+    if settings is not None and spec.vision is not None and spec.vision.trunk.patches is not None:
+        patches = spec.vision.trunk.patches
+        # An image may be one patch, with a class token beside it.
+        max_tokens = settings.encoder_budget * (patches.merge**2 + patches.class_token)
+        yield "image", VisionTower(spec.vision, _beside(context, spec.vision.trunk, platform, max_tokens), slots)
+    if settings is not None and spec.hearing is not None:
+        hearing = spec.hearing
+        own = _beside(context, hearing.trunk, platform, HEARD_TOGETHER * hearing.length)
+        yield "audio", Encoder(hearing, own, slots)
 
 
 def _refuse_stored_format(config: EngineConfig, source: type) -> None:

@@ -6,6 +6,7 @@ Knows shapes and constants. Knows nothing of tensors' contents, devices, or how 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -23,7 +24,7 @@ from quire.models.recurrent import (
 )
 from quire.models.residual import PRE, HyperConnections, Joint, LayerInput, Norm, Placement, RMSNorm
 from quire.models.rope import Rope, Sinusoids
-from quire.models.sight import Patches, Stage
+from quire.models.sight import Group, Patches, Stage
 from quire.models.sound import Frames
 
 T = TypeVar("T")
@@ -352,15 +353,22 @@ class VisionSpec:
 
 @dataclasses.dataclass(frozen=True)
 class EncoderSpec:
-    """What reads something beside the prompt, for layers with `CrossAttention`.
+    """What reads text or sound for a decoder: beside the prompt, for layers with `CrossAttention`; or the sounds in it.
 
     Attributes:
         trunk: the encoder. Of text it has the decoder's embeddings.
-        length: rows of the longest that it may read.
+        length: rows of the longest that it may read at once.
+        projector: from the trunk's rows to embeddings, for sounds in a prompt; its modules are in the trunk's table of names.
     """
 
     trunk: DecoderSpec
     length: int
+    projector: tuple[Stage, ...] = ()
+
+    @property
+    def group(self) -> int:
+        """Rows that make one embedding."""
+        return math.prod(stage.count for stage in self.projector if isinstance(stage, Group))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -414,7 +422,7 @@ class DecoderSpec:
         features: of a head that drafts.
         patches: what it reads in the place of tokens.
         taps: layers behind which the residual is kept for others to read.
-        vision: how it sees images.
+        vision: how it sees images. hearing: how it hears sounds that are in the prompt.
         frames: what it reads in the place of tokens, of sound.
         encoder: what reads beside the prompt.
         borrows_embedding: it has no embedding of its own, but that of the decoder whose encoder it is.
@@ -450,6 +458,7 @@ class DecoderSpec:
     patches: Patches | None = None
     taps: tuple[int, ...] = ()
     vision: VisionSpec | None = None
+    hearing: EncoderSpec | None = None
     features: Features | None = None
     scales_given: bool = False
     frames: Frames | None = None
@@ -459,7 +468,7 @@ class DecoderSpec:
     @property
     def towers(self) -> tuple[DecoderSpec, ...]:
         """Encoders in the same checkpoint."""
-        parts = (self.vision, self.encoder)
+        parts = (self.vision, self.hearing, self.encoder)
         return tuple(part.trunk for part in parts if part is not None)
 
     def mixers_of(self, layer: int) -> tuple[Mixer, ...]:

@@ -1,10 +1,11 @@
-"""Models that also see: their language model as its own architecture, and how it sees, where that is known."""
+"""Models that also see or hear: their language model as its own architecture, and how it sees and hears, where that is known."""
 
 import dataclasses
 from collections.abc import Callable
 
 from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
+from quire.models.audio_encoders import HEARING
 from quire.models.nested_text import OTHER_PARTS, PREFIXES
 from quire.models.registry import ModelRegistry, register
 from quire.models.spec import DecoderSpec, VisionSpec
@@ -42,6 +43,7 @@ ARCHITECTURES = {
 """By the `model_type` of `text_config`."""
 SIZES = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 32000}
 LEFT_OUT = {
+    "qwen2": SIZES | {"intermediate_size": 22016, "vocab_size": 151936},
     "llama": SIZES | {"intermediate_size": 11008, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6},
     "mistral": SIZES | {"intermediate_size": 14336, "max_position_embeddings": 131072, "num_key_value_heads": 8},
     "qwen3_vl_moe_text": {"norm_topk_prob": True},
@@ -76,6 +78,7 @@ SEES_ITEMS = ("gemma3",)
 
 
 @register("AyaVisionForConditionalGeneration", "InternVLForConditionalGeneration")
+@register("Qwen2AudioForConditionalGeneration")
 @register("DeepseekVLForConditionalGeneration", "LightOnOcrForConditionalGeneration")
 @register("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration")
 @register("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration")
@@ -107,6 +110,8 @@ def text_part(hf: HFConfig) -> DecoderSpec:
         spec = with_axes(spec, text)
     if hf.get("model_type") in SEES_ITEMS and see is not None:
         spec = spec.with_attention(sees_items=True)
-    others = OTHER_PARTS if see is None else ()
+    hear = HEARING.get(hf.get("model_type", "")) if "audio_config" in hf else None
+    others = OTHER_PARTS if see is None and hear is None else ()
     weights = dataclasses.replace(spec.weights, prefixes=PREFIXES, ignored=(*spec.weights.ignored, *others))
-    return dataclasses.replace(spec, weights=weights, vision=None if see is None else see(hf))
+    parts = {"vision": see, "hearing": hear}
+    return dataclasses.replace(spec, weights=weights, **{name: part(hf) for name, part in parts.items() if part})

@@ -98,12 +98,12 @@ def resampled(samples: Samples, own: int, rate: int, where: str) -> Samples:
     return np.ascontiguousarray(require_audio_library("soxr").resample(samples, own, rate), dtype=np.float32)
 
 
-def is_one_sound(given: Any) -> bool:
-    """Whether it is one sound rather than several: lists hold sounds, unless they hold samples."""
+def as_sounds(given: Any) -> list[Any]:
+    """One sound or several as a list: lists hold sounds, unless they hold samples."""
     if not isinstance(given, list):
-        return True
+        return [given]
     items = cast("list[Any]", given)
-    return bool(items) and isinstance(items[0], int | float) and not is_sequence(items[0])
+    return [items] if items and isinstance(items[0], int | float) and not is_sequence(items[0]) else items
 
 
 def _refusal(where: str, why: str) -> RequestError:

@@ -11,6 +11,8 @@ import numpy as np
 from quire.config import limits
 from quire.errors import RequestError
 from quire.multimodal.audio import Samples, mono, require_audio_library, resampled
+from quire.multimodal.budget import Budget
+from quire.multimodal.web_fetch import MediaError
 
 BLOCK = 1 << 18
 SEARCH_S = 1.0
@@ -18,28 +20,42 @@ SEARCH_S = 1.0
 QUIET_S = 0.05
 
 
+class SampleBudget(Budget):
+    """The samples that all sounds of one request may have together, of one channel."""
+
+    def __init__(self, samples: int = limits.MAX_AUDIO_SAMPLES) -> None:
+        super().__init__(samples, "sounds", "samples")
+
+
 def decode_audio(data: bytes, rate: int, where: str = "file") -> Samples:
     """A file's samples at this rate: of several channels the mean, of a file that breaks off what is there.
     Raises RequestError: it is no sound, has no sample, or is too long."""
+    try:
+        samples, own = open_audio(data, SampleBudget())
+    except MediaError as error:
+        raise RequestError(f"{where}: {error}", param=where) from None
+    return resampled(mono(samples, where), own, rate, where)
+
+
+def open_audio(data: bytes, budget: SampleBudget) -> tuple[Samples, int]:
+    """As `decode_audio`, at the file's own rate, which is behind the samples. Raises MediaError: it is no sound."""
     library = require_audio_library("soundfile")
     try:
         with library.SoundFile(io.BytesIO(data)) as file:
             own, channels = int(file.samplerate), int(file.channels)
             low, high = limits.SAMPLE_RATES
             if not low <= own <= high or channels > limits.MAX_AUDIO_CHANNELS:
-                message = f"{where} has {own} samples a second and {channels} channels: it cannot be read"
-                raise RequestError(message, param=where)
-            samples = _read(file, where)
+                raise MediaError(f"it has {own} samples a second and {channels} channels: it cannot be read")
+            return _read(file, budget), own
+    except MediaError:
+        raise
     except (library.SoundFileError, RuntimeError, ValueError, OSError) as error:
-        message = f"{where} cannot be read as sound ({error}); send WAV, FLAC, MP3 or Ogg"
-        raise RequestError(message, param=where) from None
-    return resampled(mono(samples, where), own, rate, where)
+        raise MediaError(f"it cannot be read as sound ({error}); send WAV, FLAC, MP3 or Ogg") from None
 
 
-def _read(file: Any, where: str) -> Samples:
+def _read(file: Any, budget: SampleBudget) -> Samples:
     """One channel of all blocks, as far as they can be read."""
     blocks: list[Samples] = []
-    count = 0
     while True:
         try:
             block = file.read(BLOCK, dtype="float32", always_2d=True)
@@ -49,10 +65,7 @@ def _read(file: Any, where: str) -> Samples:
             raise
         if not len(block):
             break
-        count += len(block)
-        if count > limits.MAX_AUDIO_SAMPLES:
-            message = f"{where} has more than {limits.MAX_AUDIO_SAMPLES} samples; send it in parts"
-            raise RequestError(message, param=where)
+        budget.take(len(block))
         blocks.append(np.nan_to_num(block.mean(axis=1, dtype=np.float32)))
     return np.concatenate(blocks) if blocks else np.zeros(0, np.float32)
 

@@ -4,14 +4,14 @@ Importing Transformers' part for images takes seconds, in which no stream of a s
 while the weights load (`read_ahead`), `LLM` with the first image or sound.
 """
 
-import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any, Protocol
 
 from quire.config import EngineConfig
 from quire.logger import init_logger
+from quire.media import AUDIO, IMAGE
 
 logger = init_logger(__name__)
 
@@ -58,17 +58,18 @@ def feature_extractor(path: str) -> FeatureExtractor:
 def read_ahead(config: EngineConfig) -> threading.Thread | None:
     """Read what the model's images or sounds need, in a thread that ends when it is there; None where they need nothing."""
     model = config.model
-    is_listening = model.is_encoder_decoder and os.path.exists(os.path.join(model.path, "preprocessor_config.json"))
-    if config.multimodal is None or not (is_listening or (model.modalities and not model.is_encoder_decoder)):
+    if config.multimodal is None or not model.modalities:
         return None
-    read = feature_extractor if is_listening else image_processor
-    thread = threading.Thread(target=_try, args=(read, model.path), name="processor-loader", daemon=True)
+    readers = {IMAGE: image_processor, AUDIO: feature_extractor}
+    reads = [readers[modality] for modality in model.modalities]
+    thread = threading.Thread(target=_try, args=(reads, model.path), name="processor-loader", daemon=True)
     thread.start()
     return thread
 
 
-def _try(read: Callable[[str], object], path: str) -> None:
+def _try(reads: Iterable[Callable[[str], object]], path: str) -> None:
     try:
-        read(path)
+        for read in reads:
+            read(path)
     except Exception as error:  # the first request that needs it is told
         logger.warning("The model's processor could not be read: %s", error)

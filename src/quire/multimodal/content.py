@@ -99,6 +99,11 @@ def content_key(pixels: npt.NDArray[Any], options: bytes) -> str:
     return digest.hexdigest()
 
 
+def name_key(uuid: str, options: bytes) -> str:
+    """The name of a content that the user names, and of what is done with it."""
+    return content_key(np.frombuffer(uuid.encode(), np.uint8), b"uuid" + options)
+
+
 def read_uuids(given: Any, modality: str, count: int) -> list[str | None]:
     """The names that the user gives to items in place of the hashes of their content.
 

@@ -15,13 +15,12 @@ from quire.config.hf_config import HFConfig
 from quire.config.multimodal import GIB
 from quire.errors import RequestError
 from quire.guards import is_mapping
-from quire.media import BESIDE, MediaItem, MediaTensor
-from quire.multimodal.audio import PARAM, Samples, is_one_sound, read_audio
+from quire.media import AUDIO, BESIDE, MediaItem, MediaTensor
+from quire.multimodal.audio import PARAM, Samples, as_sounds, read_audio
 from quire.multimodal.checkpoint_processors import FeatureExtractor, feature_extractor
-from quire.multimodal.content import content_key, read_uuids
+from quire.multimodal.content import content_key, name_key, read_uuids
 from quire.multimodal.processor_cache import Processed, ProcessorCache
 
-AUDIO = "audio"
 TEXT = "text"
 
 
@@ -104,8 +103,7 @@ class EncoderHalf:
             found = ", ".join(map(repr, data)) if is_mapping(data) else f"a {type(data).__name__}"
             wanted = "the encoder reads text" if self.modality == TEXT else "multi_modal_data is a dict with 'audio'"
             raise RequestError(f"{wanted}; this one has {found}", param=PARAM)
-        given: Any = data[AUDIO]
-        sounds = [given] if is_one_sound(given) else list(given)
+        sounds = as_sounds(data[AUDIO])
         if len(sounds) != 1:
             raise RequestError(f"a prompt has one sound, and multi_modal_data has {len(sounds)}", param=PARAM)
         if self._settings.limit_of(AUDIO) == 0:
@@ -123,20 +121,16 @@ class EncoderHalf:
         extractor, options = self.extractor, json.dumps(settings, sort_keys=True, default=str).encode()
         samples = None if given is None else read_audio(given, extractor.sampling_rate, "the sound of the prompt")
         if uuid is not None:
-            key = content_key(np.frombuffer(uuid.encode(), np.uint8), b"audio uuid" + options)
+            key = name_key(uuid, options)
         elif samples is not None:
-            key = content_key(samples, AUDIO.encode() + options)
+            key = content_key(samples, options)
         else:
             raise RequestError("the sound of the prompt is None, and has no uuid", param=PARAM)
-        found = self.cache.get(key)
-        if found is None:
-            if samples is None:
-                raise RequestError(f"the sound is None, and its uuid {uuid!r} is not known (any more)", param=PARAM)
-            found = self._run(samples, settings)
-            self.cache.put(key, found)
-        return key, found
+        return key, self.cache.get_or_make(key, lambda: self._run(samples, uuid, settings))
 
-    def _run(self, samples: Samples, settings: dict[str, Any]) -> Processed:
+    def _run(self, samples: Samples | None, uuid: str | None, settings: dict[str, Any]) -> Processed:
+        if samples is None:
+            raise RequestError(f"the sound is None, and its uuid {uuid!r} is not known (any more)", param=PARAM)
         rate = self.extractor.sampling_rate
         try:
             given = self.extractor(samples, sampling_rate=rate, return_tensors="np", **settings)

@@ -7,31 +7,25 @@ import base64
 import binascii
 import functools
 import io
-import threading
 from typing import Any
 
 from quire.config import limits
 from quire.errors import RequestError
+from quire.multimodal.budget import Budget
 from quire.multimodal.content import Pixels, read_image
 from quire.multimodal.web_fetch import MediaError
 
 FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM")
 """The formats that are read. Pillow knows more, some of which run other programs."""
+EXAMPLES = {"image": "data:image/png;base64,…", "audio": "data:audio/wav;base64,…"}
+"""Data URLs, by kind of media."""
 
 
-class PixelBudget:
+class PixelBudget(Budget):
     """The pixels that all images of one request may have together."""
 
     def __init__(self, pixels: int = limits.MAX_REQUEST_PIXELS) -> None:
-        self._pixels = self._left = pixels
-        self._lock = threading.Lock()
-
-    def take(self, pixels: int) -> None:
-        """Raises MediaError: they are too many."""
-        with self._lock:
-            if pixels > self._left:
-                raise MediaError(f"the images of the request have more than {self._pixels} pixels together")
-            self._left -= pixels
+        super().__init__(pixels, "images", "pixels")
 
 
 @functools.cache
@@ -62,11 +56,11 @@ def decode_image(data: bytes, budget: PixelBudget) -> Pixels:
         raise MediaError(f"the image cannot be decoded: {error}") from None
 
 
-def read_data_url(url: str) -> bytes:
-    """The bytes of a `data:image/…;base64,…` URL. Raises MediaError: it is no such URL, or has too many."""
+def read_data_url(url: str, kind: str = "image") -> bytes:
+    """The bytes of a URL like `data:image/…;base64,…`, of a kind of media. Raises MediaError: it is none, or too long."""
     head, comma, body = url.partition(":")[2].partition(",")
-    if not comma or not head.lower().startswith("image/"):
-        raise MediaError(f"{url[:40]!r} is no data URL of an image: data:image/png;base64,…")
+    if not comma or not head.lower().startswith(f"{kind}/"):
+        raise MediaError(f"{url[:40]!r} is no data URL of an {kind}: {EXAMPLES[kind]}")
     if not head.lower().endswith(";base64"):
         raise MediaError("the data URL is not base64")
     return decode_base64(body)
@@ -75,7 +69,7 @@ def read_data_url(url: str) -> bytes:
 def decode_base64(text: str) -> bytes:
     """The bytes of a file as text. Raises MediaError: it is none, or too long."""
     if len(text) > limits.MAX_MEDIA_BYTES * 4 // 3 + 4:
-        raise MediaError(f"the image has more than {limits.MAX_MEDIA_BYTES} bytes")
+        raise MediaError(f"it has more than {limits.MAX_MEDIA_BYTES} bytes")
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):

@@ -1,7 +1,7 @@
-"""Where images come from that a request names by URL: data in the URL itself, the web, and files that the operator opens.
+"""Where images and sounds come from that a request names by URL: data in the URL, the web, and files that the operator opens.
 
 Files are fetched and decoded by a bounded number of threads. Waiting for the network and decoding have threads of their own: slow
-hosts hold up no image that is here already. Knows URLs; knows no message.
+hosts hold up nothing that is here already. Knows URLs; knows no message.
 """
 
 import functools
@@ -12,12 +12,14 @@ import urllib.request
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from quire import envs
 from quire.config import MultiModalConfig, limits
+from quire.multimodal.audio import Samples
+from quire.multimodal.audio_files import SampleBudget, open_audio
 from quire.multimodal.content import Pixels
-from quire.multimodal.image_files import PixelBudget, decode_image, read_data_url
+from quire.multimodal.image_files import EXAMPLES, PixelBudget, decode_image, read_data_url
 from quire.multimodal.web_fetch import MediaError, WebFetcher
 
 Parameters = ParamSpec("Parameters")
@@ -27,7 +29,7 @@ MAX_DECODERS = 16
 
 
 class MediaSource:
-    """Reads images of URLs.
+    """Reads images and sounds of URLs.
 
     Args:
         settings: which hosts and files may be read.
@@ -51,13 +53,20 @@ class MediaSource:
 
     def read(self, url: str, budget: PixelBudget) -> "Future[Pixels]":
         """The image behind a URL. The future raises MediaError: it may not be read, or cannot be."""
+        return self._read(url, "image", lambda data: decode_image(data, budget))
+
+    def read_sound(self, url: str, budget: SampleBudget) -> "Future[tuple[Samples, int]]":
+        """The sound behind a URL, and its rate. The future raises MediaError: it may not be read, or cannot be."""
+        return self._read(url, "audio", lambda data: open_audio(data, budget))
+
+    def _read(self, url: str, kind: str, decode: Callable[[bytes], ResultT]) -> "Future[ResultT]":
         scheme = url.partition(":")[0].lower()
         if scheme == "data":
-            return self.run(lambda: decode_image(read_data_url(url), budget))
+            return self.run(lambda: decode(read_data_url(url, kind)))
         getters = {"http": self._fetcher.fetch, "https": self._fetcher.fetch, "file": self._read_file}
         if (get := getters.get(scheme)) is None:
-            return self.run(functools.partial(_refuse, url))
-        return self._fetchers.submit(lambda: self.run(decode_image, get(url), budget).result())
+            return self.run(functools.partial(_refuse, url, kind))
+        return self._fetchers.submit(lambda: self.run(decode, get(url)).result())
 
     def _read_file(self, url: str) -> bytes:
         """A file below the folder that the operator opens."""
@@ -97,6 +106,6 @@ def _num_decoders() -> int:
     return min(MAX_DECODERS, max(min(cores, 2), cores // 2))
 
 
-def _refuse(url: str) -> Pixels:
+def _refuse(url: str, kind: str) -> Any:
     shown = url[:40] + ("…" if len(url) > 40 else "")
-    raise MediaError(f"{shown!r} is not supported; give an image as data:image/png;base64,…, or by an https URL")
+    raise MediaError(f"{shown!r} is not supported; give an {kind} as {EXAMPLES[kind]}, or by an https URL")

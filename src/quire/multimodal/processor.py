@@ -1,6 +1,6 @@
-"""From a prompt's token ids and its images to the expanded prompt and its items.
+"""From a prompt's token ids and its images and sounds to the expanded prompt and its items.
 
-Hugging Face's image processors are the reference of what an encoder reads; what they gave is kept by content. Runs in the
+Hugging Face's processors are the reference of what an encoder reads; what they gave is kept by content. Runs in the
 frontend, in any thread.
 """
 
@@ -13,41 +13,68 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.config import ModelConfig, MultiModalConfig, limits
+from quire.config.hf_config import HFConfig
 from quire.config.multimodal import GIB
 from quire.errors import RequestError
 from quire.guards import is_mapping
-from quire.media import EMBEDS, IMAGE_EMBEDS, MODALITIES, MediaItem, MediaTensor
-from quire.multimodal.checkpoint_processors import image_processor
-from quire.multimodal.content import PARAM, Pixels, as_list, content_key, read_image, read_uuids
+from quire.media import AUDIO, EMBEDS, IMAGE, IMAGE_EMBEDS, MODALITIES, MediaItem, MediaTensor
+from quire.multimodal.audio import as_sounds, read_audio
+from quire.multimodal.checkpoint_processors import feature_extractor, image_processor
+from quire.multimodal.content import PARAM, as_list, content_key, name_key, read_image, read_uuids
 from quire.multimodal.image_embeds import GivenEmbeds
-from quire.multimodal.image_families import EMBEDDED, FAMILIES, Arrays, Encode, Expansion
+from quire.multimodal.image_families import EMBEDDED, FAMILIES, Arrays, Encode, Expansion, Family
 from quire.multimodal.media_source import MediaSource
 from quire.multimodal.newlines import Newlines
 from quire.multimodal.processor_cache import Processed, ProcessorCache
+from quire.multimodal.sound_families import SOUND_FAMILIES
 
 ResultT = TypeVar("ResultT")
 
 
+def families_of(architecture: str) -> dict[str, Family]:
+    """What an architecture reads besides text, by modality."""
+    tables = {IMAGE: FAMILIES, AUDIO: SOUND_FAMILIES}
+    return {modality: table[architecture] for modality, table in tables.items() if architecture in table}
+
+
+def readable_modalities(architecture: str, hf: HFConfig, *, is_pooling: bool) -> list[str]:
+    """What prompts of a checkpoint may have besides text."""
+    sections = {IMAGE: "vision_config", AUDIO: "audio_config"}
+    return [
+        modality
+        for modality, family in families_of(architecture).items()
+        if family.is_alone or (not is_pooling and sections[modality] in hf)
+    ]
+
+
 class MediaProcessor:
-    """Processes images of one model.
+    """Processes images and sounds of one model.
 
     Args:
-        model: whose architecture is one of `FAMILIES`.
+        model: whose `modalities` are read.
         settings: limits, options and the size of the cache.
         encode: a text's token ids, special tokens meant.
 
     Attributes:
+        markers: the token that stands for an item, by modality.
+        is_alone: an item is a whole prompt.
         source: reads what requests name by URL.
     """
 
     def __init__(self, model: ModelConfig, settings: MultiModalConfig, encode: Encode) -> None:
         self._hf, self._path, self._settings = model.hf_config, model.path, settings
         self._encode = encode
-        self.family = FAMILIES[model.architecture]
-        self.marker = self.family.marker_token(self._hf)
-        self._embedded = self.family.embedded_token(self._hf)
+        families = families_of(model.architecture)
+        self._families = {modality: families[modality] for modality in model.modalities}
+        self.markers = {modality: family.marker_token(self._hf) for modality, family in self._families.items()}
+        self.is_alone = any(family.is_alone for family in self._families.values())
         self.source = MediaSource(settings)
         self.cache = ProcessorCache(int(settings.mm_processor_cache_gb * GIB))
+
+    def marker_texts(self, id_to_token: Callable[[int], str | None]) -> dict[str, str]:
+        """The markers as a tokenizer writes them."""
+        texts = {modality: id_to_token(token) for modality, token in self.markers.items()}
+        return {modality: text for modality, text in texts.items() if text is not None}
 
     def apply(
         self,
@@ -56,132 +83,195 @@ class MediaProcessor:
         uuids: Any = None,
         options: Mapping[str, Any] | None = None,
         typed: Collection[int] = (),
-        fields: Sequence[str] = (),
+        fields: Mapping[str, Sequence[str]] | None = None,
     ) -> tuple[list[int], list[MediaItem]]:
-        """The prompt in which each marker is replaced by its image's tokens, and the items.
+        """The prompt in which each marker is replaced by its item's tokens, and the items.
 
         Args:
-            data: `{"image": one or several}`.
+            data: `{"image": one or several, "audio": one or several}`.
             uuids: names of items that stand for the hashes of their content.
             options: of the processor, for this request.
             typed: places of markers that are text which somebody typed; they stay as they are.
-            fields: of a request, that each image comes from, for errors.
+            fields: of a request, that the items of each modality come from, for errors.
 
         Raises:
             RequestError: something about it cannot be served.
         """
-        images = self._images_of(data)
-        names = read_uuids(uuids, "image", len(images))
-        settings = {**self.family.options(self._hf), **self._settings.mm_processor_kwargs, **(options or {})}
-        where = fields or [f"image {number} of the prompt" for number in range(len(images))]
-        processed = [
-            _at(field if fields else PARAM, self._process, field, image, name, settings)
-            for field, image, name in zip(where, images, names, strict=True)
-        ]
+        found = self._read(data)
+        processed = {
+            modality: self._process_all(modality, items, uuids, options, (fields or {}).get(modality))
+            for modality, items in found.items()
+        }
         return self._expand(token_ids, processed, set(typed))
 
-    def _images_of(self, data: Any) -> list[Any]:
-        if not is_mapping(data) or any(name not in MODALITIES for name in data):
+    def _read(self, data: Any) -> dict[str, list[Any]]:
+        """The items of each modality that the model reads."""
+        if not is_mapping(data) or any(name not in self._families for name in data):
             found = ", ".join(map(repr, data)) if is_mapping(data) else f"a {type(data).__name__}"
             raise RequestError(
-                f"multi_modal_data is a dict with {' or '.join(map(repr, MODALITIES))}; this one has {found}",
+                f"multi_modal_data is a dict with {' or '.join(map(repr, self._families))}; this one has {found}",
                 param=PARAM,
             )
-        images = as_list(data["image"]) if data.get("image") is not None else []
-        self.check_count(len(images))
-        return images
+        lists = {IMAGE: as_list, AUDIO: as_sounds}
+        items = {name: lists[name](data[name]) if data.get(name) is not None else [] for name in self._families}
+        self.check_counts({name: len(each) for name, each in items.items()})
+        return items
 
-    def check_count(self, count: int) -> None:
-        """Raises RequestError: a prompt may not have so many images."""
-        limit = self._settings.limit_of("image")
-        if limit is not None and count > limit:
-            raise RequestError(f"the prompt has {count} images; limit_mm_per_prompt allows {limit}", param=PARAM)
-        if limit is None and count > limits.MAX_MEDIA_ITEMS:
-            most = f"{limits.MAX_MEDIA_ITEMS} are allowed where limit_mm_per_prompt names no number"
-            raise RequestError(f"the prompt has {count} images; {most}", param=PARAM)
+    def check_counts(self, counts: Mapping[str, int]) -> None:
+        """Raises RequestError: a prompt may not have so many items of a modality."""
+        for modality, count in counts.items():
+            limit, several = self._settings.limit_of(modality), MODALITIES[modality]
+            if limit is not None and count > limit:
+                raise RequestError(f"the prompt has {count} {several}; limit_mm_per_prompt allows {limit}", param=PARAM)
+            if limit is None and count > limits.MAX_MEDIA_ITEMS:
+                most = f"{limits.MAX_MEDIA_ITEMS} are allowed where limit_mm_per_prompt names no number"
+                raise RequestError(f"the prompt has {count} {several}; {most}", param=PARAM)
 
-    def _process(self, where: str, given: Any, uuid: str | None, settings: dict[str, Any]) -> tuple[str, Processed]:
-        """The key and the processed form of one image."""
+    def _process_all(
+        self,
+        modality: str,
+        items: Sequence[Any],
+        uuids: Any,
+        options: Mapping[str, Any] | None,
+        fields: Sequence[str] | None,
+    ) -> list[tuple[str, Processed]]:
+        """The keys and the processed forms of a modality's items."""
+        family, names = self._families[modality], read_uuids(uuids, modality, len(items))
+        settings = {**family.options(self._hf), **self._settings.mm_processor_kwargs, **(options or {})}
+        where = fields or [f"{modality} {number} of the prompt" for number in range(len(items))]
+        process = self._process_image if modality == IMAGE else self._process_sound
+        return [
+            _at(field if fields else PARAM, process, field, item, name, settings)
+            for field, item, name in zip(where, items, names, strict=True)
+        ]
+
+    def _process_image(
+        self, where: str, given: Any, uuid: str | None, settings: dict[str, Any]
+    ) -> tuple[str, Processed]:
         options = json.dumps(settings, sort_keys=True, default=str).encode()
         embeds = GivenEmbeds.read(given, where, is_on=self._settings.mm_embeds)
-        pixels = None if embeds is not None or (given is None and uuid is not None) else read_image(given, where)
-        if uuid is not None:
-            key = content_key(np.frombuffer(uuid.encode(), np.uint8).reshape(1, 1, -1), b"uuid" + options)
-        elif embeds is not None:
+        if embeds is not None:
             key = f"{IMAGE_EMBEDS}:{content_key(embeds.array_ED, repr(embeds.grid).encode())}"
-        else:
-            assert pixels is not None
-            key = content_key(pixels, options)
-        found = self.cache.get(key)
-        if found is None and embeds is not None:
-            found = self._take(embeds, where)
-            self.cache.put(key, found)
-        if found is None:
-            if pixels is None:
-                raise RequestError(f"{where} is None, and its uuid {uuid!r} is not known (any more)", param=PARAM)
-            found = self._run(pixels, where, settings)
-            self.cache.put(key, found)
-        return key, found
+            key = key if uuid is None else name_key(uuid, options)
+            return key, self.cache.get_or_make(key, lambda: self._take(embeds, where))
+        pixels = None if given is None and uuid is not None else read_image(given, where)
 
-    def _run(self, pixels: Pixels, where: str, settings: dict[str, Any]) -> Processed:
-        """Have the processor compute one image."""
-        processor = image_processor(self._path)
-        try:
-            given = processor(pixels, return_tensors="np", input_data_format="channels_last", **settings)
-        except Exception as error:  # whatever a processor raises for an odd image, or for options that it does not have
-            raise RequestError(f"{where} cannot be processed: {error}", param=PARAM) from error
-        arrays = {name: _of_one(values) for name, values in given.items()}
-        expansion = self.family.expand(self._hf, arrays, self._encode)
-        return self._processed(expansion, expansion.arrays, where)
+        def run(pixels: npt.NDArray[Any]) -> Any:
+            processor = image_processor(self._path)
+            return processor(pixels, return_tensors="np", input_data_format="channels_last", **settings)
+
+        return self._kept(IMAGE, pixels, uuid, options, where, run)
+
+    def _process_sound(
+        self, where: str, given: Any, uuid: str | None, settings: dict[str, Any]
+    ) -> tuple[str, Processed]:
+        options = AUDIO.encode() + json.dumps(settings, sort_keys=True, default=str).encode()
+        extractor = feature_extractor(self._path)
+        rate = extractor.sampling_rate
+        samples = None if given is None and uuid is not None else read_audio(given, rate, where)
+
+        def run(samples: npt.NDArray[Any]) -> Any:
+            return extractor(samples, sampling_rate=rate, return_tensors="np", **settings)
+
+        return self._kept(AUDIO, samples, uuid, options, where, run)
+
+    def _kept(
+        self,
+        modality: str,
+        content: npt.NDArray[Any] | None,
+        uuid: str | None,
+        options: bytes,
+        where: str,
+        run: Callable[[npt.NDArray[Any]], Mapping[str, Any]],
+    ) -> tuple[str, Processed]:
+        """The key and the processed form of one item, which a processor computes where nothing is kept."""
+
+        def make() -> Processed:
+            if content is None:
+                raise RequestError(f"{where} is None, and its uuid {uuid!r} is not known (any more)", param=PARAM)
+            try:
+                given = run(content)
+            except (
+                Exception
+            ) as error:  # whatever a processor raises for odd content, or for options that it does not have
+                raise RequestError(f"{where} cannot be processed: {error}", param=PARAM) from error
+            arrays = {name: _of_one(values) for name, values in given.items()}
+            expansion = self._families[modality].expand(self._hf, arrays, self._encode)
+            return self._processed(expansion, expansion.arrays, where, modality)
+
+        if uuid is None:
+            assert content is not None
+            key = content_key(content, options)
+        else:
+            key = name_key(uuid, options)
+        return key, self.cache.get_or_make(key, make)
 
     def _take(self, embeds: GivenEmbeds, where: str) -> Processed:
         """An image whose embeddings are given."""
+        family = self._families[IMAGE]
         try:
-            if self.family.of_embeds is None:
+            if family.of_embeds is None:
                 raise ValueError("this model reads images as pixels")
-            expansion = self.family.of_embeds(self._hf, len(embeds.array_ED), embeds.grid)
+            expansion = family.of_embeds(self._hf, len(embeds.array_ED), embeds.grid)
         except ValueError as error:
             raise RequestError(f"{where}: {error}", param=PARAM) from None
         return self._processed(expansion, {EMBEDS: embeds.array_ED}, where, IMAGE_EMBEDS)
 
-    def _processed(self, expansion: Expansion, arrays: Arrays, where: str, modality: str = "image") -> Processed:
+    def _processed(self, expansion: Expansion, arrays: Arrays, where: str, modality: str) -> Processed:
         num_embeds = expansion.token_ids.count(EMBEDDED)
         budget = self._settings.encoder_budget
+        if not num_embeds:
+            raise RequestError(f"{where} is too short: it makes no embedding", param=PARAM)
         if num_embeds > budget:
             raise RequestError(
                 f"{where} makes {num_embeds} embeddings; at most {budget} can be computed at once: make it smaller",
                 param=PARAM,
             )
         tensors = {name: MediaTensor.from_array(array) for name, array in arrays.items()}
-        own = [self._embedded if token == EMBEDDED else token for token in expansion.token_ids]
+        embedded = self._families[AUDIO if modality == AUDIO else IMAGE].embedded_token(self._hf)
+        own = [embedded if token == EMBEDDED else token for token in expansion.token_ids]
         tokens = (expansion.before, own, expansion.after)
         return Processed(*tokens, num_embeds, list(expansion.grid), tensors, modality)
 
     def _expand(
-        self, token_ids: Sequence[int], processed: list[tuple[str, Processed]], typed: set[int]
+        self, token_ids: Sequence[int], processed: Mapping[str, list[tuple[str, Processed]]], typed: set[int]
     ) -> tuple[list[int], list[MediaItem]]:
-        if self.family.is_alone:
-            token_ids, typed = [self.marker] * len(processed), set()
-            if len(processed) != 1:
-                raise RequestError(f"a prompt of this model is a text or one image, not {len(processed)}", param=PARAM)
-        places = [at for at, token in enumerate(token_ids) if token == self.marker and at not in typed]
-        if len(places) != len(processed):
-            raise RequestError(
-                f"the prompt has {len(places)} places for images (token {self.marker}), and multi_modal_data has "
-                f"{len(processed)} images",
-                param=PARAM,
-            )
-        join = Newlines(self._encode).join if self.family.joins_newlines else operator.add
+        if self.is_alone:
+            token_ids, typed = [self.markers[IMAGE]] * len(processed[IMAGE]), set()
+            if len(processed[IMAGE]) != 1:
+                what = f"a text or one image, not {len(processed[IMAGE])}"
+                raise RequestError(f"a prompt of this model is {what}", param=PARAM)
+        join = operator.add
+        if any(family.joins_newlines for family in self._families.values()):
+            join = Newlines(self._encode).join
         expanded: list[int] = []
         items: list[MediaItem] = []
+        left = {modality: iter(found) for modality, found in processed.items()}
         start = 0
-        for at, (key, one) in zip(places, processed, strict=True):
+        for at, modality in self._places(token_ids, processed, typed):
+            family, (key, one) = self._families[modality], next(left[modality])
             expanded = join(join(expanded, list(token_ids[start:at])), one.before)
-            own = (len(expanded), len(one.token_ids), self._embedded, one.num_embeds)
-            items.append(MediaItem(key, one.modality, *own, one.grid, one.tensors, self.family.sees))
+            own = (len(expanded), len(one.token_ids), family.embedded_token(self._hf), one.num_embeds)
+            items.append(MediaItem(key, one.modality, *own, one.grid, one.tensors, family.sees))
             expanded += [*one.token_ids, *one.after]
             start = at + 1
         return join(expanded, list(token_ids[start:])), items
+
+    def _places(
+        self, token_ids: Sequence[int], processed: Mapping[str, Sequence[Any]], typed: set[int]
+    ) -> list[tuple[int, str]]:
+        """Where the prompt has which kind of item, in order."""
+        kinds = {marker: modality for modality, marker in self.markers.items()}
+        places = [(at, kinds[token]) for at, token in enumerate(token_ids) if token in kinds and at not in typed]
+        for modality, items in processed.items():
+            count, several = sum(kind == modality for _, kind in places), MODALITIES[modality]
+            if count != len(items):
+                raise RequestError(
+                    f"the prompt has {count} places for {several} (token {self.markers[modality]}), and multi_modal_data has "
+                    f"{len(items)} {several}",
+                    param=PARAM,
+                )
+        return places
 
 
 def _at(param: str, function: Callable[..., ResultT], *args: Any) -> ResultT:

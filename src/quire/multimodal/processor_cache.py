@@ -3,14 +3,15 @@
 import dataclasses
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 
-from quire.media import MODALITIES, MediaTensor
+from quire.media import MediaTensor
 
 
 @dataclasses.dataclass(frozen=True)
 class Processed:
-    """One image, processed: the tokens around it and its own, its grid, and what the encoder reads. See `Expansion`. Its
-    modality is another one where its embeddings were given."""
+    """One item, processed: the tokens around it and its own, its grid, and what the encoder reads. See `Expansion`. The
+    modality of an image is another one where its embeddings were given."""
 
     before: list[int]
     token_ids: list[int]
@@ -18,7 +19,7 @@ class Processed:
     num_embeds: int
     grid: list[int]
     tensors: dict[str, MediaTensor]
-    modality: str = MODALITIES[0]
+    modality: str
 
     @property
     def num_bytes(self) -> int:
@@ -27,7 +28,7 @@ class Processed:
 
 
 class ProcessorCache:
-    """Processed images by key. May be used by several threads.
+    """Processed items by key. May be used by several threads.
 
     Args:
         max_bytes: of all arrays together; 0 keeps nothing.
@@ -38,6 +39,14 @@ class ProcessorCache:
         self._kept: OrderedDict[str, Processed] = OrderedDict()
         self._lock = threading.Lock()
         self.num_bytes = self.num_queries = self.num_hits = 0
+
+    def get_or_make(self, key: str, make: Callable[[], Processed]) -> Processed:
+        """What is kept, or what this function makes, which is kept from now on."""
+        found = self.get(key)
+        if found is None:
+            found = make()
+            self.put(key, found)
+        return found
 
     def get(self, key: str) -> Processed | None:
         """What was put there, if it is there still."""

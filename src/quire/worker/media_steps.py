@@ -17,8 +17,7 @@ from quire.core.output import IntArray, SchedulerOutput
 from quire.errors import ConfigError, EngineError
 from quire.layers.decoder import Decoder
 from quire.layers.interface import CausalLM, MediaInputs
-from quire.layers.vision.seeing_decoder import SeeingDecoder
-from quire.layers.vision.tower import VisionTower
+from quire.layers.tower import Tower, TowerDecoder
 from quire.media import EMBEDS, MediaItem, in_batches
 from quire.models.spec import Attention, DecoderSpec
 from quire.worker.batch_state import BatchState
@@ -64,7 +63,7 @@ def seen_ends(item: MediaItem, token_ids_I: IntArray) -> IntArray:
 
 def _width_of(model: Decoder) -> int:
     """Columns of a step's embeddings, with what joins behind the first layers."""
-    return model.media_width if isinstance(model, SeeingDecoder) else model.spec.hidden
+    return model.media_width if isinstance(model, TowerDecoder) else model.spec.hidden
 
 
 class MediaSteps:
@@ -79,7 +78,7 @@ class MediaSteps:
     """
 
     def __init__(self, model: Decoder, max_tokens: int, most_at_once: int) -> None:
-        self._tower = model.tower if isinstance(model, SeeingDecoder) else None
+        self._towers = model.towers if isinstance(model, TowerDecoder) else {}
         self._most, self.width = most_at_once, model.spec.hidden
         self._scale = model.embedding_scale if model.spec.scales_given else 1.0
         self._rows: dict[int, Sequence[MediaItem]] = {}
@@ -164,14 +163,14 @@ class MediaSteps:
             self._compute(batch)
 
     def _compute(self, items: Sequence[MediaItem]) -> None:
-        seen: list[MediaItem] = []
+        read: dict[str, list[MediaItem]] = {}
         for item in items:
             if EMBEDS in item.tensors:
                 self._take(item)
             else:
-                seen.append(item)
-        if seen and self._tower is not None:
-            self._see(seen, self._tower)
+                read.setdefault(item.modality, []).append(item)
+        for modality, each in read.items():
+            self._read(each, self._towers[modality])
 
     def _take(self, item: MediaItem) -> None:
         """Bring embeddings that a user gave to the device; nothing of them joins behind the first layers."""
@@ -181,12 +180,12 @@ class MediaSteps:
         self._embeddings[item.key] = padded_ED.to(rows_TE.device)
         del self._waiting[item.key]
 
-    def _see(self, items: Sequence[MediaItem], tower: VisionTower) -> None:
+    def _read(self, items: Sequence[MediaItem], tower: Tower) -> None:
         arrays = [{name: tensor.to_array() for name, tensor in item.tensors.items()} for item in items]
         for item, embeddings_ED in zip(items, tower.encode(arrays), strict=True):
             if len(embeddings_ED) != item.num_embeds:
                 raise EngineError(
-                    f"an image has {item.num_embeds} places in its prompt, and the encoder gave {len(embeddings_ED)} embeddings"
+                    f"an item has {item.num_embeds} places in its prompt, and the encoder gave {len(embeddings_ED)} embeddings"
                 )
             self._embeddings[item.key] = embeddings_ED
             del self._waiting[item.key]

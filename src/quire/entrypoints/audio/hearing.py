@@ -20,9 +20,9 @@ from quire.entrypoints.http.state import ServerState
 from quire.entrypoints.openai.generation import all_of
 from quire.entrypoints.openai.prompts import require_tokenizer
 from quire.errors import RequestError
+from quire.media import AUDIO
 from quire.multimodal.audio import Samples
 from quire.multimodal.audio_files import decode_audio, split_sound
-from quire.multimodal.encoder_half import AUDIO
 from quire.outputs import RequestOutput
 from quire.sampling_params import RequestOutputKind, SamplingParams
 

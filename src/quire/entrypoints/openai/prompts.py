@@ -5,7 +5,7 @@ Knows the tokenizer's three verbs (encode, decode, apply a chat template). Knows
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from quire.config import limits
@@ -17,6 +17,7 @@ from quire.entrypoints.http.state import ServerSettings, ServerState
 from quire.entrypoints.media_parts import MediaMessages
 from quire.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest, PromptItem, TokenizeRequest
 from quire.errors import ConfigError, RequestError
+from quire.media import IMAGE
 from quire.multimodal.prompt_embeds import decode_embeds
 from quire.request import TokenIds, token_array
 from quire.tokenizers.interface import Tokenizer, check_template_variables
@@ -195,18 +196,18 @@ def input_processor(state: ServerState) -> InputProcessor | None:
     return getattr(state.engine, "input_processor", None)
 
 
-async def hold_images(state: ServerState, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with images in the place of their URLs, so that a prompt which is made several times fetches them once."""
+async def hold_media(state: ServerState, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with media in the place of their URLs, so that a prompt which is made several times fetches them once."""
     processor = input_processor(state)
-    if processor is None or processor.media is None or (marker := processor.image_marker) is None:
+    if processor is None or processor.media is None or not (markers := processor.markers):
         return messages
-    taken = await asyncio.to_thread(_take_media, messages, marker)
+    taken = await asyncio.to_thread(_take_media, messages, markers)
     try:
-        processor.media.check_count(len(taken.given))
-        images = await taken.read_async(processor.media.source)
+        processor.media.check_counts(taken.count())
+        items = await taken.read_async(processor.media.source)
     except RequestError as error:
         raise from_exception(error, "messages") from None
-    return media_parts.hold_images(messages, taken.given, images) if images else messages
+    return media_parts.hold_media(messages, taken.given, items) if items else messages
 
 
 def template_variables(request: ChatCompletionRequest, settings: ServerSettings) -> dict[str, Any]:
@@ -268,8 +269,8 @@ async def render_chat(
     continue_final_message = bool(request.continue_final_message)
     if continue_final_message and add_generation_prompt:
         raise bad_field("continue_final_message", "cannot be set together with add_generation_prompt.")
-    marker = None if processor is None else processor.image_marker
-    taken = None if marker is None else await asyncio.to_thread(_take_media, messages, marker)
+    markers = None if processor is None else processor.markers
+    taken = await asyncio.to_thread(_take_media, messages, markers) if markers else None
     conversation = normalize_messages(messages if taken is None else taken.messages, keep_parts=True)
     if continue_final_message and conversation[-1]["role"] != "assistant":
         raise bad_field("continue_final_message", "the last message must be the assistant's.")
@@ -303,7 +304,7 @@ async def render_chat(
 
 async def untemplated(messages: list[dict[str, Any]], processor: InputProcessor) -> TokenizedPrompt:
     """The prompt of a model that reads a text or an image by itself: what the messages say, without a template."""
-    taken = await asyncio.to_thread(_take_media, messages, _NO_MARKER)
+    taken = await asyncio.to_thread(_take_media, messages, {IMAGE: _NO_MARKER})
     said = [message.get("content") or "" for message in normalize_messages(taken.messages, keep_parts=True)]
     parts = [part for content in said for part in ([{"text": content}] if isinstance(content, str) else content)]
     text = "\n".join(str(part.get("text", "")) for part in parts).replace(_NO_MARKER, "").strip()
@@ -317,9 +318,9 @@ async def untemplated(messages: list[dict[str, Any]], processor: InputProcessor)
 _NO_MARKER = "\ue000image\ue001"
 
 
-def _take_media(messages: list[dict[str, Any]], marker: str) -> MediaMessages:
+def _take_media(messages: list[dict[str, Any]], markers: Mapping[str, str]) -> MediaMessages:
     try:
-        return MediaMessages(messages, marker)
+        return MediaMessages(messages, markers)
     except RequestError as error:
         raise from_exception(error, "") from None
 
@@ -327,13 +328,13 @@ def _take_media(messages: list[dict[str, Any]], marker: str) -> MediaMessages:
 async def _with_media(
     taken: MediaMessages, rendered: str, processor: InputProcessor, special: bool, options: dict[str, Any] | None
 ) -> TokenizedPrompt:
-    """The prompt with its images, which are read and processed by threads of their own."""
+    """The prompt with its images and sounds, which are read and processed by threads of their own."""
     media = processor.media
     assert media is not None
     try:
-        media.check_count(len(taken.given))
-        images = await taken.read_async(media.source)
-        work = media.source.run(conversations.with_media, taken, images, rendered, processor, special, options)
+        media.check_counts(taken.count())
+        items = await taken.read_async(media.source)
+        work = media.source.run(conversations.with_media, taken, items, rendered, processor, special, options)
         return await asyncio.wrap_future(work)
     except RequestError as error:
         raise from_exception(error, "messages") from None

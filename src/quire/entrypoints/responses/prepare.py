@@ -10,7 +10,7 @@ from quire.entrypoints.http.errors import HTTPError, bad_field, object_at, strin
 from quire.entrypoints.http.state import ServerState
 from quire.entrypoints.media_parts import Content, PlacedPart, content_of, join_content
 from quire.entrypoints.openai.chat_generation import ChatGeneration, prepare_generation
-from quire.entrypoints.openai.prompts import count_prompt_tokens, hold_images
+from quire.entrypoints.openai.prompts import count_prompt_tokens, hold_media
 from quire.entrypoints.openai.protocol import ChatCompletionRequest, RequestFields, ResponseFormat
 from quire.entrypoints.responses import protocol
 from quire.entrypoints.responses.protocol import InputTokensRequest, ReasoningConfig, ResponsesRequest, new_id
@@ -340,7 +340,7 @@ async def _truncate(state: ServerState, chat: ChatCompletionRequest, asked: int 
     """
     limit = state.engine.config.model.max_model_len
     room = limit - min(asked or 1, limit // 2)
-    messages = await hold_images(state, chat.messages)
+    messages = await hold_media(state, chat.messages)
     num_fixed = 1 if messages[0]["role"] == "system" else 0
     starts = [index for index, message in enumerate(messages) if message["role"] == "user" and index > num_fixed]
 

@@ -1,27 +1,20 @@
-"""An encoder beside a decoder, which runs the layers of one: what a request has beside its prompt in, rows out.
+"""An encoder of text or of sound: what stands beside a prompt, or the sounds in it, as rows for the decoder.
 
-It is whole on every rank. Knows nothing of requests or caches.
-Legend: T rows of the step, E rows of an item, D hidden, B bins, F frames.
+Knows nothing of requests or caches.
+Legend: T rows of the step, E rows or embeddings of an item, D hidden, B bins, F frames.
 """
 
-import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from quire.kernels.types import LinearWeight
-from quire.layers import weights as weight_table
-from quire.layers.assembly import Weight
-from quire.layers.decoder import Decoder
 from quire.layers.encoder.mel_front import MelFront
 from quire.layers.interface import ModelContext, StepInputs
-from quire.layers.modules import Module, ModuleBuilder
-from quire.layers.parallel import ParallelPlan
-from quire.layers.run_pages import RunPages
-from quire.layers.weights import CheckpointTensor
+from quire.layers.projector import Projector
+from quire.layers.tower import Arrays, Tower
+from quire.media import in_batches
 from quire.models.spec import EncoderSpec
 
 PREFIX = "encoder."
@@ -29,67 +22,57 @@ PREFIX = "encoder."
 TOKENS = "token_ids"
 MEL = "mel"
 """What an item has: token ids [E], or frames [B, F]."""
-Arrays = Mapping[str, npt.NDArray[Any]]
+COUNTS = "counts"
+"""With frames of several parts [parts, B, F]: the rows and the embeddings of each; what is behind these is silence."""
 
 
-class Encoder:
-    """An encoder of text or of sound.
+class _Piece(NamedTuple):
+    """What is read at once: token ids, or frames and how many embeddings these are."""
 
-    Args:
-        context: with a backend for the trunk's layers, and `max_tokens` as the rows of one step.
-        slot_dtype: of slots in pages (`Capabilities.slot_dtype`).
-    """
+    array: torch.Tensor
+    rows: int
+    embeds: int
+
+
+class Encoder(Tower):
+    """Encodes text or sound."""
 
     def __init__(self, spec: EncoderSpec, context: ModelContext, slot_dtype: torch.dtype = torch.int64) -> None:
-        self.spec, self._context = spec, context
-        self.decoder = Decoder(spec.trunk, context)
+        self.spec = spec
         self._front = None if spec.trunk.frames is None else MelFront(spec.trunk.frames)
-        self._pages = RunPages(self.decoder, context, slot_dtype)
-        self.modules = list(self._list_modules())
-
-    def _list_modules(self) -> Iterator[Module]:
-        builder = ModuleBuilder(self.spec.trunk)
-        front = [] if self._front is None else list(self._front.modules(builder))
-        self._of_front = [module.name for module in front]
-        for module in [*front, *self.decoder.modules]:
-            yield dataclasses.replace(module, name=PREFIX + module.name, shard="none", plain=True)
-
-    def sources(self) -> dict[str, CheckpointTensor]:
-        """The checkpoint's tensors that fill its modules."""
-        return weight_table.sources_of(self.modules, self.spec.trunk, ParallelPlan())
-
-    def set_weight(self, module: str, weight: Weight) -> None:
-        """Take a module's weight; `module` is its name here."""
-        if module in self._of_front and self._front is not None:
-            if isinstance(weight, LinearWeight):
-                weight.name = PREFIX + module
-            self._front.set_weight(module, weight)
-        else:
-            self.decoder.take_weights([(module, weight)])
-
-    @property
-    def buffer_bytes(self) -> int:
-        """Memory of its own buffers, and of its pages when they are as many as one step needs."""
-        return self.decoder.buffer_bytes + self._pages.num_bytes(self._context.max_tokens)
+        self._projector = Projector(spec.projector, spec.trunk.hidden)
+        parts = [self._projector] if self._front is None else [self._front, self._projector]
+        super().__init__(PREFIX, spec.trunk, parts, context, slot_dtype)
 
     def encode(self, items: Sequence[Arrays]) -> list[torch.Tensor]:
-        """The rows [E, D] of items that are computed together, each in a tensor of its own. No gradient is kept."""
+        """Rows, or embeddings where there is a projector [E, D]."""
+        pieces = [list(_pieces(item)) for item in items]
+        batches = in_batches((piece for each in pieces for piece in each), _num_rows, self._context.max_tokens)
+        left = (part for batch in batches for part in self._run(batch))
+        return [torch.cat([next(left) for _ in each]) for each in pieces]
+
+    def _run(self, pieces: Sequence[_Piece]) -> list[torch.Tensor]:
+        """The embeddings of pieces that are computed together."""
+        lengths = [piece.rows for piece in pieces]
         with torch.no_grad():
             if self._front is None:
-                lengths = [len(item[TOKENS]) for item in items]
-                ids_T = torch.from_numpy(np.concatenate([item[TOKENS] for item in items]).astype(np.int32))
-                step = self._step(lengths, ids_T.to(self._context.device))
+                step = self._step(lengths, torch.cat([piece.array for piece in pieces]).to(self._context.device))
             else:
-                rows = [self._hear(self._front, item[MEL]) for item in items]
-                lengths = list(map(len, rows))
+                rows = [self._hear(self._front, piece.array)[: piece.rows] for piece in pieces]
                 step = self._step(lengths, None, torch.cat(rows))
             self.decoder.begin_step(step)
             self.decoder.forward(step)
-            return [part.clone() for part in self.decoder.compute_hidden(step).split(lengths)]
+            return self._project(pieces, self.decoder.compute_hidden(step))
 
-    def _hear(self, front: MelFront, mel_BF: npt.NDArray[Any]) -> torch.Tensor:
-        mel = torch.from_numpy(mel_BF.copy()).to(self._context.device, self._context.activation_dtype)
-        return front(mel[None])
+    def _project(self, pieces: Sequence[_Piece], rows_TD: torch.Tensor) -> list[torch.Tensor]:
+        """The embeddings of each piece; rows that are missing in the last group are zeros."""
+        group, parts = self.spec.group, rows_TD.split([piece.rows for piece in pieces])
+        padded = [torch.nn.functional.pad(part, (0, 0, 0, -len(part) % group)) for part in parts]
+        embeddings = self._projector(torch.cat(padded)).split([len(part) // group for part in padded])
+        return [each[: piece.embeds].clone() for each, piece in zip(embeddings, pieces, strict=True)]
+
+    def _hear(self, front: MelFront, mel_BF: torch.Tensor) -> torch.Tensor:
+        return front(mel_BF.to(self._context.device, self._context.activation_dtype)[None])
 
     def _step(
         self, lengths: Sequence[int], ids_T: torch.Tensor | None, embedded: torch.Tensor | None = None
@@ -104,3 +87,18 @@ class Encoder:
             num_tokens=len(within_T),
             embedded=embedded,
         )
+
+
+def _pieces(item: Arrays) -> Iterator[_Piece]:
+    """What is read at once of an item."""
+    if TOKENS in item:
+        yield _Piece(torch.from_numpy(item[TOKENS].astype(np.int32)), len(item[TOKENS]), len(item[TOKENS]))
+        return
+    mel = torch.from_numpy(item[MEL].copy())
+    counts = item.get(COUNTS, np.array([[mel.shape[-1] // 2] * 2]))
+    for part, (rows, embeds) in zip(mel.reshape(-1, *mel.shape[-2:]), counts.tolist(), strict=True):
+        yield _Piece(part, rows, embeds)
+
+
+def _num_rows(piece: _Piece) -> int:
+    return piece.rows

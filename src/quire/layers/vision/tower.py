@@ -4,26 +4,20 @@ A frame or a window of an image is a run of rows (`layers/run_pages.py`). Knows 
 Legend: T rows of the step, P numbers of a patch, E embeddings, D columns of an embedding.
 """
 
-import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from quire.kernels.types import LinearWeight
-from quire.layers import weights as weight_table
 from quire.layers.assembly import Weight
-from quire.layers.decoder import Decoder
 from quire.layers.interface import ModelContext, PatchInputs, StepInputs
 from quire.layers.modules import Module, ModuleBuilder, RowBlock
-from quire.layers.parallel import ParallelPlan
-from quire.layers.run_pages import RunPages
+from quire.layers.projector import Projector
+from quire.layers.tower import Arrays, Tower
 from quire.layers.vision.patch_layout import Grid, Layout, blend, lay_out
-from quire.layers.vision.projector import Projector
-from quire.layers.weights import CheckpointTensor
 from quire.media import in_batches
 from quire.models.sight import Patches
 from quire.models.spec import VisionSpec
@@ -35,66 +29,41 @@ PLACES = "places"
 """What an item has besides its pixels where its embeddings stand in another order in the prompt: for each place the embedding,
 counted over the item's squares; -1: a row's end. With `SHARES`, several embeddings for each place and their shares in it."""
 SHARES = "shares"
-Arrays = Mapping[str, npt.NDArray[Any]]
 
 
-class VisionTower:
-    """A vision encoder with its projectors, whole on every rank.
+class _RowEnd:
+    """The learned embedding that ends a row of an image which is cut into squares, where there is one."""
 
-    Args:
-        context: with a backend for the trunk's layers, and `max_tokens` as the rows of one step.
-        slot_dtype: of slots in pages (`Capabilities.slot_dtype`).
-    """
+    def __init__(self, columns: int) -> None:
+        self._columns = columns
+        self.vector = torch.empty(0)
+
+    def modules(self, builder: ModuleBuilder) -> Iterator[Module]:
+        if self._columns:
+            yield builder.vector(ROW_END, RowBlock(self._columns, 1))
+
+    def set_weight(self, name: str, weight: Weight) -> None:
+        assert isinstance(weight, torch.Tensor)
+        self.vector = weight
+
+
+class VisionTower(Tower):
+    """A vision encoder with its projectors."""
 
     def __init__(self, spec: VisionSpec, context: ModelContext, slot_dtype: torch.dtype = torch.int64) -> None:
         assert spec.trunk.patches is not None
-        self.spec, self._context = spec, context
+        self.spec = spec
         self.patches: Patches = spec.trunk.patches
-        self.decoder = Decoder(spec.trunk, context)
         width = spec.trunk.hidden * (1 if spec.taps else max(len(spec.trunk.taps), 1))
         self._projector = Projector(spec.projector, width)
         self._taps = [Projector(stages, spec.trunk.hidden) for stages in spec.taps]
-        self._owners: dict[str, Projector] = {}
-        self._row_end: torch.Tensor | None = None
-        self.modules = self._list_modules()
-        groups = [int(layer in self.patches.windowed) for layer in range(len(self.decoder.kv_cache_specs()))]
-        self._pages = RunPages(self.decoder, context, slot_dtype, groups)
-
-    def _list_modules(self) -> list[Module]:
-        builder = ModuleBuilder(self.spec.trunk)
-        modules = list(self.decoder.modules)
-        for projector in (self._projector, *self._taps):
-            for module in projector.modules(builder):
-                self._owners[module.name] = projector
-                modules.append(module)
-        if self.spec.row_end:
-            modules.append(builder.vector(ROW_END, RowBlock(self.spec.row_end, 1)))
-        return [dataclasses.replace(module, name=PREFIX + module.name, shard="none", plain=True) for module in modules]
-
-    def sources(self) -> dict[str, CheckpointTensor]:
-        """The checkpoint's tensors that fill its modules."""
-        return weight_table.sources_of(self.modules, self.spec.trunk, ParallelPlan())
-
-    def set_weight(self, module: str, weight: Weight) -> None:
-        """Take a module's weight; `module` is its name here."""
-        if module in self._owners:
-            if isinstance(weight, LinearWeight):
-                weight.name = PREFIX + module
-            self._owners[module].set_weight(module, weight)
-        elif module == ROW_END:
-            assert isinstance(weight, torch.Tensor)
-            self._row_end = weight
-        else:
-            self.decoder.take_weights([(module, weight)])
-
-    @property
-    def buffer_bytes(self) -> int:
-        """Memory of its own buffers, and of its pages when they are as many as one step needs."""
-        return self.decoder.buffer_bytes + self._pages.num_bytes(self._context.max_tokens)
+        self._row_end = _RowEnd(spec.row_end)
+        groups = [int(layer in self.patches.windowed) for layer in range(spec.trunk.layers)]
+        parts = (self._projector, *self._taps, self._row_end)
+        super().__init__(PREFIX, spec.trunk, parts, context, slot_dtype, groups)
 
     def encode(self, items: Sequence[Arrays]) -> list[torch.Tensor]:
-        """The embeddings [E, D] of images, each in a tensor of its own; what joins behind the decoder's first layers stands
-        behind their columns. No gradient is kept.
+        """The embeddings [E, D] of images; what joins behind the decoder's first layers stands behind their columns.
 
         Args:
             items: what the frontend's processor gave: `pixels`, `grid` (frames, rows, columns) of patches that it cut, and
@@ -117,8 +86,7 @@ class VisionTower:
         """An item's embeddings as they stand in the prompt."""
         if PLACES not in item:
             return parts[0] if len(parts) == 1 else torch.cat(list(parts))
-        assert self._row_end is not None
-        rows_ED = torch.cat([*parts, self._row_end[None].to(parts[0].dtype)])
+        rows_ED = torch.cat([*parts, self._row_end.vector[None].to(parts[0].dtype)])
         places = torch.from_numpy(item[PLACES].copy()).to(rows_ED.device)
         found = rows_ED[torch.where(places < 0, len(rows_ED) - 1, places)]
         if SHARES not in item:

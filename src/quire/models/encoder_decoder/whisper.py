@@ -9,27 +9,32 @@ from quire.models.spec import MLP, Attention, DecoderSpec, EncoderSpec, LearnedP
 
 PREFIXES = ("model.", "")
 UNBIASED = ("k_proj",)
-ENCODER = "encoder."
 NAMES: dict[str, str | tuple[str, ...]] = {
     "before_mlp": "final_layer_norm",
     "up": "fc1",
     "down": "fc2",
 }
-ENCODER_NAMES = WeightNames(
-    prefixes=PREFIXES,
-    layer=ENCODER + "layers.{layer}.",
-    modules=NAMES
-    | {
-        "conv1": ENCODER + "conv1",
-        "conv2": ENCODER + "conv2",
-        "positions": ENCODER + "embed_positions",
-        "before_mixer": "self_attn_layer_norm",
-        "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        "out": "self_attn.out_proj",
-        "final_norm": ENCODER + "layer_norm",
-    },
-    unbiased=UNBIASED,
-)
+
+
+def encoder_names(part: str = "encoder.") -> WeightNames:
+    """The names of an encoder's matrices, in a part of this name."""
+    return WeightNames(
+        prefixes=PREFIXES,
+        layer=part + "layers.{layer}.",
+        modules=NAMES
+        | {
+            "conv1": part + "conv1",
+            "conv2": part + "conv2",
+            "positions": part + "embed_positions",
+            "before_mixer": "self_attn_layer_norm",
+            "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            "out": "self_attn.out_proj",
+            "final_norm": part + "layer_norm",
+        },
+        unbiased=UNBIASED,
+    )
+
+
 DECODER_NAMES = WeightNames(
     prefixes=PREFIXES,
     layer="decoder.layers.{layer}.",
@@ -56,7 +61,7 @@ def _attention(hidden: int, heads: int, *, causal: bool) -> Attention:
     return Attention(heads, heads, hidden // heads, causal=causal, qkv_bias=True, out_bias=True)
 
 
-def whisper_trunk(hf: HFConfig, names: WeightNames = ENCODER_NAMES) -> DecoderSpec:
+def whisper_trunk(hf: HFConfig, names: WeightNames) -> DecoderSpec:
     """The encoder that a config of Whisper's kind describes."""
     length = hf.get("max_source_positions", 1500)
     act = hf.get("activation_function", "gelu")
@@ -94,6 +99,6 @@ def whisper(hf: HFConfig) -> DecoderSpec:
         learned_positions=LearnedPositions(positions),
         tied_embeddings=True,
         embedding_scale=hidden**0.5 if hf.get("scale_embedding", False) else 1.0,
-        encoder=EncoderSpec(whisper_trunk(hf), length),
+        encoder=EncoderSpec(whisper_trunk(hf, encoder_names()), length),
     )
     return with_cross_attention(spec, attention, mlp, length, hidden)

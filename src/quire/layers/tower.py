@@ -1,0 +1,146 @@
+"""An encoder beside a decoder, which runs the layers of one. It is whole on every rank.
+
+Knows whose weights are whose. What it reads, and what becomes of its rows, is for encoders of one kind to say.
+"""
+
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy.typing as npt
+import torch
+
+from quire.kernels.types import LinearWeight
+from quire.layers import weights as weight_table
+from quire.layers.assembly import Weight
+from quire.layers.decoder import Decoder
+from quire.layers.interface import ModelContext
+from quire.layers.modules import Module, ModuleBuilder
+from quire.layers.parallel import ParallelPlan
+from quire.layers.run_pages import RunPages
+from quire.layers.weights import CheckpointTensor
+from quire.models.spec import DecoderSpec
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+"""What an item has for an encoder, by name."""
+
+
+class Part(Protocol):
+    """What a tower has before or behind its layers."""
+
+    def modules(self, builder: ModuleBuilder) -> Iterator[Module]:
+        """Its matrices and norms."""
+        ...
+
+    def set_weight(self, name: str, weight: Weight) -> None:
+        """Take one of its modules' weights."""
+        ...
+
+
+class Tower:
+    """One encoder.
+
+    Args:
+        prefix: of its modules' names within the whole model.
+        parts: what it has besides layers.
+        context: with a backend for the trunk's layers, and `max_tokens` as the rows of one step.
+        slot_dtype: of slots in pages (`Capabilities.slot_dtype`).
+        groups: which of a step's descriptions each layer reads; None: all the only one.
+    """
+
+    def __init__(
+        self,
+        prefix: str,
+        trunk: DecoderSpec,
+        parts: Sequence[Part],
+        context: ModelContext,
+        slot_dtype: torch.dtype,
+        groups: Sequence[int] | None = None,
+    ) -> None:
+        self.prefix, self._trunk, self._context = prefix, trunk, context
+        self.decoder = Decoder(trunk, context)
+        self._pages = RunPages(self.decoder, context, slot_dtype, groups)
+        self._owners: dict[str, Part] = {}
+        self.modules = [
+            dataclasses.replace(module, name=prefix + module.name, shard="none", plain=True)
+            for module in self._list_modules(parts)
+        ]
+
+    def _list_modules(self, parts: Sequence[Part]) -> Iterator[Module]:
+        builder = ModuleBuilder(self._trunk)
+        for part in parts:
+            for module in part.modules(builder):
+                self._owners[module.name] = part
+                yield module
+        yield from self.decoder.modules
+
+    def sources(self) -> dict[str, CheckpointTensor]:
+        """The checkpoint's tensors that fill its modules."""
+        return weight_table.sources_of(self.modules, self._trunk, ParallelPlan())
+
+    def set_weight(self, module: str, weight: Weight) -> None:
+        """Take a module's weight; `module` is its name here."""
+        if module not in self._owners:
+            self.decoder.take_weights([(module, weight)])
+            return
+        if isinstance(weight, LinearWeight):
+            weight.name = self.prefix + module
+        self._owners[module].set_weight(module, weight)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Memory of its own buffers, and of its pages when they are as many as one step needs."""
+        return self.decoder.buffer_bytes + self._pages.num_bytes(self._context.max_tokens)
+
+    def encode(self, items: Sequence[Arrays]) -> list[torch.Tensor]:
+        """What an item of a prompt is for the decoder, each in a tensor of its own. No gradient is kept."""
+        raise NotImplementedError
+
+
+class TowerDecoder(Decoder):
+    """A decoder with encoders beside it: its own layers, and towers whose modules are in the same checkpoint.
+
+    Args:
+        towers: by what they read, a modality of items.
+    """
+
+    def __init__(self, spec: DecoderSpec, context: ModelContext, towers: Mapping[str, Tower]) -> None:
+        super().__init__(spec, context)
+        self.towers = towers
+        self._num_own = len(self.modules)
+        self._add_towers()
+
+    def _add_towers(self) -> None:
+        for tower in self.towers.values():
+            self.modules = [*self.modules, *tower.modules]
+            self.sources |= tower.sources()
+
+    @property
+    def buffer_bytes(self) -> int:
+        return super().buffer_bytes + self._tower_bytes
+
+    @property
+    def _tower_bytes(self) -> int:
+        return sum(tower.buffer_bytes for tower in self.towers.values())
+
+    @property
+    def media_width(self) -> int:
+        """Columns of an embedding, with what joins behind the first layers."""
+        return self.spec.hidden * (1 + (0 if self.spec.vision is None else len(self.spec.vision.taps)))
+
+    def follow_names(self, names: Collection[str]) -> None:
+        self.modules = self.modules[: self._num_own]
+        super().follow_names(names)
+        self._num_own = len(self.modules)
+        self._add_towers()
+
+    def _set_weight(self, module: str, weight: Weight) -> None:
+        for tower in self.towers.values():
+            if module.startswith(tower.prefix):
+                tower.set_weight(module.removeprefix(tower.prefix), weight)
+                return
+        super()._set_weight(module, weight)
+
+    def describe(self) -> dict[str, Any]:
+        report = super().describe()
+        return report | {"workspace_bytes": report["workspace_bytes"] + self._tower_bytes}
