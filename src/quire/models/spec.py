@@ -458,12 +458,12 @@ class DecoderSpec:
     patches: Patches | None = None
     taps: tuple[int, ...] = ()
     vision: VisionSpec | None = None
-    hearing: EncoderSpec | None = None
     features: Features | None = None
     scales_given: bool = False
     frames: Frames | None = None
     encoder: EncoderSpec | None = None
     borrows_embedding: bool = False
+    hearing: EncoderSpec | None = None
 
     @property
     def towers(self) -> tuple[DecoderSpec, ...]:
