@@ -32,7 +32,7 @@ OTHER_NAMES = {
 
 def audio_fields(hf: HFConfig, usual: dict[str, Any] = USUAL) -> HFConfig:
     """`audio_config` in Whisper's words."""
-    given: dict[str, Any] = {OTHER_NAMES.get(name, name): value for name, value in hf.audio_config.to_dict().items()}
+    given = {str(OTHER_NAMES.get(name, name)): value for name, value in hf.audio_config.to_dict().items()}
     return HFConfig(usual | given)
 
 
