@@ -111,7 +111,7 @@ def check_bandwidth(subject: Subject) -> str:
     """`bandwidth`."""
     found = subject.runtime.bandwidth()
     if found is None:
-        raise NotClaimed("bandwidth() is None: the host's own memory")
+        raise NotClaimed("bandwidth() is None: it is not measured")
     if not 1e8 < found < 1e15:
         raise Failed("no speed of a memory", "bytes a second", found)
     return f"{found / 1e9:.0f} GB/s"
@@ -222,7 +222,7 @@ def check_uploads(subject: Subject) -> str:
     """`UploadStream`: staging, fence, submit, join."""
     uploads = subject.platform.upload_stream(subject.device)
     if uploads is None:
-        raise NotClaimed("upload_stream() is None: weights are used where they lie")
+        raise NotClaimed("upload_stream() is None: weights are not copied beside the reading of files")
     num_bytes = 1 << 20
     target = torch.zeros(num_bytes, dtype=torch.uint8, device=subject.device)
     staging = uploads.staging(num_bytes)

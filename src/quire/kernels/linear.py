@@ -14,7 +14,8 @@ from quire.kernels.types import LinearWeight
 def _plain(weight: LinearWeight) -> Tensor:
     if weight.data is None:
         raise ValueError(
-            "this weight was packed by another kernel: choose `linear`, `embedding` and `pack_linear` together"
+            "`pack_linear` dropped this weight's original, which references read: keep it as `data`, or choose kernels "
+            "for all operations that take the weight"
         )
     return weight.data
 
