@@ -25,6 +25,7 @@ def pytest_configure() -> None:
     slow = hypothesis.HealthCheck.too_slow  # a machine under load is no failure
     hypothesis.settings.register_profile("quire", deadline=None, suppress_health_check=[slow])
     hypothesis.settings.load_profile("quire")
+    gc.disable()  # what collecting tests makes stays: looking through it for garbage would take as long as making it
 
 
 CASES_BY_DEFAULT = {
@@ -68,6 +69,7 @@ def pytest_collection_finish() -> None:
     """What collecting tests left stays. A collection of garbage (a sleeping engine makes one) would look at it for a second."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture

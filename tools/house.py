@@ -11,6 +11,8 @@ A limit may only go down, unless a commit raises it in tools/house.json and says
 import argparse
 import ast
 import dataclasses
+import functools
+import gc
 import io
 import json
 import re
@@ -18,7 +20,7 @@ import sys
 import tokenize
 import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,6 +46,11 @@ class Module:
     text: str
     tree: ast.Module
 
+    @functools.cached_property
+    def nodes(self) -> list[ast.AST]:
+        """All nodes of the tree."""
+        return list(ast.walk(self.tree))
+
     @property
     def is_package(self) -> bool:
         return self.path.name == "__init__.py"
@@ -52,11 +59,13 @@ class Module:
 def read_modules(package: Path) -> dict[str, Module]:
     """Every module of a package, by dotted name."""
     modules = {}
+    gc.disable()  # trees are large and all of them stay: looking through them for garbage took four fifths of the time
     for path in sorted(package.rglob("*.py")):
         parts = [package.name, *path.relative_to(package).with_suffix("").parts]
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         text = path.read_text(encoding="utf-8")
         modules[name] = Module(name, path, text, ast.parse(text, str(path)))
+    gc.enable()
     return modules
 
 
@@ -67,14 +76,13 @@ def has_docstring(node: ast.AST) -> bool:
     return isinstance(node, (ast.Module, *DEFINITIONS)) and ast.get_docstring(node, clean=False) is not None
 
 
-def count_statements(tree: ast.AST) -> int:
-    """Statements of a syntax tree, at all depths, without docstrings."""
-    nodes = list(ast.walk(tree))
+def count_statements(nodes: Collection[ast.AST]) -> int:
+    """Statements among all nodes of a syntax tree, without docstrings."""
     return sum(isinstance(node, ast.stmt) for node in nodes) - sum(map(has_docstring, nodes))
 
 
 def functions_of(module: Module) -> Iterator[FunctionNode]:
-    return (node for node in ast.walk(module.tree) if isinstance(node, FUNCTIONS))
+    return (node for node in module.nodes if isinstance(node, FUNCTIONS))
 
 
 def count_lines(function: FunctionNode) -> int:
@@ -104,8 +112,10 @@ def typed_parameters(functions: Iterable[FunctionNode]) -> list[ast.arg]:
 
 def count_format_skips(text: str) -> int:
     """Comments that turn the formatter off."""
-    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     marks = ("fmt: skip", "fmt: off")
+    if not any(mark in text for mark in marks):
+        return 0
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     return sum(token.type == tokenize.COMMENT and any(mark in token.string for mark in marks) for token in tokens)
 
 
@@ -125,7 +135,7 @@ def imports_of(module: Module, modules: Iterable[str]) -> set[str]:
     """Modules of the package that a module imports anywhere, also within functions and for type checking only. A name that
     is itself a module counts as that module, not as the package that holds it."""
     known, found = set(modules), set()
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names} & known
         elif isinstance(node, ast.ImportFrom):
@@ -214,7 +224,7 @@ def names_used_nowhere(modules: dict[str, Module], words: Counter[str]) -> list[
     a library calls by its name (a hook, a visitor) is among them."""
     places: dict[str, list[str]] = defaultdict(list)
     for name, module in modules.items():
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, DEFINITIONS) and not node.name.startswith("__") and not is_registered(node):
                 places[node.name].append(f"{name}.{node.name}")
     return sorted(place for name, found in places.items() if words[name] == len(found) for place in found)
@@ -274,7 +284,7 @@ def find_definition(modules: dict[str, Module], place: str, name: str) -> tuple[
     module = modules.get(place)
     if module is None:
         return None
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, DEFINITIONS) and node.name == name and node in module.tree.body:
             return place, node
         if isinstance(node, ast.ImportFrom) and absolute_base(module, node) != place:
@@ -294,7 +304,7 @@ def measure(modules: dict[str, Module], tools: Path, floors: dict[str, int], wor
     long = [function for function in functions if count_lines(function) > LONG_FUNCTION]
     circles = import_circles(modules)
     return {
-        "statements": sum(count_statements(module.tree) for module in modules.values()),
+        "statements": sum(count_statements(module.nodes) for module in modules.values()),
         "files": len(modules),
         "circles": len(circles),
         "modules_in_circles": sum(map(len, circles)),
@@ -342,7 +352,7 @@ def print_details(modules: dict[str, Module], floors: dict[str, int], words: Cou
     rooms: dict[str, int] = defaultdict(int)
     for name, module in modules.items():
         rooms[".".join(name.split(".")[:2]) if name.count(".") > 1 or module.is_package else "files of the root"] += (
-            count_statements(module.tree)
+            count_statements(module.nodes)
         )
     nodes = [node for one in modules.values() for node in functions_of(one)]
     shares = {
