@@ -84,7 +84,11 @@ class Frontend(Generic[ClientT]):
         )
         self.tokenizer = self._read_tokenizer()
         self.input_processor = InputProcessor(
-            config, source, allow_functions=self._client.shares_memory, try_grammars_apart=for_server
+            config,
+            source,
+            allow_functions=self._client.shares_memory,
+            try_grammars_apart=for_server,
+            open_files=not for_server,
         )
         if reading is not None:
             reading.join()

@@ -24,10 +24,12 @@ from quire.engine.prompt_halves import PromptHalves
 from quire.engine.tokenizer_source import TokenizerSource
 from quire.engine.virtual_tokens import VirtualTokens
 from quire.errors import RequestError
+from quire.guards import is_mapping
 from quire.inputs import PromptType, has_media, plain_text
 from quire.media import EMBEDS, MediaItem
 from quire.multimodal.encoder_half import EncoderHalf
 from quire.multimodal.media_source import in_threads
+from quire.multimodal.named_files import open_named
 from quire.multimodal.processor import MediaProcessor
 from quire.multimodal.prompt_embeds import PLACEHOLDER, embeds_items, read_embeds
 from quire.parsers.choice import AUTO, NONE, apply_response_template, apply_strings, choose_formats
@@ -153,6 +155,7 @@ class InputProcessor:
         tokenizer_source: where the tokenizer comes from.
         try_grammars_apart: whether a grammar is tried in a process of its own before it is relied on.
         allow_functions: whether a request may carry `logits_processors` (only where the core is in this process).
+        open_files: whether `multi_modal_data` may name files by their paths (only where no clients send it).
     """
 
     def __init__(
@@ -162,8 +165,9 @@ class InputProcessor:
         *,
         allow_functions: bool = True,
         try_grammars_apart: bool = False,
+        open_files: bool = False,
     ) -> None:
-        self._try_grammars_apart = try_grammars_apart
+        self._try_grammars_apart, self._open_files = try_grammars_apart, open_files
         self._model = config.model
         self._structured_outputs = config.structured_outputs
         self._reasoning = config.reasoning
@@ -279,6 +283,8 @@ class InputProcessor:
             return tokenized
         if self.media is None:
             raise RequestError(f"multi_modal_data: {self._model.model!r} reads no media here", param="multi_modal_data")
+        if self._open_files and is_mapping(data):
+            data = open_named(data)
         options = prompt.get("mm_processor_kwargs")
         uuids = prompt.get("multi_modal_uuids")
         if self.media.is_alone and (prompt.get("prompt") or prompt.get("prompt_token_ids")):
