@@ -12,7 +12,8 @@ class _PromptOptions(TypedDict):
 
     `cache_salt` keeps the prompt's cached pages apart from those of other salts. `multi_modal_data` is
     `{"image": one or several}`: PIL images, arrays, tensors or paths of files, for the markers of the prompt in order;
-    `multi_modal_uuids` names them in place of the hashes of their content, and `mm_processor_kwargs` are options of the model's processor.
+    `multi_modal_uuids` names them in place of the hashes of their content, and `mm_processor_kwargs` are options of the
+    model's processor.
     """
 
     cache_salt: NotRequired[str]

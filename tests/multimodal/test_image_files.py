@@ -1,12 +1,11 @@
 """Image files of clients as pixels: every kind that is honest, and none that is dangerous."""
 
-import io
-import struct
 import zlib
 
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
+from tests.oracles.odd_images import chunk, file_of, png
 from tests.oracles.tiny_vision import draw_image
 
 from quire.config import limits
@@ -18,24 +17,8 @@ from quire.multimodal.web_fetch import MediaError
 PIXELS = draw_image(3, 24, 36)
 
 
-def file_of(image, kind="png", **options):
-    file = io.BytesIO()
-    image.save(file, kind, **options)
-    return file.getvalue()
-
-
 def decode(data):
     return decode_image(data, PixelBudget())
-
-
-def chunk(kind, data):
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-
-def png(width, height, *chunks, depth=8, colour=2, body=b""):
-    head = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
-    parts = [chunk(b"IHDR", head), *chunks, chunk(b"IDAT", zlib.compress(body)), chunk(b"IEND", b"")]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
 @pytest.mark.parametrize("kind", ["png", "bmp", "tiff", "webp", "ppm"])

@@ -40,7 +40,7 @@ def _formats() -> list[str]:
 def decode_image(data: bytes, budget: PixelBudget) -> Pixels:
     """An image file's pixels, turned as its EXIF data say; of an animation the first frame.
     Raises MediaError: it is none, it is broken, or it is too large."""
-    from PIL import Image, ImageOps
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
         image: Any = Image.open(io.BytesIO(data), formats=_formats())
@@ -52,6 +52,8 @@ def decode_image(data: bytes, budget: PixelBudget) -> Pixels:
         return read_image(ImageOps.exif_transpose(image), "the image")
     except (MediaError, RequestError) as error:
         raise MediaError(str(error)) from None
+    except UnidentifiedImageError:  # its text has an address in memory
+        raise MediaError(f"the image cannot be decoded: it is none of {', '.join(_formats())}") from None
     except Exception as error:  # whatever a decoder of foreign bytes raises
         raise MediaError(f"the image cannot be decoded: {error}") from None
 

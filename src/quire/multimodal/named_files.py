@@ -1,5 +1,4 @@
-"""Files that `multi_modal_data` names by their paths: only for who runs the engine in a program of one's own, never for a server's
-clients.
+"""Files that `multi_modal_data` names by their paths: for programs that run the engine themselves, never for a server's clients.
 
 Knows files. Knows no model and no message.
 """
