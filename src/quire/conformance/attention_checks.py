@@ -34,6 +34,8 @@ STEPS = (
 )
 """(row, new tokens) of each step. The first one also has most of two pages of row 0; row 3 joins row 0 behind these two."""
 SHARED_PAGES, ROW_0_LATER = 2, 12
+UNUSED = 3
+"""Rows of `slot_mapping` and `positions` behind those of the step: they are buffers of the largest size."""
 MODES: dict[str, dict[str, Any]] = {
     "plain": {},
     "window": {"window": 11},
@@ -115,14 +117,15 @@ def make_steps(page: int, generator: torch.Generator) -> Iterator[AttentionMetad
             computed[row] += count
         lens, counts = [computed[row] for row, _ in work], [count for _, count in work]
         shape = [sum(counts), len(work), max(counts), max(lens)]
+        unused = torch.zeros(UNUSED, dtype=torch.int64)
         yield AttentionMetadata(
             block_size=page,
             query_start=torch.tensor([0, *counts]).cumsum(0).int(),
             seq_lens=torch.tensor(lens, dtype=torch.int32),
             rows=torch.tensor([row for row, _ in work], dtype=torch.int32),
             block_table=table.clone(),
-            slot_mapping=torch.cat(slots),
-            positions=torch.cat(positions).int(),
+            slot_mapping=torch.cat([*slots, unused]),
+            positions=torch.cat([*positions, unused]).int(),
             shape=torch.tensor(shape),
             num_tokens=shape[0],
             num_requests=shape[1],
