@@ -1,4 +1,4 @@
-"""Images that are named by the paths of their files, by who runs the engine in a program of one's own."""
+"""Images and sounds that are named by the paths of their files, by who runs the engine in a program of one's own."""
 
 from pathlib import Path
 
@@ -9,6 +9,7 @@ from tests.oracles.tiny_vision import draw_image, make_tiny_vision
 
 from quire import LLM, SamplingParams
 from quire.errors import RequestError
+from quire.multimodal.named_files import open_named
 
 PIXELS = draw_image(1, 30, 30)
 PARAMS = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
@@ -59,3 +60,15 @@ def test_a_file_that_cannot_be_read_is_named(llm, tmp_path):
         assert caught.value.param == "multi_modal_data"
     with pytest.raises(RequestError, match="cannot be read"):
         ask(llm, Path())
+
+
+def test_sounds_are_read_at_their_own_rate_and_only_paths_are_opened(tmp_path):
+    soundfile = pytest.importorskip("soundfile")
+    samples = np.sin(np.arange(800, dtype=np.float32)) / 2
+    soundfile.write(tmp_path / "one.wav", samples, 8000, subtype="FLOAT")
+    pair, array = (samples, 16000), np.zeros((4, 4, 3), np.uint8)
+    opened = open_named({"audio": [tmp_path / "one.wav", pair], "image": array})
+    (read, rate), kept = opened["audio"]
+    assert rate == 8000 and (read == samples).all() and kept is pair and opened["image"] is array
+    with pytest.raises(RequestError, match=r"audio 0 of the prompt: .* cannot be read: it cannot be read as sound"):
+        open_named({"audio": __file__})

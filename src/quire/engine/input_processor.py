@@ -24,7 +24,6 @@ from quire.engine.prompt_halves import PromptHalves
 from quire.engine.tokenizer_source import TokenizerSource
 from quire.engine.virtual_tokens import VirtualTokens
 from quire.errors import RequestError
-from quire.guards import is_mapping
 from quire.inputs import PromptType, has_media, plain_text
 from quire.media import EMBEDS, MediaItem
 from quire.multimodal.encoder_half import EncoderHalf
@@ -186,7 +185,7 @@ class InputProcessor:
         self.halves: PromptHalves | None = None
         if config.multimodal is not None and config.model.is_encoder_decoder:
             half = EncoderHalf(config.model, config.multimodal)
-            self.halves = PromptHalves(half, self._encode, self._check_token_ids)
+            self.halves = PromptHalves(half, self._encode, self._check_token_ids, open_files=open_files)
         elif config.multimodal is not None and config.model.modalities:
             self.media = MediaProcessor(config.model, config.multimodal, lambda text: self._encode(text, False))
 
@@ -283,8 +282,7 @@ class InputProcessor:
             return tokenized
         if self.media is None:
             raise RequestError(f"multi_modal_data: {self._model.model!r} reads no media here", param="multi_modal_data")
-        if self._open_files and is_mapping(data):
-            data = open_named(data)
+        data = open_named(data) if self._open_files else data
         options = prompt.get("mm_processor_kwargs")
         uuids = prompt.get("multi_modal_uuids")
         if self.media.is_alone and (prompt.get("prompt") or prompt.get("prompt_token_ids")):
