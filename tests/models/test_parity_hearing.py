@@ -3,11 +3,14 @@
 Prompts have no sound, one or three, of several lengths, some of them shared; text-only prompts run beside them.
 """
 
+import json
+
 import pytest
 from tests.oracles.tiny_encoder_decoder import draw_sound
 from tests.oracles.tiny_listeners import AUDIO, CONFIGS, HearingOracle, make_tiny_listener
 
 from quire import LLM, SamplingParams
+from quire.errors import ConfigError
 
 SETTINGS = {
     "roomy": {"max_num_seqs": 8},
@@ -82,3 +85,17 @@ def test_the_engine_hears_what_transformers_hears(architecture, setting, folders
     llm, oracle = LLM(model=str(path), **(COMMON | SETTINGS[setting])), HearingOracle(path)
     for order in (1, -1):  # the second time, from the other end, with whatever was kept
         assert_hears(llm, oracle, PROMPTS[::order], max_tokens=6)
+
+
+@pytest.mark.parametrize("is_mid", [False, True])
+def test_both_projectors_of_ultravox_are_read_and_others_refused(is_mid, tmp_path):
+    path = make_tiny_listener("UltravoxModel", tmp_path / "read", projector_ln_mid=is_mid)
+    assert_hears(LLM(model=str(path), **COMMON), HearingOracle(path), [PROMPTS[2]], max_tokens=3)
+    fields = json.loads((path / "config.json").read_bytes())
+    for other, why in (
+        ({"num_projector_layers": 2}, "num_projector_layers=0"),
+        ({"text_model_id": "a/b"}, "save the model whole"),
+    ):
+        (path / "config.json").write_text(json.dumps(fields | other))
+        with pytest.raises(ConfigError, match=why):
+            LLM(model=str(path), **COMMON)

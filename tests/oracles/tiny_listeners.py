@@ -2,10 +2,12 @@
 Transformers itself gives for a prompt with sounds.
 """
 
+import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -30,7 +32,24 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "audio_config": _WHISPER | {"model_type": "qwen2_audio_encoder"},
         "audio_token_index": AUDIO,
     },
-}
+    "VoxtralForConditionalGeneration": {
+        "text_config": _TEXT | {"model_type": "llama", "head_dim": 16},
+        "audio_config": {
+            "model_type": "voxtral_encoder", "hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 2,
+            "num_attention_heads": 2, "num_mel_bins": 16, "max_source_positions": 52,
+        },
+        "audio_token_id": AUDIO,
+    },
+    "UltravoxModel": {
+        "model_type": "ultravox",
+        "text_config": _TEXT | {"model_type": "llama"},
+        "audio_config": _WHISPER | {"model_type": "whisper"},
+        "audio_token_index": AUDIO,
+        "hidden_size": 80,
+        "stack_factor": 8,
+        "projector_ln_mid": True,
+    },
+}  # fmt: skip
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
@@ -46,15 +65,20 @@ def make_tiny_listener(architecture: str, path: str | Path, *, seed: int = 0, **
     transformers.utils.logging.disable_progress_bar()
     path = Path(path)
     path.mkdir(parents=True, exist_ok=True)
-    model_class = getattr(transformers, architecture)
-    config = model_class.config_class(**(CONFIGS[architecture] | overrides))
-    config._attn_implementation = "eager"
-    model = model_class(config).eval()
-    randomize(model, seed)
-    model.save_pretrained(path)
+    fields = CONFIGS[architecture] | overrides
+    if architecture == "UltravoxModel":
+        UltravoxReference(fields).save(path, seed)
+    else:
+        model_class = getattr(transformers, architecture)
+        config = model_class.config_class(**fields)
+        config._attn_implementation = "eager"
+        model = model_class(config).eval()
+        randomize(model, seed)
+        model.save_pretrained(path)
     _write_tokenizer(path)
-    extractor = transformers.WhisperFeatureExtractor(feature_size=16, chunk_length=1, sampling_rate=RATE)
-    extractor.save_pretrained(path)
+    if architecture != "UltravoxModel":  # it has none
+        extractor = transformers.WhisperFeatureExtractor(feature_size=16, chunk_length=1, sampling_rate=RATE)
+        extractor.save_pretrained(path)
     return path
 
 
@@ -72,14 +96,93 @@ def _write_tokenizer(path: Path) -> None:
     (path / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": TEMPLATE}))
 
 
+class UltravoxReference(torch.nn.Module):
+    """Ultravox, whose code is not Transformers', of Transformers' parts: Whisper's encoder over the frames that there are, rows
+    side by side, and a gated projector with RMS norms.
+
+    Args:
+        fields: of config.json.
+    """
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        from transformers import LlamaConfig, LlamaForCausalLM, WhisperConfig
+        from transformers.models.whisper.modeling_whisper import WhisperEncoder
+
+        super().__init__()
+        self.fields = fields
+        audio, text = WhisperConfig(**fields["audio_config"]), LlamaConfig(**fields["text_config"])
+        audio._attn_implementation = text._attn_implementation = "eager"
+        self.config = SimpleNamespace(model_type="ultravox", get_text_config=lambda: text)
+        self.audio_tower, self.language_model = WhisperEncoder(audio), LlamaForCausalLM(text)
+        stacked, width = audio.d_model * fields["stack_factor"], fields["hidden_size"]
+        is_mid, norm = fields["projector_ln_mid"], functools.partial(torch.nn.RMSNorm, eps=1e-6)
+        self.multi_modal_projector = torch.nn.ModuleDict(
+            {
+                "ln_pre": norm(stacked),
+                "linear_1": torch.nn.Linear(stacked, width, bias=False),
+                "linear_2": torch.nn.Linear(width // 2, text.hidden_size, bias=False),
+                "ln_mid" if is_mid else "ln_post": norm(width // 2 if is_mid else text.hidden_size),
+            }
+        )
+        self.eval()
+
+    def save(self, path: Path, seed: int) -> None:
+        """Write it as a checkpoint, with random weights."""
+        from safetensors.torch import save_file
+
+        randomize(self, seed)
+        save_file({name: tensor.contiguous() for name, tensor in self.state_dict().items()}, path / "model.safetensors")
+        (path / "config.json").write_text(json.dumps({"architectures": ["UltravoxModel"]} | self.fields))
+
+    def load(self, path: str | Path) -> Self:
+        from safetensors.torch import load_file
+
+        self.load_state_dict(load_file(Path(path) / "model.safetensors"))
+        return self
+
+    def forward(self, input_ids: torch.Tensor, sounds: Sequence[torch.Tensor] = ()) -> Any:
+        embeds = self.language_model.model.embed_tokens(input_ids)
+        if sounds:
+            embeds[input_ids == AUDIO] = torch.cat([self._hear(sound) for sound in sounds])
+        return self.language_model(inputs_embeds=embeds)
+
+    def _hear(self, mel: torch.Tensor) -> torch.Tensor:
+        longest = 2 * self.fields["audio_config"]["max_source_positions"]
+        parts = list(mel.split(longest, dim=1))
+        lengths = [part.shape[1] for part in parts]
+        if len(parts) > 1:
+            parts[-1] = torch.nn.functional.pad(parts[-1], (0, longest - lengths[-1]))
+        return torch.cat([self._hear_part(part, length) for part, length in zip(parts, lengths, strict=True)])
+
+    def _hear_part(self, mel: torch.Tensor, length: int) -> torch.Tensor:
+        encoder, parts, stack = self.audio_tower, self.multi_modal_projector, self.fields["stack_factor"]
+        gelu = torch.nn.functional.gelu
+        rows = gelu(encoder.conv2(gelu(encoder.conv1(mel[None])))).transpose(1, 2)
+        rows = (rows + encoder.embed_positions.weight[: rows.shape[1]])[:, : (length + 1) // 2]
+        for layer in encoder.layers:
+            rows = layer(rows, None)
+            rows = rows[0] if isinstance(rows, tuple) else rows
+        rows = encoder.layer_norm(rows)[0]
+        rows = torch.nn.functional.pad(rows, (0, 0, 0, -len(rows) % stack)).reshape(-1, stack * rows.shape[1])
+        value, gate = parts["linear_1"](parts["ln_pre"](rows)).chunk(2, dim=-1)
+        rows = torch.nn.functional.silu(gate) * value
+        if "ln_mid" in parts:
+            return parts["linear_2"](parts["ln_mid"](rows))
+        return parts["ln_post"](parts["linear_2"](rows))
+
+
 class HearingOracle:
     """Transformers' model of a checkpoint, with Transformers' feature extractor."""
 
     def __init__(self, path: str | Path) -> None:
-        from transformers import AutoFeatureExtractor
+        from transformers import AutoFeatureExtractor, WhisperFeatureExtractor
 
-        self.model = load_oracle(path)
-        self.extractor = AutoFeatureExtractor.from_pretrained(str(path))
+        fields = json.loads((Path(path) / "config.json").read_bytes())
+        self.model: Any = UltravoxReference(fields).load(path) if "stack_factor" in fields else load_oracle(path)
+        if "stack_factor" in fields:
+            self.extractor: Any = WhisperFeatureExtractor(feature_size=16)
+        else:
+            self.extractor = AutoFeatureExtractor.from_pretrained(str(path))
 
     @torch.no_grad()
     def logprobs(self, token_ids: Sequence[int], sounds: Sequence[np.ndarray]) -> torch.Tensor:
@@ -90,7 +193,16 @@ class HearingOracle:
         return self.model(**inputs).logits[0].log_softmax(-1)
 
     def _inputs(self, sounds: list[np.ndarray]) -> dict[str, Any]:
-        given = self.extractor(
-            sounds, sampling_rate=RATE, return_tensors="pt", padding="max_length", return_attention_mask=True
-        )
+        extract = functools.partial(self.extractor, sampling_rate=RATE, return_tensors="pt")
+        config = self.model.config
+        if config.model_type == "ultravox":
+            options = {"padding": "longest", "truncation": False, "pad_to_multiple_of": 160}
+            return {"sounds": [extract(sound, **options).input_features[0] for sound in sounds]}
+        if config.model_type == "voxtral":
+            frames = 2 * config.audio_config.max_source_positions
+            options = {"padding": True, "truncation": False, "pad_to_multiple_of": 160 * frames}
+            bins = config.audio_config.num_mel_bins
+            each = [extract(sound, **options).input_features.reshape(bins, -1, frames) for sound in sounds]
+            return {"input_features": torch.cat([one.transpose(0, 1) for one in each])}
+        given = extract(sounds, padding="max_length", return_attention_mask=True)
         return {"input_features": given.input_features, "feature_attention_mask": given.attention_mask}

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
-from quire.models.audio_encoders import HEARING
+from quire.models.audio_encoders import HEARING, check_whole
 from quire.models.nested_text import OTHER_PARTS, PREFIXES
 from quire.models.registry import ModelRegistry, register
 from quire.models.spec import DecoderSpec, VisionSpec
@@ -78,7 +78,7 @@ SEES_ITEMS = ("gemma3",)
 
 
 @register("AyaVisionForConditionalGeneration", "InternVLForConditionalGeneration")
-@register("Qwen2AudioForConditionalGeneration")
+@register("Qwen2AudioForConditionalGeneration", "UltravoxModel", "VoxtralForConditionalGeneration")
 @register("DeepseekVLForConditionalGeneration", "LightOnOcrForConditionalGeneration")
 @register("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration")
 @register("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration")
@@ -95,6 +95,7 @@ SEES_ITEMS = ("gemma3",)
 )
 def text_part(hf: HFConfig) -> DecoderSpec:
     """Gemma 3 (4B and larger), Gemma 4, Mistral Small 3.1, Ministral 3, LLaVA to LLaVA-OneVision, Fuyu, Llama 4, Qwen-VL, …"""
+    check_whole(hf)
     text = hf.get("text_config") or hf  # the first Qwen-VL's tell of the text beside `vision_config`
     architecture = ARCHITECTURES.get(text.get("model_type", "llama"))
     if architecture is None:

@@ -4,9 +4,11 @@ Importing Transformers' part for images takes seconds, in which no stream of a s
 while the weights load (`read_ahead`), `LLM` with the first image or sound.
 """
 
+import json
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any, Protocol
 
 from quire.config import EngineConfig
@@ -35,12 +37,23 @@ class FeatureExtractor(Protocol):
 @cache
 def _read(kind: str, path: str) -> Any:
     if kind == "sound":
-        from transformers import AutoFeatureExtractor
+        from transformers import AutoFeatureExtractor, WhisperFeatureExtractor
 
+        if (bins := _mel_bins(Path(path))) is not None:
+            return WhisperFeatureExtractor(feature_size=bins)
         return AutoFeatureExtractor.from_pretrained(path)
     from transformers import AutoImageProcessor
 
     return AutoImageProcessor.from_pretrained(path, backend="pil")
+
+
+def _mel_bins(folder: Path) -> int | None:
+    """The size of Whisper's frames, for checkpoints that have no feature extractor of their own (Ultravox); else None."""
+    own, whole = folder / "preprocessor_config.json", folder / "processor_config.json"
+    if own.exists() or (whole.exists() and "feature_extractor" in whole.read_text(encoding="utf-8")):
+        return None
+    audio = json.loads((folder / "config.json").read_bytes()).get("audio_config", {})
+    return audio.get("num_mel_bins")
 
 
 def image_processor(path: str) -> ImageProcessor:

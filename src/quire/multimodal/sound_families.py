@@ -12,6 +12,9 @@ from quire.config.hf_config import HFConfig
 from quire.multimodal.image_families import EMBEDDED, Arrays, Encode, Expansion, Family
 
 TOKEN = ("audio_token_index", "audio_token_id")
+FRAMES_A_ROW = 2
+HOP = 160
+"""Samples from one of Whisper's frames to the next."""
 
 
 def _expansion(mel: Any, counts: list[tuple[int, int]]) -> Expansion:
@@ -29,7 +32,47 @@ def _qwen2(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
 
 QWEN2_AUDIO = Family(TOKEN, 151646, _qwen2, options=lambda hf: {"padding": "max_length", "return_attention_mask": True})
 
+
+def _in_parts(mel: Any, frames: int) -> Any:
+    """Frames in parts of so many, behind the last ones zeros [parts, B, F]."""
+    padded = np.pad(mel, ((0, 0), (0, -mel.shape[1] % frames)))
+    return padded.reshape(len(mel), -1, frames).transpose(1, 0, 2)
+
+
+def _longest(hf: HFConfig) -> int:
+    """Frames of the longest part that the encoder reads."""
+    return FRAMES_A_ROW * int(hf.audio_config.get("max_source_positions", 1500))
+
+
+def _voxtral(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
+    """Voxtral: parts of 30 seconds, all of them full."""
+    audio, frames = hf.audio_config, _longest(hf)
+    ratio = audio.get("intermediate_size", 5120) // audio.get("hidden_size", 1280)
+    parts = _in_parts(arrays["input_features"], frames)
+    rows = frames // FRAMES_A_ROW
+    return _expansion(parts, [(rows, rows // ratio)] * len(parts))
+
+
+def _voxtral_options(hf: HFConfig) -> dict[str, Any]:
+    return {"padding": True, "truncation": False, "pad_to_multiple_of": HOP * _longest(hf)}
+
+
+def _ultravox(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
+    """Ultravox: parts of 30 seconds, the last one as long as it is."""
+    mel, frames, stack = arrays["input_features"], _longest(hf), int(hf.get("stack_factor", 8))
+    parts = mel[None] if mel.shape[1] <= frames else _in_parts(mel, frames)
+    rows = [-(-min(frames, mel.shape[1] - start) // FRAMES_A_ROW) for start in range(0, mel.shape[1], frames)]
+    return _expansion(parts, [(count, -(-count // stack)) for count in rows])
+
+
+VOXTRAL = Family(TOKEN, 24, _voxtral, options=_voxtral_options)
+ULTRAVOX = Family(
+    TOKEN, 32000, _ultravox, options=lambda hf: {"padding": "longest", "truncation": False, "pad_to_multiple_of": HOP}
+)
+
 SOUND_FAMILIES: dict[str, Family] = {
     "Qwen2AudioForConditionalGeneration": QWEN2_AUDIO,
+    "UltravoxModel": ULTRAVOX,
+    "VoxtralForConditionalGeneration": VOXTRAL,
 }
 """By architecture: who hears sounds in a prompt."""
