@@ -56,7 +56,11 @@ OTHER_WORDS: dict[str, Any] = {
 }  # fmt: skip
 
 ELSEWHERE = dict.fromkeys(("CLIPModel", "SiglipModel"), "Transformers (`tests/pooling/test_images.py`)")
+ELSEWHERE["UltravoxModel"] = "Transformers' parts (`tests/models/test_parity_hearing.py`)"
 """Whose comparison has a test of its own."""
+
+LIKE = {"UltravoxModel": "LlavaForConditionalGeneration"}
+"""Of which Transformers has no config, and whose config stands for it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +98,8 @@ def _transformers_config(architecture: str) -> HFConfig | None:
 
 def _kin(architecture: str) -> str | None:
     """The first architecture of Transformers that the same function makes the spec of: for Yi, Llama."""
+    if architecture in LIKE:
+        return LIKE[architecture]
     source = ModelRegistry.resolve(architecture).load()
     names = (name for name in ModelRegistry.get_supported_archs() if ModelRegistry.resolve(name).load() is source)
     return next((name for name in names if _transformers_config(name)), None)

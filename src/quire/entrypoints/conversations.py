@@ -192,7 +192,7 @@ def _wrong(path: str, why: str) -> RequestError:
 def with_media(
     taken: MediaMessages,
     items: Sequence[Any],
-    rendered: str,
+    rendered: str | list[int],
     processor: InputProcessor,
     special: bool,
     options: dict[str, Any] | None = None,
@@ -200,10 +200,13 @@ def with_media(
     """The prompt that a template made of a conversation, with the conversation's images and sounds in their markers' places.
     Raises RequestError: one cannot be used, or the template shows other than all of them."""
     tokenizer = processor.require_tokenizer()
-    token_ids = taken.tokenize(
-        rendered, lambda text, is_first: tokenizer.encode(text, add_special_tokens=special and is_first)
-    )
-    prompt = TokenizedPrompt(token_ids, taken.text(rendered))
+    if isinstance(rendered, list):
+        prompt = TokenizedPrompt(rendered)
+    else:
+        token_ids = taken.tokenize(
+            rendered, lambda text, is_first: tokenizer.encode(text, add_special_tokens=special and is_first)
+        )
+        prompt = TokenizedPrompt(token_ids, taken.text(rendered))
     if not items:
         return prompt
     pairs = list(zip(taken.given, items, strict=True))

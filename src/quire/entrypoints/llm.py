@@ -293,11 +293,13 @@ class LLM(PoolingMethods, EngineControl):
     ) -> list[TokenizedPrompt]:
         """One prompt a conversation."""
         tokenizer, processor = self.get_tokenizer(), self.llm_engine.input_processor
-        if (markers := processor.markers) and not tokenizer.writes_tokens:
+        if markers := processor.markers:
             render = functools.partial(
                 self._render_media, template=template, special=add_special_tokens, options=mm_processor_kwargs
             )
-            return in_threads(render, [MediaMessages(each, markers) for each in split_conversations(messages)])
+            is_text = not tokenizer.writes_tokens
+            taken = [MediaMessages(each, markers, is_text=is_text) for each in split_conversations(messages)]
+            return in_threads(render, taken)
         rendered: list[Any] = [
             tokenizer.apply_chat_template(
                 normalize_messages(conversation), tokenize=tokenizer.writes_tokens, **template
@@ -312,7 +314,8 @@ class LLM(PoolingMethods, EngineControl):
         self, taken: MediaMessages, template: dict[str, Any], special: bool, options: dict[str, Any] | None
     ) -> TokenizedPrompt:
         processor, conversation = self.llm_engine.input_processor, normalize_messages(taken.messages)
-        rendered = str(self.get_tokenizer().apply_chat_template(conversation, tokenize=False, **template))
+        tokenizer = self.get_tokenizer()
+        rendered = tokenizer.apply_chat_template(conversation, tokenize=tokenizer.writes_tokens, **template)
         assert processor.media is not None
         processor.media.check_counts(taken.count())
         items = taken.read(processor.media.source)

@@ -105,6 +105,7 @@ class MediaMessages:
         messages: as users write them.
         markers: the model's token for an image and for a sound, as text, by modality; of those that it reads.
         field: the conversation's name, for errors.
+        is_text: a template makes a text of it, in which words that look like a marker would be one.
 
     Attributes:
         messages: with a `MediaPart` in the place of each image and sound.
@@ -115,10 +116,15 @@ class MediaMessages:
     """
 
     def __init__(
-        self, messages: Sequence[Mapping[str, Any]], markers: Mapping[str, str], field: str = "messages"
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        markers: Mapping[str, str],
+        field: str = "messages",
+        *,
+        is_text: bool = True,
     ) -> None:
-        self._markers = markers
-        self._stand_ins = {f"\ue000{secrets.token_hex(8)}\ue001": marker for marker in markers.values()}
+        self._markers, hidden = markers, markers.values() if is_text else ()
+        self._stand_ins = {f"\ue000{secrets.token_hex(8)}\ue001": marker for marker in hidden}
         self.given: list[GivenMedia] = []
         self.messages: list[dict[str, Any]] = [
             self._take_out(message, f"{field}[{index}]") for index, message in enumerate(messages)

@@ -4,14 +4,19 @@ It makes prompts of conversations itself, as token ids: no text that a client se
 chat template.
 """
 
+import base64
+import functools
 import hashlib
 import importlib
+import io
 import re
+import wave
 from pathlib import Path
 from typing import Any
 
 from quire.errors import ConfigError, RequestError
 from quire.extras import install_command
+from quire.guards import is_sequence
 from quire.tokenizers.content_format import ContentFormat, as_text
 from quire.tokenizers.interface import Conversation
 from quire.tokenizers.plain import PlainTokenizer
@@ -19,6 +24,18 @@ from quire.tokenizers.token_bytes import bytes_as_string, sentencepiece_table, s
 
 _MESSAGE_KEYS = ("role", "content", "tool_calls", "tool_call_id", "name")
 _CALL_ID = re.compile(r"[A-Za-z0-9]{9}")
+_AUDIO = "[AUDIO]"
+_SILENCE_S = 0.1
+
+
+@functools.cache
+def _silence() -> str:
+    """A sound that stands in the place of each in a conversation: base64 of a WAV file."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as sound:
+        sound.setparams((1, 2, 16000, 0, "NONE", ""))
+        sound.writeframes(bytes(2 * int(16000 * _SILENCE_S)))
+    return base64.b64encode(file.getvalue()).decode()
 
 
 def find_mistral_file(folder: Path) -> Path | None:
@@ -87,7 +104,8 @@ class MistralTokenizer(PlainTokenizer):
         content_format: ContentFormat = "auto",
         **kwargs: Any,
     ) -> str | list[int]:
-        """A conversation as the model's prompt; variables and formats of templates mean nothing here.
+        """A conversation as the model's prompt, in which each sound is one marker; variables and formats of templates mean
+        nothing here.
 
         Raises:
             RequestError: the conversation is not one that the model knows, or a template is given.
@@ -104,12 +122,32 @@ class MistralTokenizer(PlainTokenizer):
             prompt = self._library.encode_chat_completion(request)
         except Exception as error:  # the package's own exceptions, and those of its data classes
             raise RequestError(f"Mistral's tokenizer refuses this conversation: {error}", param="messages") from None
-        return list(prompt.tokens) if tokenize else str(prompt.text)
+        return self._with_markers(list(prompt.tokens)) if tokenize else str(prompt.text)
+
+    def _with_markers(self, token_ids: list[int]) -> list[int]:
+        """The tokens, with one in the place of those of each sound."""
+        marker = self.token_to_id(_AUDIO)
+        return [
+            token
+            for index, token in enumerate(token_ids)
+            if token != marker or token_ids[index - 1 : index] != [marker]
+        ]
+
+
+def _parts(message: dict[str, Any]) -> dict[str, Any]:
+    """A message with sounds, in the package's words."""
+    parts: Any = message.get("content")
+    if not is_sequence(parts) or all(part.get("type") not in ("audio", "image") for part in parts):
+        return message
+    if any(part.get("type") == "image" for part in parts):
+        raise ValueError("it has an image, for which Mistral's tokenizer is not used: set tokenizer_mode to hf")
+    sound = {"type": "input_audio", "input_audio": {"data": _silence(), "format": "wav"}}
+    return {**message, "content": [sound if part.get("type") == "audio" else part for part in parts]}
 
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:
     """What the package knows of a message; ids of calls have nine characters."""
-    message = as_text(message)
+    message = as_text(_parts(message))
     known = {key: message[key] for key in _MESSAGE_KEYS if message.get(key)}
     if "tool_call_id" in known:
         known["tool_call_id"] = _call_id(str(known["tool_call_id"]))

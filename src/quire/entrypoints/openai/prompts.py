@@ -270,7 +270,8 @@ async def render_chat(
     if continue_final_message and add_generation_prompt:
         raise bad_field("continue_final_message", "cannot be set together with add_generation_prompt.")
     markers = None if processor is None else processor.markers
-    taken = await asyncio.to_thread(_take_media, messages, markers) if markers else None
+    writes_tokens = bool(getattr(tokenizer, "writes_tokens", False))
+    taken = await asyncio.to_thread(_take_media, messages, markers, not writes_tokens) if markers else None
     conversation = normalize_messages(messages if taken is None else taken.messages, keep_parts=True)
     if continue_final_message and conversation[-1]["role"] != "assistant":
         raise bad_field("continue_final_message", "the last message must be the assistant's.")
@@ -284,8 +285,6 @@ async def render_chat(
     }
     size = sum(_size(message.get("content")) for message in conversation)
 
-    writes_tokens = bool(getattr(tokenizer, "writes_tokens", False))
-
     def render() -> Any:
         try:
             check_template_variables(template_kwargs)
@@ -294,11 +293,11 @@ async def render_chat(
             raise bad_request(str(error), "chat_template") from None
 
     rendered = await run_sized(size, render)
-    if writes_tokens:
-        return TokenizedPrompt(rendered)
     if taken is not None and processor is not None:
         kwargs: dict[str, Any] | None = getattr(request, "mm_processor_kwargs", None)
         return await _with_media(taken, rendered, processor, bool(request.add_special_tokens), kwargs)
+    if writes_tokens:
+        return TokenizedPrompt(rendered)
     return TokenizedPrompt(await encode_text(tokenizer, rendered, bool(request.add_special_tokens)), rendered)
 
 
@@ -318,15 +317,19 @@ async def untemplated(messages: list[dict[str, Any]], processor: InputProcessor)
 _NO_MARKER = "\ue000image\ue001"
 
 
-def _take_media(messages: list[dict[str, Any]], markers: Mapping[str, str]) -> MediaMessages:
+def _take_media(messages: list[dict[str, Any]], markers: Mapping[str, str], is_text: bool = True) -> MediaMessages:
     try:
-        return MediaMessages(messages, markers)
+        return MediaMessages(messages, markers, is_text=is_text)
     except RequestError as error:
         raise from_exception(error, "") from None
 
 
 async def _with_media(
-    taken: MediaMessages, rendered: str, processor: InputProcessor, special: bool, options: dict[str, Any] | None
+    taken: MediaMessages,
+    rendered: str | list[int],
+    processor: InputProcessor,
+    special: bool,
+    options: dict[str, Any] | None,
 ) -> TokenizedPrompt:
     """The prompt with its images and sounds, which are read and processed by threads of their own."""
     media = processor.media
