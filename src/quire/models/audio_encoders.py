@@ -56,7 +56,9 @@ def check_whole(hf: HFConfig) -> None:
             raise ConfigError(message, setting="model")
 
 
-def _hearing(fields: HFConfig, stages: tuple[Stage, ...], final_norm: bool = True, **names: str) -> EncoderSpec:
+def _hearing(
+    fields: HFConfig, stages: tuple[Stage, ...], names: dict[str, str], *, final_norm: bool = True
+) -> EncoderSpec:
     trunk = whisper_trunk(fields, encoder_names(TOWER).but((), **names))
     return EncoderSpec(dataclasses.replace(trunk, final_norm=final_norm), trunk.max_positions, stages)
 
@@ -69,7 +71,7 @@ def qwen2_audio(hf: HFConfig) -> EncoderSpec:
         Product("projection", hf.text_config.get("hidden_size", 4096)),
     )
     names = {"pooled_norm": TOWER + "layer_norm", "projection": PROJECTOR + "linear"}
-    return _hearing(audio_fields(hf), stages, final_norm=False, **names)
+    return _hearing(audio_fields(hf), stages, names, final_norm=False)
 
 
 def voxtral(hf: HFConfig) -> EncoderSpec:
@@ -80,7 +82,8 @@ def voxtral(hf: HFConfig) -> EncoderSpec:
         Product("up_projection", hidden, bias=False, act=hf.get("projector_hidden_act", "gelu")),
         Product("down_projection", hidden, bias=False),
     )
-    return _hearing(fields, stages, up_projection=PROJECTOR + "linear_1", down_projection=PROJECTOR + "linear_2")
+    names = {"up_projection": PROJECTOR + "linear_1", "down_projection": PROJECTOR + "linear_2"}
+    return _hearing(fields, stages, names)
 
 
 def ultravox(hf: HFConfig) -> EncoderSpec:
@@ -106,9 +109,8 @@ def ultravox(hf: HFConfig) -> EncoderSpec:
     )
     names = {"stacked_norm": "ln_pre", "up_projection": "linear_1", "down_projection": "linear_2"}
     names |= {"merge_norm": "ln_mid" if is_mid else "ln_post"}
-    hearing = _hearing(
-        audio_fields(hf, USUAL_WHISPER), stages, **{name: PROJECTOR + theirs for name, theirs in names.items()}
-    )
+    theirs = {name: PROJECTOR + module for name, module in names.items()}
+    hearing = _hearing(audio_fields(hf, USUAL_WHISPER), stages, theirs)
     weights = dataclasses.replace(hearing.trunk.weights, aliases={TOWER + "model.encoder.": TOWER})
     return dataclasses.replace(hearing, trunk=dataclasses.replace(hearing.trunk, weights=weights))
 
