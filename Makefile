@@ -14,15 +14,22 @@ SOURCES := pyproject.toml setup.py $(wildcard src/quire/kernels/cpu/build.py src
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$python && break; done)
 
-.PHONY: serve test test-all test-wheel lint types layers format docs docs-serve dist install install-dev chaos clean
+.PHONY: serve test test-all default-tests all-tests test-wheel lint types layers format docs docs-serve dist install install-dev chaos clean
 
 serve: install
 	$(BIN)/quire serve $(ARGS)
 
-test: lint types layers
+# Types are checked beside the tests, which often wait. One of the tests is `make layers`.
+test: lint
+	@$(MAKE) --no-print-directory -j 2 types default-tests
+
+test-all: lint
+	@$(MAKE) --no-print-directory -j 2 types all-tests
+
+default-tests: install-dev
 	$(PYTEST) -m "not exhaustive" tests
 
-test-all: lint types layers
+all-tests: install-dev
 	$(PYTEST) tests
 
 # Servers under streams whose processes are killed and stopped: about 10 minutes. ARGS=--write keeps the table.

@@ -12,7 +12,7 @@ from tests.spec_decode.test_draft_model import drafted_by, speculating
 from tests.spec_decode.test_end_to_end import make_engine
 from tests.worker.tiny_engine import TinyEngine, make_request
 
-ROWS, BATCHES, TOKENS, VOCAB = 64, 8, 6, 8
+ROWS, BATCHES, TOKENS, VOCAB = 64, 8, 4, 8
 FILTERED: dict[str, Any] = {"temperature": 1.0, "top_k": 5}
 ROOM: dict[str, Any] = {"max_num_seqs": ROWS, "max_num_batched_tokens": 1024, "kv_cache_memory_bytes": 32 << 20}
 
@@ -40,7 +40,7 @@ def streams(engine: TinyEngine, first_seed: int, params: dict[str, Any], batches
     for number in range(batches):
         seeds = range(first_seed + number * ROWS, first_seed + (number + 1) * ROWS)
         requests = [make_request(f"r{seed}", [5, 6, 7], seed=seed, max_tokens=TOKENS, **params) for seed in seeds]
-        found += [tuple(tokens[1:4]) for tokens in engine.generate(requests).values()]
+        found += [tuple(tokens[1:]) for tokens in engine.generate(requests).values()]
     return found
 
 
