@@ -19,6 +19,7 @@ BUDGET = float(os.environ.get("DECODE_SECONDS", "44"))
 COMPILERS = 16
 
 import torch  # noqa: E402
+from packed import microseconds  # noqa: E402
 
 from quire.attention.interface import AttentionMetadata, AttentionParams  # noqa: E402
 from quire.kernels.triton.attention import decode as decode_attention  # noqa: E402
@@ -117,25 +118,6 @@ class Layers:
             decode_attention._launch(self.qkv, self.cache, metadata, self.params, self.out, fused, *extra, **choices)
 
 
-def time_graph(function, count: int, repeats: int = 7) -> float:
-    """Microseconds a launch, replayed as a graph of `count` launches."""
-    function()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    stream = torch.cuda.Stream()
-    with torch.cuda.graph(graph, stream=stream):
-        function()
-    times = []
-    for _ in range(repeats):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / count)
-    return sorted(times)[len(times) // 2]
-
-
 def variants(tiles=(32,), warps=(2,), stages=(3,), programs=(4,), registers=(None,), early=(64,), min_share=(1,)):
     for t, w, s, p, r, e, m in itertools.product(tiles, warps, stages, programs, registers, early, min_share):
         shape = decode_attention.Shape(t, w, s, p, r)
@@ -211,7 +193,7 @@ def copy_speed() -> float:
     """GB/s of reading and writing 1 GiB each."""
     x = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
     y = torch.empty_like(x)
-    return 2 * x.numel() / time_graph(lambda: y.copy_(x), 1) / 1e3
+    return 2 * x.numel() / microseconds(lambda: y.copy_(x), 1) / 1e3
 
 
 def check() -> list[str]:
@@ -315,7 +297,7 @@ def main() -> None:
                 if time.time() - START > BUDGET:
                     break
                 try:
-                    results.append((time_graph(functools.partial(layers.run, **choice), layers.count), choice))
+                    results.append((microseconds(functools.partial(layers.run, **choice), layers.count), choice))
                 except Exception as error:
                     record["times"].append({"work": work.name, **flat(choice), "error": repr(error)[:200]})
             results.sort(key=lambda r: r[0])
@@ -324,7 +306,7 @@ def main() -> None:
             gb = work.num_bytes() / 1e3
             shown = [f"{us:.2f}us {gb / us:.0f}GB/s {','.join(map(str, flat(c).values()))}" for us, c in results[:5]]
             plain = [
-                f"{name} {time_graph(functools.partial(layers.run, **kw), layers.count):.2f}"
+                f"{name} {microseconds(functools.partial(layers.run, **kw), layers.count):.2f}"
                 for name, kw in (
                     ("default", {}),
                     ("unfused", {"fused": False}),
@@ -333,7 +315,7 @@ def main() -> None:
             ]
             if work.name in ("0.6B 256x256-1024", "0.6B 1x256", "0.6B 1x30000"):
                 try:
-                    plain.append(f"deterministic {time_graph(layers.run_deterministic, layers.count):.2f}")
+                    plain.append(f"deterministic {microseconds(layers.run_deterministic, layers.count):.2f}")
                 except Exception as error:
                     plain.append(f"deterministic {error!r}"[:100])
             lines.append(f"{work.name}: " + " | ".join(shown + plain))
@@ -353,7 +335,7 @@ def main() -> None:
                 for i in range(4):
                     rope_module.rope_and_cache(q[i], c, m, 16, 8, 128, r, n, n, 1e-6)
 
-            us = time_graph(run, 4)
+            us = microseconds(run, 4)
             record["rope"].append({"tokens": tokens, "us": us})
             lines.append(f"rope T={tokens}: {us:.1f}us {tokens * 4096 * 4 / us / 1e3:.0f} GB/s")
     except Exception as error:

@@ -8,7 +8,6 @@ import concurrent.futures
 import json
 import multiprocessing
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from packed import microseconds
 from tests.oracles.operations import fp8 as reference
 
 from quire.kernels.fp8 import FP8_MAX
@@ -38,34 +38,14 @@ SHAPES = {"qkv": (6144, 4096), "out": (4096, 4096), "gate_up": (28672, 4096), "d
 LAYERS = 6
 CUDA = torch.device("cuda")
 EPS = 1e-5
-DEADLINE = time.monotonic() + float(sys.argv[1] if len(sys.argv) == 2 else 95)
+DEADLINE = time.monotonic() + float(sys.argv[1] if len(sys.argv) == 2 and sys.argv[1].isdecimal() else 95)
 RESULTS: dict[str, Any] = {}
 
 
-def make_weight(name: str, device: torch.device) -> Fp8Weight:
-    n, k = SHAPES[name]
+def make_weight(n: int, k: int, device: torch.device) -> Fp8Weight:
     values = torch.randn(n, k, device=device) * k**-0.5
     scale = values.abs().amax(1) / FP8_MAX
     return Fp8Weight(n, k, torch.bfloat16, (values / scale[:, None]).to(FP8), scale=scale)
-
-
-def time_graph(run: Callable[[], None], count: int) -> float:
-    """Microseconds of one of `count` parts of `run`, captured in a graph; the median of several replays."""
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    graph.replay()
-    times = []
-    for _ in range(7):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / count)
-    return statistics.median(times)
 
 
 class Bench:
@@ -74,7 +54,7 @@ class Bench:
     def __init__(self, max_rows: int, device: torch.device = CUDA) -> None:
         torch.manual_seed(0)
         layers = LAYERS if device.type == "cuda" else 1
-        self.layers = [{name: make_weight(name, device) for name in SHAPES} for _ in range(layers)]
+        self.layers = [{name: make_weight(n, k, device) for name, (n, k) in SHAPES.items()} for _ in range(layers)]
         self.scratch = Fp8Scratch(max_rows, INTERMEDIATE, device)
         self.x = torch.randn(max_rows, INTERMEDIATE, device=device).bfloat16()
         self.norm = torch.rand(HIDDEN, device=device) + 0.5
@@ -99,7 +79,7 @@ class Bench:
                 run(layer[name])
 
         repeat = 1 if name in ("gate_up", "down") else 3
-        return time_graph(lambda: [all_layers() for _ in range(repeat)] and None, LAYERS * repeat)
+        return microseconds(lambda: [all_layers() for _ in range(repeat)] and None, LAYERS * repeat)
 
     def step(self, rows: int, **regime: int) -> float:
         """Microseconds of a layer's four products as the operations run them, with other bounds of their regimes."""
@@ -118,7 +98,7 @@ class Bench:
 
         self.residual.normal_()
         with mock.patch.multiple(fp8, **regime):
-            return time_graph(run, LAYERS)
+            return microseconds(run, LAYERS)
 
 
 def attempt(name: str, run: Callable[[], Any]) -> Any:
@@ -340,7 +320,7 @@ def sweep_many(bench: Bench) -> None:
             us = {
                 "bf16": attempt(
                     f"bf16 {name} {rows}",
-                    lambda p=plain, x=x, out=out: time_graph(
+                    lambda p=plain, x=x, out=out: microseconds(
                         lambda: [torch.mm(x, w.t(), out=out) for w in p] and None, 2
                     ),
                 ),
@@ -359,13 +339,13 @@ def sweep_many(bench: Bench) -> None:
         wide_q = bench.scratch.rows(rows, INTERMEDIATE)
         norm = attempt(
             f"quantize norm {rows}",
-            lambda x=x, q=q: time_graph(
+            lambda x=x, q=q: microseconds(
                 lambda: [quantize_rows(x, *q, norm_D=bench.norm, eps=EPS) for _ in range(20)] and None, 20
             ),
         )
         gated = attempt(
             f"quantize gated {rows}",
-            lambda w=wide, q=wide_q: time_graph(
+            lambda w=wide, q=wide_q: microseconds(
                 lambda: [quantize_rows(w, *q, kind="silu") for _ in range(20)] and None, 20
             ),
         )
@@ -381,7 +361,7 @@ def sweep_many(bench: Bench) -> None:
                         BLOCK=16384, num_warps=warps, **launch_options(),
                     )  # fmt: skip
 
-            us = attempt(f"quantize gated scaled {rows} {warps}", lambda run=scaled: time_graph(run, 20))
+            us = attempt(f"quantize gated scaled {rows} {warps}", lambda run=scaled: microseconds(run, 20))
             line.append(f"{warps} warps {us or 0:.2f}")
         for name in ("out", "qkv"):
             product, x_scale = bench.output(rows, name), bench.scratch.rows(rows, 1, True)[1]
@@ -390,7 +370,7 @@ def sweep_many(bench: Bench) -> None:
                 for _ in range(20):
                     apply_scales(product, x_scale, bench.layers[0][name], product)
 
-            us = attempt(f"scales {name} {rows}", lambda run=scale: time_graph(run, 20))
+            us = attempt(f"scales {name} {rows}", lambda run=scale: microseconds(run, 20))
             line.append(f"scales of {name} {us or 0:.2f}")
         print(", ".join(line), flush=True)
 

@@ -12,13 +12,13 @@ import itertools
 import json
 import multiprocessing
 import os
-import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+from packed import DEVICE, SMALL, microseconds
 from tests.oracles.operations import experts as reference
 
 from quire.kernels import ops
@@ -35,8 +35,8 @@ from quire.kernels.triton.norm import (
 )
 from quire.kernels.types import ExpertScratch, ExpertWeights, LinearWeight, Routing
 
-HIDDEN, EXPERTS, TOP_K, WIDTH, EPS = 2048, 128, 8, 768, 1e-6
-LAYERS, CAPACITY = 8, 16384
+HIDDEN, EXPERTS, TOP_K, WIDTH = (64, 8, 2, 32) if SMALL else (2048, 128, 8, 768)
+LAYERS, CAPACITY, EPS = 8, 64 if SMALL else 16384, 1e-6
 ROUTING = Routing(EXPERTS, TOP_K)
 BYTES_A_SECOND, FLOPS_A_SECOND = 4.24e12, 784e12
 
@@ -100,34 +100,18 @@ BULK_TILES = [
 
 
 def graph_us(function: Callable[[int], None]) -> float:
-    """Microseconds a layer: the median over replays of a graph of several layers."""
-    layers = LAYERS
-    for layer in range(layers):
-        function(layer)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for layer in range(layers):
-            function(layer)
-    times: list[float] = []
-    for _ in range(7):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / layers)
-    return statistics.median(times)
+    """Microseconds a layer."""
+    return microseconds(lambda: [function(layer) for layer in range(LAYERS)] and None, LAYERS)
 
 
 class Bench:
     """Weights of several layers, and the room to run them."""
 
     def __init__(self, layers: int = LAYERS) -> None:
-        generator = torch.Generator("cuda").manual_seed(0)
+        generator = torch.Generator(DEVICE).manual_seed(0)
 
         def draw(*shape: int) -> torch.Tensor:
-            drawn = torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_(generator=generator)
+            drawn = torch.empty(shape, dtype=torch.bfloat16, device=DEVICE).normal_(generator=generator)
             return drawn.mul_(shape[-1] ** -0.5)
 
         self.experts = [
@@ -136,18 +120,18 @@ class Bench:
         self.routers = [ops.pack_linear(draw(EXPERTS, HIDDEN)) for _ in range(layers)]
         exact = cast(torch.Tensor, self.routers[0].data).float()
         self.exact_router = LinearWeight(EXPERTS, HIDDEN, torch.float32, exact)
-        self.norm_D = torch.ones(HIDDEN, device="cuda")
+        self.norm_D = torch.ones(HIDDEN, device=DEVICE)
         self.x_TD = draw(CAPACITY, HIDDEN).mul_(HIDDEN**0.5)
         self.normed_TD = torch.empty_like(self.x_TD)
         self.scratch = ExpertScratch(
             capacity=CAPACITY, num_experts=EXPERTS, top_k=TOP_K, hidden=HIDDEN, intermediate=WIDTH,
-            dtype=torch.bfloat16, device=torch.device("cuda"),
+            dtype=torch.bfloat16, device=DEVICE,
         )  # fmt: skip
         self.results: dict[str, Any] = {}
         self.failures: list[str] = []
 
     def shape(self, rows: int) -> torch.Tensor:
-        return torch.tensor([rows, 1, 1, 1], device="cuda")
+        return torch.tensor([rows, 1, 1, 1], device=DEVICE)
 
     def mixture(self, function: Callable[..., None], x_TD: torch.Tensor, num_tokens: torch.Tensor, layer: int) -> None:
         function(
@@ -155,16 +139,21 @@ class Bench:
             self.normed_TD[: len(x_TD)], self.scratch,
         )  # fmt: skip
 
+    def expected(self, start_TD: torch.Tensor, num_tokens: torch.Tensor) -> torch.Tensor:
+        """The first layer's reference; logits in float32, as the kernels have them."""
+        expected_TD = start_TD.clone()
+        router, self.routers[0] = self.routers[0], self.exact_router
+        self.mixture(reference.norm_moe, expected_TD, num_tokens, 0)
+        self.routers[0] = router
+        return expected_TD
+
     def check(self) -> None:
         """Fast and invariant ways against the reference; the invariant one against itself in other batches."""
         lines = []
         for rows, count in ((1, 1), (3, 3), (4, 2), (8, 8), (16, 11), (64, 64), (256, 250), (1024, 1000), (4096, 4096)):
             start = self.x_TD[:rows]
             num_tokens = self.shape(count)
-            expected = start[:count].clone()
-            router, self.routers[0] = self.routers[0], self.exact_router  # logits in float32, as the kernels have them
-            self.mixture(reference.norm_moe, expected, num_tokens, 0)
-            self.routers[0] = router
+            expected = self.expected(start[:count], num_tokens)
             scale = (expected - start[:count]).float().pow(2).mean().sqrt()
             for name, function in (("fast", moe.norm_moe), ("invariant", moe.invariant_norm_moe)):
                 try:
@@ -217,7 +206,7 @@ class Bench:
         self.results[f"{group} {rows}"] = sorted(found)
 
     def prepare_lists(self, rows: int) -> None:
-        ids = torch.rand(rows, EXPERTS, device="cuda").argsort(-1)[:, :TOP_K].int().contiguous()
+        ids = torch.rand(rows, EXPERTS, device=DEVICE).argsort(-1)[:, :TOP_K].int().contiguous()
         self.scratch.ids_TK[:rows].copy_(ids)
         self.scratch.weights_TK[:rows].fill_(1 / TOP_K)
         self.scratch.counts_E.zero_()

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from tests.oracles.operations import packed as reference
 
+from quire.kernels import ops
 from quire.kernels.triton.launch import interpreted
 from quire.kernels.triton.linear import matmul as plain
 from quire.kernels.triton.packed import matmul as kernels
@@ -33,6 +34,7 @@ SHAPES = {"small": (96, 128)} if SMALL else {
     "qkv": (6144, 4096), "out": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336),
 }  # fmt: skip
 """Llama-3.1-8B's."""
+EPS = 1e-5
 CHECKED_ROWS = (1, 3) if SMALL else (1, 2, 4, 5, 17, 64, 300)
 TIMED_ROWS = (1, 2, 4, 8, 16, 32, 64, 256, 2048)
 LAYERS = 6
@@ -92,6 +94,28 @@ FORMS: dict[str, tuple[Callable[[int, int], Any], Callable[..., None]]] = {
 }
 
 
+def inputs_of(rows: int, k: int, n: int) -> tuple[torch.Tensor, ...]:
+    """(x, norm, out, narrow out, scratches of x and out)."""
+    x_TK = torch.randn(rows, k, device=DEVICE).bfloat16()
+    wide = [torch.zeros(rows, n, device=DEVICE, dtype=torch.bfloat16) for _ in range(2)]
+    narrow = torch.zeros(rows, n // 2, device=DEVICE, dtype=torch.bfloat16)
+    return x_TK, torch.rand(k, device=DEVICE) + 0.5, wide[0], narrow, torch.empty_like(x_TK), wide[1]
+
+
+def multiply(name: str, weight: PackedWeight, given: tuple[torch.Tensor, ...], module: Any = kernels) -> torch.Tensor:
+    """One product by a module's operations, with what a layer does around it."""
+    x_TK, norm_K, out_TN, narrow_TI, scratch_TK, scratch_TN = given
+    if name == "gate_up":
+        module.packed_norm_linear_gated(x_TK, norm_K, EPS, weight, "silu", narrow_TI, scratch_TK, scratch_TN)
+        return narrow_TI
+    if name == "qkv":
+        ops.rms_norm(x_TK, norm_K, EPS, scratch_TK)
+        module.packed_linear(scratch_TK, weight, out_TN)
+    else:
+        module.packed_linear_add(x_TK, weight, out_TN)
+    return out_TN
+
+
 def check() -> None:
     """Every form against its reference; what rounding values and results to bfloat16 explains is below 2^-7."""
     for name, (make, multiply) in FORMS.items():
@@ -113,7 +137,7 @@ def check() -> None:
         print(f"{name}: relative error {worst:.5f}{'' if worst < 2.0**-7 else '  WRONG'}", flush=True)
 
 
-def microseconds(run: Callable[[], None], count: int) -> float:
+def microseconds(run: Callable[[], Any], count: int = 1) -> float:
     """Of one of `count` parts of `run`, captured in a graph; the median of several replays."""
     run()
     torch.cuda.synchronize()

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 import triton
+from packed import DEVICE, microseconds
 from tests.oracles.operations import attention as plain
 
 from quire.attention.interface import AttentionMetadata, AttentionParams
@@ -26,7 +27,6 @@ reference = plain.paged_attention
 DEADLINE = 100.0
 CHECK_SECONDS = 40.0
 """Seconds after which nothing new is begun, and after which checks are given up."""
-DEVICE = torch.device("cuda")
 
 
 @dataclasses.dataclass
@@ -145,25 +145,6 @@ def check(name: str, run: Runner, b: Batch, least: int = 1) -> str:
         return f"ERR {type(error).__name__}: {str(error)[:150]}"
 
 
-def milliseconds(run: Callable[[], None], repeat: int) -> float:
-    """Time on the device of one call, replayed from a graph, so that the host's launches do not count."""
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    graph.replay()
-    times = []
-    for _ in range(repeat):
-        a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        a.record()
-        graph.replay()
-        b.record()
-        torch.cuda.synchronize()
-        times.append(a.elapsed_time(b))
-    return sorted(times)[len(times) // 2]
-
-
 RAGGED = [(300, 300), (2, 700), (129, 1000), (64, 64), (1, 900), (77, 333), (257, 4000)]
 CHECKS: dict[str, dict] = {
     "ragged": {},
@@ -238,11 +219,10 @@ def yardsticks(n: int = 32768) -> None:
     for name, backend in (("cudnn", SDPBackend.CUDNN_ATTENTION), ("flash", SDPBackend.FLASH_ATTENTION)):
         try:
             with sdpa_kernel(backend):
-                ms = milliseconds(
-                    lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True),
-                    3,
+                us = microseconds(
+                    lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
                 )
-            row = ["32k of 32k", f"torch {name}", ms * 1e3, 4 * n * (n + 1) / 2 * 32 * 128 / ms / 1e9]
+            row = ["32k of 32k", f"torch {name}", us, 4 * n * (n + 1) / 2 * 32 * 128 / us / 1e6]
         except Exception as error:
             row = ["32k of 32k", f"torch {name}", None, str(error)[:100]]
         print("figure " + json.dumps(row), flush=True)
@@ -322,7 +302,7 @@ def time_variants(kind: str) -> None:
         out = b.out()
         for name, run in variants.items():
             try:
-                ms = milliseconds(lambda run=run, b=b, out=out: run(b, out, 2), 3 if b.flops() > 1e12 else 7)
+                ms = microseconds(lambda run=run, b=b, out=out: run(b, out, 2)) / 1e3
                 row = [shape, name, ms * 1e3, b.flops() / ms / 1e9]
             except Exception as error:
                 row = [shape, name, None, repr(error)[:200]]

@@ -8,7 +8,6 @@ small layers are checked, and nothing is timed.
 import dataclasses
 import json
 import os
-import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,11 +17,11 @@ import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
+from packed import DEVICE, SMALL, microseconds
 from tests.oracles.float64 import in_float64
 from tests.oracles.operations import recurrent as reference
 
 from quire.attention.interface import AttentionMetadata
-from quire.kernels.triton.launch import interpreted
 from quire.kernels.triton.recurrent import delta as recurrent_delta
 from quire.kernels.triton.recurrent import scan as recurrent_scan
 from quire.kernels.triton.recurrent import selective as recurrent_selective
@@ -30,12 +29,6 @@ from quire.kernels.triton.recurrent import ssd as recurrent_ssd
 from quire.kernels.triton.recurrent.chunks import Tiles, choose_tiles
 from quire.kernels.types import DeltaWeights, SsdWeights
 
-SMALL = interpreted()
-if SMALL:
-    from tests.oracles.interpreter import repair_interpreter
-
-    repair_interpreter()
-DEVICE = torch.device("cpu" if SMALL else "cuda")
 PAGE = 64 if SMALL else 512
 BOUND = 1e-3 if SMALL else 1e-4
 """Of errors. The interpreter does not round to bfloat16, it cuts off."""
@@ -165,24 +158,6 @@ def check() -> None:
             RESULTS.setdefault("errors", {}).setdefault(name, {})[way] = errors
             verdict = "" if all(error < BOUND for error in errors) else "  WRONG"
             print(f"{name}, {way}: states {errors[0]:.1e}, outputs {errors[1]:.1e}{verdict}", flush=True)
-
-
-def microseconds(run: Callable[[], None]) -> float:
-    """Of one call, captured in a graph; the median of several replays."""
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    times = []
-    for _ in range(7):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3)
-    return statistics.median(times)
 
 
 def time_ways() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from packed import microseconds
 from tests.oracles.operations import attention as plain
 from tools.gpu.prefill import Batch, make_batch
 
@@ -23,26 +24,6 @@ HEADS = ((32, 8), (16, 8), (32, 32))
 """Query heads and KV heads, of 128."""
 CONTEXTS = (2048, 4096, 8192, 32768, 100_000)
 TOKENS = (16, 32, 64, 128, 256, 512)
-
-
-def clock(run: Callable[[], None], calls: int = 4) -> float:
-    """Microseconds a call: the best of five replays of a graph."""
-    for _ in range(3):
-        run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(calls):
-            run()
-    times: list[float] = []
-    for _ in range(5):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) / calls * 1e3)
-    return min(times)
 
 
 def runs(batch: Batch, short_tokens: int) -> tuple[Callable[[], None], Callable[[], None], torch.Tensor]:
@@ -82,8 +63,8 @@ def measure() -> list[dict[str, Any]]:
                     row = {"heads": num_heads, "kv_heads": num_kv_heads, "context": context, "tokens": tokens}
                     row |= {
                         "requests": requests,
-                        "prefill_us": round(clock(whole), 1),
-                        "split_us": round(clock(split), 1),
+                        "prefill_us": round(microseconds(whole), 1),
+                        "split_us": round(microseconds(split), 1),
                     }
                     rows.append(row)
                     print(json.dumps(row), flush=True)
