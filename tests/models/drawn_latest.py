@@ -176,6 +176,17 @@ def _halves(draw: random.Random, values: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _t5(draw: random.Random, values: dict[str, Any]) -> dict[str, Any]:
+    """Buckets of every number, both kinds of feed-forward, a head that is the embedding, with and without its scale."""
+    return {
+        "d_model": values["hidden_size"], "num_heads": draw.choice((1, 3, 4)), "d_kv": draw.choice((8, 12, 20)),
+        "d_ff": draw.choice((33, 72)), "num_layers": draw.choice((1, 2)), "num_decoder_layers": draw.choice((1, 3)),
+        "relative_attention_num_buckets": draw.choice((4, 12, 32)), "relative_attention_max_distance": draw.choice((17, 128)),
+        "feed_forward_proj": draw.choice(("relu", "gated-gelu", "gated-silu")), "n_positions": 256,
+        "tie_word_embeddings": draw.random() < 0.5,
+    }  # fmt: skip
+
+
 OWN: dict[str, Callable[[random.Random, dict[str, Any]], dict[str, Any]]] = {
     "Gemma4ForCausalLM": _gemma4,
     "Gemma4UnifiedForCausalLM": _gemma4_unified,
@@ -191,4 +202,5 @@ OWN: dict[str, Callable[[random.Random, dict[str, Any]], dict[str, Any]]] = {
     "JetMoeForCausalLM": _jetmoe,
     "DiffLlamaForCausalLM": _diffllama,
     **dict.fromkeys(FAMILIES, _halves),
+    **dict.fromkeys(("T5ForConditionalGeneration", "MT5ForConditionalGeneration", "UMT5ForConditionalGeneration"), _t5),
 }

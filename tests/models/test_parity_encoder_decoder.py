@@ -2,6 +2,7 @@
 lengths, in chunks, with halves that requests share, after preemption.
 """
 
+import json
 from typing import Any
 
 import pytest
@@ -89,9 +90,9 @@ def assert_continues(llm, oracle, architecture, requests, max_tokens=9):
         assert_parity(oracle, output, **beside(architecture, half))
 
 
-WHISPER, BART = "WhisperForConditionalGeneration", "BartForConditionalGeneration"
-CASES = [(architecture, setting) for architecture in (WHISPER, BART) for setting in SETTINGS]
-CASES += [(architecture, "chunks, few rows") for architecture in CONFIGS if architecture not in (WHISPER, BART)]
+WHISPER, BART, T5 = "WhisperForConditionalGeneration", "BartForConditionalGeneration", "T5ForConditionalGeneration"
+CASES = [(architecture, setting) for architecture in (WHISPER, BART, T5) for setting in SETTINGS]
+CASES += [(architecture, "chunks, few rows") for architecture in CONFIGS if architecture not in (WHISPER, BART, T5)]
 
 
 @pytest.mark.parametrize(("architecture", "setting"), CASES)
@@ -101,6 +102,21 @@ def test_the_engine_goes_on_as_transformers_does(architecture, setting, folders)
     oracle = EncoderDecoderOracle(path)
     for order in (1, -1):  # the second time, from the other end, with whatever was kept
         assert_continues(llm, oracle, architecture, REQUESTS[::order])
+
+
+@pytest.mark.parametrize("is_said", [True, False])
+@pytest.mark.parametrize("architecture", [T5, "MT5ForConditionalGeneration"])
+def test_a_head_of_its_own_is_used_whatever_the_config_says_of_it(architecture, is_said, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    path = make_tiny_encoder_decoder(architecture, tmp_path / "model", tie_word_embeddings=False)
+    weights, config = load_file(path / "model.safetensors"), json.loads((path / "config.json").read_text())
+    weights["lm_head.weight"] = weights["shared.weight"].flip(0).clone()
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    if is_said:  # as checkpoints have it that are older than Transformers 5
+        config.pop("scale_decoder_outputs", None)
+        (path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    assert_continues(LLM(str(path), **COMMON), EncoderDecoderOracle(path), architecture, REQUESTS[:3], max_tokens=4)
 
 
 def test_a_prompt_may_be_the_decoders_with_a_sound_beside_it(folders):

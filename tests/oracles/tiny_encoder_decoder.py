@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tests.oracles.tiny_models import HALVES, VOCAB_SIZE, load_oracle, randomize, write_tiny_tokenizer
+from tests.oracles.tiny_models import HALVES, T5, VOCAB_SIZE, load_oracle, randomize, write_tiny_tokenizer
 
 RATE = 16000
 START: int = HALVES["decoder_start_token_id"]
@@ -26,12 +26,16 @@ NUM_TIMES = 51
 """Times that the tiny models of Whisper can write: a second, in steps of 20 ms."""
 _IDS: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
 _TEXT: dict[str, Any] = HALVES | {"max_position_embeddings": 96, "scale_embedding": True}
+GATED = {"feed_forward_proj": "gated-gelu"}
 CONFIGS: dict[str, dict[str, Any]] = {
     "BartForConditionalGeneration": _TEXT,
     "MBartForConditionalGeneration": _TEXT,
     "MarianMTModel": _TEXT | {"decoder_vocab_size": VOCAB_SIZE},
     "PegasusForConditionalGeneration": _TEXT,
     "M2M100ForConditionalGeneration": _TEXT,
+    "T5ForConditionalGeneration": T5,
+    "MT5ForConditionalGeneration": T5 | GATED,
+    "UMT5ForConditionalGeneration": T5 | GATED | {"tie_word_embeddings": False},
     "WhisperForConditionalGeneration": HALVES
     | {
         "num_mel_bins": 16, "max_source_positions": 50, "max_target_positions": 96, "suppress_tokens": None,

@@ -34,6 +34,12 @@ HALVES: dict[str, Any] = {
     "encoder_ffn_dim": 48, "decoder_ffn_dim": 56, "d_model": 32, "decoder_start_token_id": 300, "tie_word_embeddings": True,
 }  # fmt: skip
 """Of an encoder and a decoder; every decoder's prompt begins with the start token."""
+T5: dict[str, Any] = {
+    "d_model": 32, "d_kv": 12, "d_ff": 56, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 4,
+    "relative_attention_num_buckets": 12, "relative_attention_max_distance": 20, "n_positions": 256,
+    "decoder_start_token_id": 300, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+}  # fmt: skip
+"""As above, with buckets of several distances, and distances beyond the last."""
 
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {},
@@ -177,6 +183,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "MarianMTModel": HALVES,
     "PegasusForConditionalGeneration": HALVES,
     "M2M100ForConditionalGeneration": HALVES,
+    **dict.fromkeys(("T5ForConditionalGeneration", "MT5ForConditionalGeneration", "UMT5ForConditionalGeneration"), T5),
     "DistilBertModel": {"dim": 64, "hidden_dim": 96, "n_layers": 3, "n_heads": 4},
     "ModernBertModel": {"local_attention": 16, "num_hidden_layers": 4},
 }  # fmt: skip

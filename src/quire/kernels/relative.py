@@ -1,4 +1,5 @@
-"""Attention whose scores grow by a learned number for each distance, mixed for every query of a few profiles (Inkling).
+"""Attention whose scores grow by a learned number for each distance: of each head (T5), or mixed for every query of a few
+profiles (Inkling).
 
 Keys and values lie in pages [2, P, 1, S, K * H]: keys of all heads, then values.
 Legend: T tokens, Q tokens of a part, L tokens of a context, N heads, K KV heads, G heads that share one, H head size, R profiles,
@@ -16,15 +17,16 @@ from quire.kernels.sparse import MOST_VALUES
 @operation
 def relative_attention(
     q_TNH: Tensor,
-    mix_TNR: Tensor,
+    mix_TNR: Tensor | None,
     profiles_ER: Tensor,
     kv_cache: Tensor,
     metadata: AttentionMetadata,
     params: AttentionParams,
     out_TNH: Tensor,
 ) -> None:
-    """Attention to the tokens before each (within the window, if there is one), with scores q . k * scale + bias, where bias is
-    the sum over profiles of mix * profile at the distance of query and key; from distance E on it is 0."""
+    """Attention to the tokens before each (within the window, if there is one), or to all if not causal, with scores
+    q . k * scale + bias, where bias is the sum over profiles of mix * profile at the distance of query and key; without a mix
+    each head has a profile. Distances beyond the table count as its last; if not causal, its middle is the distance 0."""
     count, size = metadata.num_requests, metadata.block_size
     starts, lengths, rows = (
         values[:many].tolist()
@@ -37,7 +39,7 @@ def relative_attention(
         part = max(MOST_VALUES // (heads * max(length, extent)), 1)
         for first in range(start, end, part):
             last = min(first + part, end)
-            last_position = before + last - start
+            last_position = before + last - start if params.causal else length
             oldest = max(before + first - start - params.window + 1, 0) if params.window else 0
             pages = metadata.block_table[rows[b], oldest // size : -(-last_position // size)].long()
             skipped = oldest // size * size
@@ -46,10 +48,12 @@ def relative_attention(
             )
             some = slice(first, last)
             scores_QNL = _scores(q_TNH[some].float(), keys, params)
-            q_position = torch.arange(before + first - start, last_position, device=keys.device)
+            q_position = torch.arange(before + first - start, before + last - start, device=keys.device)
             distance_QL = q_position[:, None] - torch.arange(oldest, last_position, device=keys.device)
-            scores_QNL += _biases(mix_TNR[some].float(), profiles_ER.float(), distance_QL)
-            scores_QNL.masked_fill_((distance_QL < 0)[:, None], float("-inf"))
+            mix_QNR, nearest = None if mix_TNR is None else mix_TNR[some].float(), 0 if params.causal else extent // 2
+            scores_QNL += _biases(mix_QNR, profiles_ER.float(), (distance_QL + nearest).clamp(0, extent - 1))
+            if params.causal:
+                scores_QNL.masked_fill_((distance_QL < 0)[:, None], float("-inf"))
             if params.window:
                 scores_QNL.masked_fill_((distance_QL >= params.window)[:, None], float("-inf"))
             out_TNH[some].copy_(_weighted(scores_QNL.softmax(dim=-1), values, params))
@@ -67,9 +71,9 @@ def _weighted(weights_QNL: Tensor, values: Tensor, params: AttentionParams) -> T
     return torch.einsum("qkgl,lkh->qkgh", grouped_QKGL, values_LKH).flatten(1, 2)
 
 
-def _biases(mix_QNR: Tensor, profiles_ER: Tensor, distance_QL: Tensor) -> Tensor:
+def _biases(mix_QNR: Tensor | None, profiles_ER: Tensor, at_QL: Tensor) -> Tensor:
     """[Q, N, L]: what each head's scores grow by."""
-    extent = len(profiles_ER)
+    if mix_QNR is None:
+        return profiles_ER[at_QL].transpose(1, 2)
     by_distance_QNE = mix_QNR @ profiles_ER.t()
-    at_QNL = distance_QL.clamp(0, extent - 1)[:, None].expand(-1, mix_QNR.shape[1], -1)
-    return by_distance_QNE.gather(-1, at_QNL).masked_fill_((distance_QL >= extent)[:, None], 0.0)
+    return by_distance_QNE.gather(-1, at_QL[:, None].expand(-1, mix_QNR.shape[1], -1))

@@ -48,6 +48,7 @@ BUILT_IN_FAMILIES = (
     "pooling.paired",
     "encoder_decoder.whisper",
     "encoder_decoder.bart",
+    "encoder_decoder.t5",
 )
 
 

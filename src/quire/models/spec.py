@@ -283,7 +283,8 @@ class WeightNames:
             `layer_scale`. Of streams `mixer_hyper`, `mlp_hyper` (with `_base` and `_scale` behind each), outside layers
             `hyper_head` and these. Of learned joints `after_mixer_scale`, `after_mlp_scale`. Of an indexer `index_q`,
             `index_k`, `index_k_norm`, `index_weights`. Attention that makes only queries has `q`, one whose values are its
-            keys `qk`. Of relative attention also `relative`, and of convolutions `kv_conv`, `out_conv`, `mlp_conv`.
+            keys `qk`. Of relative attention also `relative` (or `buckets`), and of convolutions `kv_conv`, `out_conv`,
+            `mlp_conv`.
         prefixes: possible prefixes of every name but `lm_head`'s; the one that the checkpoint uses is found by its embedding.
         layer: the prefix of a layer's names.
         transposed: modules whose matrices are stored [in, out] (GPT-2's Conv1D).

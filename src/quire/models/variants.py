@@ -76,6 +76,21 @@ class RelativeAttention(Attention):
 
 
 @dataclasses.dataclass(frozen=True)
+class BucketAttention(Attention):
+    """Attention whose scores grow by a number of each head for each bucket of distances (T5).
+
+    Attributes:
+        buckets: how many there are; if not causal, half of them are for keys behind the query.
+        furthest: from this distance on all are in one bucket.
+        table_layer: the layer whose numbers it reads; None: it has its own.
+    """
+
+    buckets: int = 32
+    furthest: int = 128
+    table_layer: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Indexer:
     """Which tokens a query attends to (DeepSeek-V3.2): the `top_k` with the largest sum over heads of weight * relu(q . k), where
     heads' queries come from the queries' latent, weights and one key a token from the layer's input.

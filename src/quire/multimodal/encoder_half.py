@@ -54,6 +54,10 @@ HALVES: dict[str, Half] = {
         ),
         Half(TEXT, ("max_position_embeddings",), 1024),
     ),
+    **dict.fromkeys(
+        ("T5ForConditionalGeneration", "MT5ForConditionalGeneration", "UMT5ForConditionalGeneration"),
+        Half(TEXT, ("n_positions",), 512),
+    ),
 }
 """By architecture: whose decoder has an encoder beside it."""
 

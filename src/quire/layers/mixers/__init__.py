@@ -7,6 +7,7 @@ from quire.layers.mixers.attention_variants import (
     NarrowValuesLayer,
     SharedKVLayer,
 )
+from quire.layers.mixers.bucketed import BucketAttentionLayer
 from quire.layers.mixers.compressed import CompressedAttentionLayer
 from quire.layers.mixers.cross import CrossAttentionLayer
 from quire.layers.mixers.delta import DeltaNetLayer, KimiDeltaLayer
@@ -32,6 +33,7 @@ from quire.models.spec import (
     Zamba,
 )
 from quire.models.variants import (
+    BucketAttention,
     CompressedAttention,
     CrossAttention,
     DiffAttention,
@@ -50,6 +52,7 @@ MIXERS: dict[type, type[MixerLayer]] = {
     ExpertAttention: ExpertAttentionLayer,
     DiffAttention: DiffAttentionLayer,
     RelativeAttention: RelativeAttentionLayer,
+    BucketAttention: BucketAttentionLayer,
     MLA: MLALayer,
     SparseMLA: SparseMLALayer,
     CompressedAttention: CompressedAttentionLayer,

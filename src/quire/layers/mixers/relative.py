@@ -27,6 +27,15 @@ from quire.models.variants import RelativeAttention
 CONVOLUTIONS = ("kv_conv", "out_conv", "mlp_conv")
 
 
+def check_pages(context: LayerContext) -> None:
+    """Raises ConfigError: pages are in another type than these kernels read."""
+    if context.kv_dtype.itemsize < 2:
+        raise ConfigError(
+            f"kv_cache_dtype={context.kv_dtype}: relative attention keeps pages in the model's own type",
+            setting="kv_cache_dtype",
+        )
+
+
 class RelativeAttentionLayer(PagedState):
     """Heads are shared out over ranks. The convolution of attention's output is linear: each rank has that of its own part."""
 
@@ -34,11 +43,7 @@ class RelativeAttentionLayer(PagedState):
     can_replay = False
 
     def __init__(self, mixer: RelativeAttention, context: LayerContext) -> None:
-        if context.kv_dtype.itemsize < 2:
-            raise ConfigError(
-                f"kv_cache_dtype={context.kv_dtype}: relative attention keeps pages in the model's own type",
-                setting="kv_cache_dtype",
-            )
+        check_pages(context)
         plan, size = context.plan, mixer.head_dim
         self.heads, self.kv_heads = plan.share(mixer.heads, "heads"), plan.share(mixer.kv_heads, "KV heads")
         self._row, last = 2 * self.kv_heads * size, mixer.conv - 1
@@ -76,6 +81,8 @@ class RelativeAttentionLayer(PagedState):
         if name in CONVOLUTIONS and isinstance(weight, torch.Tensor):
             weight = weight.clone()
             weight[:, -1] += 1.0
+        elif name == "relative" and isinstance(weight, torch.Tensor):
+            weight = torch.nn.functional.pad(weight, (0, 1))  # no score grows by a distance beyond the table
         super().set_weight(name, weight)
 
     def kv_cache_specs(self) -> list[KVCacheSpec]:

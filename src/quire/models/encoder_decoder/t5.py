@@ -1,0 +1,105 @@
+"""T5, mT5 and UMT5: positions are numbers on attention's scores, one a head and a bucket of distances."""
+
+import dataclasses
+
+from quire.config.hf_config import HFConfig
+from quire.models.encoder_decoder.layers import with_cross_attention
+from quire.models.registry import register
+from quire.models.residual import RMSNorm
+from quire.models.spec import MLP, DecoderSpec, EncoderSpec, FeedForward, GatedMLP, WeightNames
+from quire.models.variants import BucketAttention
+
+LONGEST = 512
+"""Tokens of either half where a config says nothing: more are no other numbers, but none that were learned."""
+
+
+def _names(part: str, ends: int, is_gated: bool) -> WeightNames:
+    """Of one half, whose layers have so many parts."""
+    mlp = f"layer.{ends - 1}"
+    inner = f"{mlp}.DenseReluDense."
+    up: dict[str, str | tuple[str, ...]] = {"up": inner + "wi"}
+    return WeightNames(
+        prefixes=("",),
+        layer=part + ".block.{layer}.",
+        modules={
+            "embedding": "shared",
+            "before_mixer": "layer.{sub}.layer_norm",
+            "qkv": ("layer.{sub}.{word}.q", "layer.{sub}.{word}.k", "layer.{sub}.{word}.v"),
+            "q": "layer.{sub}.{word}.q",
+            "kv": ("layer.{sub}.{word}.k", "layer.{sub}.{word}.v"),
+            "out": "layer.{sub}.{word}.o",
+            "buckets": "layer.0.SelfAttention.relative_attention_bias.weight",
+            "before_mlp": mlp + ".layer_norm",
+            "down": inner + "wo",
+            "final_norm": part + ".final_layer_norm",
+            "lm_head": "lm_head",
+        }
+        | ({"gate_up": (inner + "wi_0", inner + "wi_1")} if is_gated else up),
+        sub_words=("SelfAttention", "EncDecAttention") if part == "decoder" else ("SelfAttention",),
+        ignored=("*coder.embed_tokens.weight", "decoder.*.EncDecAttention.relative_attention_bias.weight"),
+    )
+
+
+def _feed_forward(hf: HFConfig, kind: str) -> FeedForward:
+    act = "gelu_new" if kind == "gated-gelu" else kind.rpartition("-")[2]
+    width = hf.get("d_ff", 2048)
+    return GatedMLP(width, act=act) if kind.startswith("gated-") else MLP(width, act=act)
+
+
+def _half(hf: HFConfig, part: str, kind: str, *, own_tables: bool) -> DecoderSpec:
+    heads, size, layers = hf.get("num_heads", 8), hf.get("d_kv", 64), hf.get("num_layers", 6)
+    is_decoder, longest = part == "decoder", hf.get("n_positions", LONGEST)
+    layers = hf.get("num_decoder_layers", layers) if is_decoder else layers
+    attention = BucketAttention(
+        heads,
+        heads,
+        size,
+        causal=is_decoder,
+        scale=1.0,
+        buckets=hf.get("relative_attention_num_buckets", 32),
+        furthest=hf.get("relative_attention_max_distance", 128),
+    )
+    spec = DecoderSpec(
+        vocab=hf.vocab_size,
+        hidden=hf.get("d_model", 512),
+        layers=layers,
+        mixer=attention,
+        mlp=_feed_forward(hf, kind),
+        norm=RMSNorm(hf.get("layer_norm_epsilon", 1e-6)),
+        weights=_names(part, 2 + is_decoder, kind.startswith("gated-")),
+        max_positions=longest,
+        tied_embeddings=True,
+        borrows_embedding=not is_decoder,
+    )
+    if is_decoder:
+        spec = with_cross_attention(spec, attention, spec.mlps()[0], longest, spec.hidden)
+    return spec if own_tables else _with_one_table(spec)
+
+
+def _with_one_table(spec: DecoderSpec) -> DecoderSpec:
+    """Layers behind the first one read its numbers."""
+    mixers = [mixer for layer in range(spec.layers) for mixer in spec.mixers_of(layer)]
+    shared = [
+        dataclasses.replace(mixer, table_layer=0) if layer and isinstance(mixer, BucketAttention) else mixer
+        for layer, mixer in enumerate(mixers)
+    ]
+    return dataclasses.replace(spec, mixer=tuple(shared))
+
+
+@register("T5ForConditionalGeneration", "MT5ForConditionalGeneration", "UMT5ForConditionalGeneration")
+def t5(hf: HFConfig) -> DecoderSpec:
+    """T5, with a head of its own since 1.1; mT5; UMT5, whose layers have a table each. Where the head is the embedding, what it
+    reads is scaled."""
+    architecture = hf.architectures[0]
+    is_first = architecture.startswith("T5")
+    kind, own_tables = hf.get("feed_forward_proj", "relu" if is_first else "gated-gelu"), architecture.startswith("U")
+    is_tied = hf.get("tie_word_embeddings", True)
+    encoder = _half(hf, "encoder", kind, own_tables=own_tables)
+    decoder = _half(hf, "decoder", kind, own_tables=own_tables)
+    is_scaled = hf.get("scale_decoder_outputs", is_tied and not architecture.startswith("MT5"))
+    return dataclasses.replace(
+        decoder,
+        tied_embeddings=is_tied,
+        logits_scale=decoder.hidden**-0.5 if is_scaled else 1.0,
+        encoder=EncoderSpec(encoder, encoder.max_positions),
+    )
