@@ -33,7 +33,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "MarianMTModel": _TEXT | {"decoder_vocab_size": VOCAB_SIZE},
     "PegasusForConditionalGeneration": _TEXT,
     "M2M100ForConditionalGeneration": _TEXT,
-    "T5ForConditionalGeneration": T5,
+    "T5ForConditionalGeneration": T5 | {"n_positions": 96},
     "MT5ForConditionalGeneration": T5 | GATED,
     "UMT5ForConditionalGeneration": T5 | GATED | {"tie_word_embeddings": False},
     "WhisperForConditionalGeneration": HALVES
