@@ -59,12 +59,13 @@ def _half(hf: HFConfig, part: str, kind: str, *, own_tables: bool) -> DecoderSpe
         buckets=hf.get("relative_attention_num_buckets", 32),
         furthest=hf.get("relative_attention_max_distance", 128),
     )
+    mlp = _feed_forward(hf, kind)
     spec = DecoderSpec(
         vocab=hf.vocab_size,
         hidden=hf.get("d_model", 512),
         layers=layers,
         mixer=attention,
-        mlp=_feed_forward(hf, kind),
+        mlp=mlp,
         norm=RMSNorm(hf.get("layer_norm_epsilon", 1e-6)),
         weights=_names(part, 2 + is_decoder, kind.startswith("gated-")),
         max_positions=longest,
@@ -72,7 +73,7 @@ def _half(hf: HFConfig, part: str, kind: str, *, own_tables: bool) -> DecoderSpe
         borrows_embedding=not is_decoder,
     )
     if is_decoder:
-        spec = with_cross_attention(spec, attention, spec.mlps()[0], longest, spec.hidden)
+        spec = with_cross_attention(spec, attention, mlp, longest, spec.hidden)
     return spec if own_tables else _with_one_table(spec)
 
 
