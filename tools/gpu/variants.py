@@ -106,7 +106,7 @@ def statements(pair: str) -> int:
         file, _, function = place.partition(":")
         tree = ast.parse((ROOT / "src/quire/kernels/triton" / file).read_text())
         parts = [node for node in tree.body if getattr(node, "name", None) == function] if function else [tree]
-        total += sum(map(count_statements, parts))
+        total += sum(count_statements(list(ast.walk(part))) for part in parts)
     return total
 
 
