@@ -5,12 +5,14 @@ Prompts have no sound, one or three, of several lengths, some of them shared; te
 
 import json
 
+import numpy as np
 import pytest
 from tests.oracles.tiny_encoder_decoder import draw_sound
 from tests.oracles.tiny_listeners import AUDIO, CONFIGS, HearingOracle, make_tiny_listener
 
 from quire import LLM, SamplingParams
-from quire.errors import ConfigError
+from quire.errors import ConfigError, RequestError
+from quire.multimodal import processor
 
 SETTINGS = {
     "roomy": {"max_num_seqs": 8},
@@ -85,6 +87,22 @@ def test_the_engine_hears_what_transformers_hears(architecture, setting, folders
     llm, oracle = LLM(model=str(path), **(COMMON | SETTINGS[setting])), HearingOracle(path)
     for order in (1, -1):  # the second time, from the other end, with whatever was kept
         assert_hears(llm, oracle, PROMPTS[::order], max_tokens=6)
+
+
+def test_a_sound_that_fits_into_no_prompt_is_refused_before_it_is_processed(folders, monkeypatch):
+    llm = LLM(model=str(folders("VoxtralForConditionalGeneration")), **(COMMON | {"max_model_len": 64}))
+    monkeypatch.setattr(processor, "_of_one", lambda values: pytest.fail("it was processed"))
+    sound = np.zeros(64 * 1280 + 1, np.float32)
+    with pytest.raises(RequestError, match=r"audio 0 of the prompt is 5\.1 seconds long; at most 5\.1 fit"):
+        llm.generate({"prompt_token_ids": [5, AUDIO], "multi_modal_data": {"audio": sound}}, use_tqdm=False)
+
+
+def test_options_of_a_processor_that_leave_out_what_is_needed_are_refused(folders):
+    llm = LLM(model=str(folders("Qwen2AudioForConditionalGeneration")), **COMMON)
+    request = {"prompt_token_ids": [5, AUDIO], "multi_modal_data": {"audio": SOUNDS["half"]}}
+    for options in ({"return_attention_mask": False}, {"sampling_rate": 8000}):
+        with pytest.raises(RequestError, match="audio 0 of the prompt cannot be processed"):
+            llm.generate(request | {"mm_processor_kwargs": options}, use_tqdm=False)
 
 
 @pytest.mark.parametrize("is_mid", [False, True])

@@ -1,4 +1,5 @@
-"""Models with an encoder beside their decoder, on a device: tiny ones against Transformers in float32, then Whisper's speed.
+"""Models that hear, and those with an encoder beside their decoder, on a device: tiny ones against Transformers in float32, then
+Whisper's speed.
 
 `python tools/gpu/hear.py --output hear.json`: logprobs of every tiny architecture, in steps of 8 tokens and in large ones; then,
 with random weights (`--shape turbo`: large-v3-turbo's; `tiny` for a machine without a GPU), the time to the first token of one
@@ -66,6 +67,37 @@ def check(tokens: int) -> dict[str, float]:
     return largest
 
 
+def check_listeners(tokens: int) -> dict[str, float]:
+    """The same of models with sounds in their prompts."""
+    from tests.models.test_parity_hearing import COMMON, PROMPTS, SOUNDS
+    from tests.oracles.tiny_listeners import AUDIO, CONFIGS, HearingOracle, make_tiny_listener
+
+    from quire import LLM, SamplingParams
+
+    params = SamplingParams(
+        temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=1, allowed_token_ids=list(range(AUDIO))
+    )
+    largest: dict[str, float] = {}
+    for architecture in CONFIGS:
+        with tempfile.TemporaryDirectory() as folder:
+            path, largest[architecture] = make_tiny_listener(architecture, folder), 0.0
+            sounds = [[SOUNDS[name] for name in names] for _, names in PROMPTS]
+            requests: list[Any] = [
+                {"prompt_token_ids": ids, "multi_modal_data": {"audio": heard}}
+                for (ids, _), heard in zip(PROMPTS, sounds, strict=True)
+            ]
+            with LLM(model=str(path), dtype="float32", **(COMMON | {"max_num_batched_tokens": tokens})) as llm:
+                outputs = llm.generate(requests, params, use_tqdm=False)
+            oracle = HearingOracle(path)
+            for heard, output in zip(sounds, outputs, strict=True):
+                prompt, ours = list(output.prompt_token_ids or ()), output.outputs[0].logprobs or ()
+                token_ids = list(output.outputs[0].token_ids)
+                expected = oracle.logprobs(prompt + token_ids, heard)[len(prompt) - 1 : -1]
+                for row, token, own in zip(expected, token_ids, ours, strict=True):
+                    largest[architecture] = max(largest[architecture], abs(float(row[token]) - own[token].logprob))
+    return largest
+
+
 def measure(args: argparse.Namespace) -> dict[str, float]:
     """Seconds, and seconds of sound a second, with random weights."""
     from quire import LLM, SamplingParams
@@ -113,7 +145,11 @@ def main() -> None:
     parser.add_argument("--output-len", type=int, default=100)
     parser.add_argument("--output", help="write the figures to this file")
     args = parser.parse_args()
-    differences = {f"{name}, steps of {tokens}": value for tokens in (8, 128) for name, value in check(tokens).items()}
+    differences = {
+        f"{name}, steps of {tokens}": value
+        for tokens in (8, 128)
+        for name, value in (check(tokens) | check_listeners(tokens)).items()
+    }
     for name, value in differences.items():
         print(f"{name:<60} {value:.2e}", flush=True)
     worst = max(differences.values())

@@ -169,6 +169,10 @@ class MediaProcessor:
         extractor = feature_extractor(self._path)
         rate = extractor.sampling_rate
         samples = None if given is None and uuid is not None else read_audio(given, rate, where)
+        most = self._families[AUDIO].samples_each * self._settings.encoder_budget
+        if samples is not None and 0 < most < len(samples):
+            seconds = f"{len(samples) / rate:.1f} seconds long; at most {most / rate:.1f} fit into a prompt"
+            raise RequestError(f"{where} is {seconds}", param=PARAM)
 
         def run(samples: npt.NDArray[Any]) -> Any:
             return extractor(samples, sampling_rate=rate, return_tensors="np", **settings)
@@ -190,13 +194,10 @@ class MediaProcessor:
             if content is None:
                 raise RequestError(f"{where} is None, and its uuid {uuid!r} is not known (any more)", param=PARAM)
             try:
-                given = run(content)
-            except (
-                Exception
-            ) as error:  # whatever a processor raises for odd content, or for options that it does not have
+                arrays = {name: _of_one(values) for name, values in run(content).items()}
+                expansion = self._families[modality].expand(self._hf, arrays, self._encode)
+            except Exception as error:  # whatever comes of odd content, or of options that a processor does not have
                 raise RequestError(f"{where} cannot be processed: {error}", param=PARAM) from error
-            arrays = {name: _of_one(values) for name, values in given.items()}
-            expansion = self._families[modality].expand(self._hf, arrays, self._encode)
             return self._processed(expansion, expansion.arrays, where, modality)
 
         if uuid is None:

@@ -65,9 +65,13 @@ def _ultravox(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
     return _expansion(parts, [(count, -(-count // stack)) for count in rows])
 
 
-VOXTRAL = Family(TOKEN, 24, _voxtral, options=_voxtral_options)
+VOXTRAL = Family(TOKEN, 24, _voxtral, options=_voxtral_options, samples_each=8 * HOP)
 ULTRAVOX = Family(
-    TOKEN, 32000, _ultravox, options=lambda hf: {"padding": "longest", "truncation": False, "pad_to_multiple_of": HOP}
+    TOKEN,
+    32000,
+    _ultravox,
+    options=lambda hf: {"padding": "longest", "truncation": False, "pad_to_multiple_of": HOP},
+    samples_each=16 * HOP,
 )
 
 SOUND_FAMILIES: dict[str, Family] = {

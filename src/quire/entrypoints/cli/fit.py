@@ -7,6 +7,7 @@ from typing import Any
 
 from quire.config import EngineConfig
 from quire.config.hub.download import amount
+from quire.media import MODALITIES
 
 CONVERSATION = 3_000
 """Tokens of a conversation, in the sentence about conversations at once."""
@@ -36,7 +37,7 @@ def _media_sentence(config: EngineConfig) -> str:
     """What pictures cost, of a model that sees."""
     if not config.model.modalities or config.multimodal is None:
         return ""
-    kinds = " and ".join(f"{kind}s" for kind in config.model.modalities)
+    kinds = " and ".join(MODALITIES[kind] for kind in config.model.modalities)
     return (
         f" It reads {kinds}, too: each takes part of the context, at most {config.multimodal.encoder_budget:,} tokens."
     )
