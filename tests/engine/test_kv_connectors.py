@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from tests.oracles.tiny_models import make_tiny_model
 
 from quire import LLM, SamplingParams
 from quire.config.kv_transfer import read_kv_transfer_config
+from quire.core.cost_model import MIN_OBSERVATIONS
 from quire.errors import ConfigError
+from quire.worker.kv_tiers import DiskTier
 
 SETTINGS: dict[str, Any] = {
     "dtype": "float32", "skip_tokenizer_init": True, "max_model_len": 400, "kv_cache_memory_bytes": 24 << 20, "max_num_seqs": 4,
@@ -98,6 +101,36 @@ def test_a_tier_in_memory_has_what_the_devices_cache_has_lost(llama: Path, expec
         assert ask(llm, PROMPT) == [(expected, WHOLE)]
         llm.llm_engine.reset_prefix_cache(reset_connector=True)
         assert ask(llm, PROMPT) == [(expected, 0)]
+
+
+def test_a_slow_tier_is_not_waited_for_and_is_asked_again_when_it_is_fast(
+    llama: Path, expected: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with engine(llama, tmp_path) as llm:
+        ask(llm, PROMPT)
+    read, is_fast, num_asked = DiskTier.read, threading.Event(), 0
+
+    def slow(self: DiskTier, name: bytes) -> Any:
+        nonlocal num_asked
+        num_asked += 1
+        is_fast.wait()
+        return read(self, name)
+
+    monkeypatch.setattr(DiskTier, "read", slow)
+    with contextlib.ExitStack() as stack:
+        llm = stack.enter_context(engine(llama, tmp_path, enable_prefix_caching=False))
+        stack.callback(is_fast.set)  # before the engine ends
+        for number in range(MIN_OBSERVATIONS):  # the core learns what prompts cost
+            ask(llm, [number + 5, *PROMPT])
+        assert num_asked == 0
+        assert ask(llm, PROMPT) == [(expected, 0)] and num_asked == 1
+        is_fast.set()
+        for _ in range(1000):  # a slow place is forgiven, little by little
+            tokens, cached = ask(llm, PROMPT)[0]
+            assert tokens == expected
+            if cached:
+                break
+        assert cached == WHOLE
 
 
 @pytest.mark.parametrize("fault", ["a bit", "shorter", "missing", "empty"])

@@ -55,6 +55,13 @@ def test_a_batch_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "sum -> 17 + 25 = 42" in capsys.readouterr().out
 
 
+@pytest.mark.exhaustive
+def test_ray_data(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("ray.data")
+    run("ray_data")
+    assert "What is 17 + 25? -> 17 + 25 = 42" in capsys.readouterr().out
+
+
 def test_a_chat_client(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     run("chat_client", url)
     assert "Ada" in capsys.readouterr().out.splitlines()[-1]

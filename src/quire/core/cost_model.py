@@ -14,6 +14,8 @@ MIN_OBSERVATIONS = 16
 """Steps before a prediction is offered: fewer do not tell four coefficients apart."""
 
 _NUM_FEATURES = 4
+_PROMPT_TOKENS = 8
+"""More for each sequence than those that only answer have."""
 _FORGETTING = 0.998
 _HUBER = 3.0
 _SWEEPS = 60
@@ -24,7 +26,7 @@ class CostModel:
     """Learns a step's milliseconds.
 
     Attributes:
-        num_observations: measured steps so far.
+        num_observations: measured steps so far. num_prompts: those that had a good part of a prompt.
     """
 
     def __init__(self) -> None:
@@ -34,12 +36,17 @@ class CostModel:
         self._is_stale = False
         self._spread = 0.0
         self._mean_output = 0.0
-        self.num_observations = 0
+        self.num_observations = self.num_prompts = 0
 
     @property
     def is_ready(self) -> bool:
         """Whether enough was seen to predict."""
         return self.num_observations >= MIN_OBSERVATIONS
+
+    @property
+    def knows_prompts(self) -> bool:
+        """Whether enough was seen to predict what a prompt takes: in steps of one token each, tokens and sequences look alike."""
+        return self.num_prompts >= MIN_OBSERVATIONS
 
     @property
     def coefficients(self) -> tuple[float, float, float, float]:
@@ -73,6 +80,7 @@ class CostModel:
             old * _FORGETTING + weight * step_ms * one for old, one in zip(self._moment, features, strict=True)
         ]
         self.num_observations += 1
+        self.num_prompts += tokens > _PROMPT_TOKENS * sequences
         # Solving costs more than a small step's planning may: later ones are solved for in batches.
         self._is_stale = self._is_stale or self.num_observations <= 64 or self.num_observations % 32 == 0
         return predicted

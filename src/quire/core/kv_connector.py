@@ -89,6 +89,10 @@ class KVConnectorScheduler(abc.ABC):
     def fetched(self, request: Request, problem: str | None) -> None:
         """They have, or could not: then the request is asked for no more."""
 
+    def waited_enough(self, request: Request) -> None:
+        """A request waits no more for what is still being fetched for it: computing it would have taken as long."""
+        self.fetched(request, "it comes slower than it is computed")
+
     @abc.abstractmethod
     def update_state_after_alloc(self, request: Request, block_ids: list[list[int]], num_external_tokens: int) -> None:
         """A request starts, with these pages; so many of its tokens come from the connector (0: none)."""
@@ -195,9 +199,13 @@ class NamedPages(KVConnectorScheduler):
         if problem is None:
             self._ready[request.request_id] = wanted
         else:
-            self._failed.add(request.request_id)
-            self._next.released.append(request.request_id)  # other ranks may have theirs
             self._there.difference_update(self._names[request.request_id][slice(*wanted)])
+            self.waited_enough(request)
+
+    def waited_enough(self, request: Request) -> None:
+        self._wanted.pop(request.request_id, None)
+        self._failed.add(request.request_id)
+        self._next.released.append(request.request_id)  # ranks may have theirs, or will
 
     def update_state_after_alloc(self, request: Request, block_ids: list[list[int]], num_external_tokens: int) -> None:
         if num_external_tokens:

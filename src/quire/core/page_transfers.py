@@ -5,6 +5,8 @@ Knows requests, rows and how far they are computed; takes no decisions.
 
 import numpy as np
 
+from quire.core.cost_model import CostModel
+from quire.core.fetch_times import FetchTimes
 from quire.core.kv_connector import EXTRA, KVConnectorScheduler, Progress, check_no_params
 from quire.core.output import ModelRunnerOutput, SchedulerOutput
 from quire.core.request_state import Request
@@ -30,6 +32,16 @@ class NoTransfers:
     def fetched(self, request: Request, problem: str | None) -> None:
         """It was fetched, or could not be."""
 
+    def ended(self, request_id: str, problem: str | None) -> None:
+        """A fetch has ended, whether or not its request still waits for it."""
+
+    def late(self) -> list[str]:
+        """Requests that wait for pages longer than computing them would take; each is told once."""
+        return []
+
+    def give_up(self, request: Request) -> None:
+        """One of them waits no more."""
+
     def start(self, request: Request) -> None:
         """A request starts with what `ask` told last."""
 
@@ -51,33 +63,53 @@ class PageTransfers(NoTransfers):
 
     Args:
         batch: the scheduler's rows.
+        cost_model: predicts what computing takes that could be fetched.
     """
 
-    def __init__(self, connector: KVConnectorScheduler, batch: RunningBatch, block_size: int) -> None:
+    def __init__(
+        self, connector: KVConnectorScheduler, batch: RunningBatch, block_size: int, cost_model: CostModel
+    ) -> None:
         self._connector, self._batch, self._size = connector, batch, block_size
+        self._times = FetchTimes(cost_model, connector.config.scheduler.max_num_batched_tokens)
         self._num_told = np.zeros(len(batch.computed), dtype=np.int32)
-        self._external: dict[str, int] = {}
+        self._external: dict[str, tuple[int, int]] = {}
+        """What was asked last: how many tokens the connector has of a request, and behind how many."""
         self._started: list[tuple[Request, int]] = []
 
     def check(self, source: EngineRequest) -> None:
         self._connector.check(source)
 
     def ask(self, request: Request, num_computed_tokens: int) -> int:
-        if request.is_swapped:
+        self._external.pop(request.request_id, None)
+        if request.is_swapped or request.request_id in self._times:  # what it was given up for is still being fetched
             return 0
         count, is_elsewhere = self._connector.get_num_new_matched_tokens(request, num_computed_tokens)
-        request.awaits_pages, self._external[request.request_id] = count > 0 and is_elsewhere, count
+        if is_elsewhere and not self._times.pays(count, num_computed_tokens):
+            count = 0
+        request.awaits_pages = count > 0 and is_elsewhere
+        self._external[request.request_id] = (count, num_computed_tokens)
         return count
 
     def names(self, request: Request) -> list[bytes]:
+        self._times.begin(request.request_id, *self._external[request.request_id])
         return self._connector.fetch_names(request)
 
     def fetched(self, request: Request, problem: str | None) -> None:
         request.awaits_pages = False
         self._connector.fetched(request, problem)
 
+    def ended(self, request_id: str, problem: str | None) -> None:
+        self._times.end(request_id, has_come=problem is None)
+
+    def late(self) -> list[str]:
+        return self._times.late()
+
+    def give_up(self, request: Request) -> None:
+        request.awaits_pages = False
+        self._connector.waited_enough(request)
+
     def start(self, request: Request) -> None:
-        external = self._external.pop(request.request_id, 0)
+        external, _ = self._external.pop(request.request_id, (0, 0))
         request.num_computed_tokens += external
         self._started.append((request, external))
 

@@ -151,11 +151,16 @@ class Preparations:
             if request_id in self._fetching:
                 self._fetching.remove(request_id)
                 problem = problems.pop(request_id, None)
+                self.transfers.ended(request_id, problem)
                 if request is not None:
                     self.transfers.fetched(request, problem)
             if request is not None and request_id in problems:
                 self._refused.append((request, problems[request_id]))
             elif request is not None:
+                self._ready[request_id] = self._ahead[request_id] = request
+        for request_id in self.transfers.late():
+            if (request := self._begun.pop(request_id, None)) is not None:
+                self.transfers.give_up(request)
                 self._ready[request_id] = self._ahead[request_id] = request
         self._begin()
 

@@ -127,7 +127,7 @@ class Scheduler:
 
     def connect(self, connector: KVConnectorScheduler) -> None:
         """Take pages that a connector has, and give it those that are computed."""
-        self.waiting.preparations.transfers = PageTransfers(connector, self._batch, self.kv.block_size)
+        self.waiting.preparations.transfers = PageTransfers(connector, self._batch, self.kv.block_size, self.cost_model)
 
     # What the engine core asks.
 

@@ -67,22 +67,13 @@ def listen_options(args: argparse.Namespace) -> "ListenOptions":
 
 
 def run(args: argparse.Namespace) -> int:
-    from quire.engine.arg_utils import AsyncEngineArgs
-    from quire.engine.settings import check_settings
-
     if args.models is not None:
         from quire.entrypoints.cli.serve_several import serve_several
 
         set_up_log(args)
         return serve_several(args, listen_options(args), _api_keys(args), server_settings(args))
-    take_model(args)
-    set_up_log(args)
     options = listen_options(args)
-    args.enable_lora |= bool(args.lora_modules)
-    engine_args = AsyncEngineArgs.from_cli_args(args)
-    check_settings(engine_args)
-    keys = _api_keys(args)
-    check_server_flags(args)
+    engine_args, keys = check_flags(args)
     if args.headless:
         return _run_headless(args, engine_args)
     if args.api_server_count > 1:
@@ -93,6 +84,21 @@ def run(args: argparse.Namespace) -> int:
 
         return serve_frontends(args, options, engine_args, keys, announce_all)
     return _serve_alone(args, options, engine_args, keys)
+
+
+def check_flags(args: argparse.Namespace) -> "tuple[AsyncEngineArgs, list[str | KeyEntry]]":
+    """The engine's settings and the keys, after everything that can be checked before it is started. Raises ConfigError."""
+    from quire.engine.arg_utils import AsyncEngineArgs
+    from quire.engine.settings import check_settings
+
+    take_model(args)
+    set_up_log(args)
+    args.enable_lora |= bool(args.lora_modules)
+    engine_args = AsyncEngineArgs.from_cli_args(args)
+    check_settings(engine_args)
+    keys = _api_keys(args)
+    check_server_flags(args)
+    return engine_args, keys
 
 
 def _run_headless(args: argparse.Namespace, engine_args: "AsyncEngineArgs") -> int:

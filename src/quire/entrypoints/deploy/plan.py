@@ -74,17 +74,14 @@ class Plan:
 
 def make_plan(args: argparse.Namespace, words: list[str]) -> Plan:
     """The plan of parsed flags. Raises ConfigError: the server could not be reached, or gets fewer devices than it has ranks."""
-    from quire.engine.copies_here import copies_here
-    from quire.engine.settings import EngineSettings
     from quire.metrics.prometheus import PREFIXES
 
-    copies = copies_here(cast(EngineSettings, args)).on_this_host
-    ranks = args.tensor_parallel_size * args.pipeline_parallel_size * copies
+    ranks = count_ranks(args)
     if args.uds or not args.port:
         raise ConfigError.of(
             "port", "a server that is deployed needs a port: leave --uds out, and give a --port from 1"
         )
-    gpus = (0 if _computes_on_host(args.device) else ranks) if args.gpus is None else args.gpus
+    gpus = count_gpus(args) if args.gpus is None else args.gpus
     if 0 < gpus < ranks:
         raise ConfigError.of("gpus", f"{gpus} are too few: the parallel sizes make {ranks} ranks, one a device")
     if args.api_key:
@@ -108,6 +105,20 @@ def make_plan(args: argparse.Namespace, words: list[str]) -> Plan:
         replicas=args.replicas,
         storage=args.storage,
     )
+
+
+def count_ranks(args: argparse.Namespace) -> int:
+    """Ranks of the server that parsed flags describe, on its host. Raises ConfigError: its copies contradict one another."""
+    from quire.engine.copies_here import copies_here
+    from quire.engine.settings import EngineSettings
+
+    copies = copies_here(cast(EngineSettings, args)).on_this_host
+    return args.tensor_parallel_size * args.pipeline_parallel_size * copies
+
+
+def count_gpus(args: argparse.Namespace) -> int:
+    """Devices that it needs: one for each rank, none where the host computes."""
+    return 0 if _computes_on_host(args.device) else count_ranks(args)
 
 
 def _computes_on_host(device: str) -> bool:
