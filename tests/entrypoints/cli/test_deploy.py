@@ -148,6 +148,7 @@ def test_a_file_that_differs_is_not_replaced_unless_asked(tmp_path: Path, capsys
     ("words", "text"),
     [
         (["--uds", "/tmp/x"], "port: a server that is deployed needs a port"),
+        (["--headless"], "port: a server that is deployed needs a port"),
         (["--port", "0"], "port: a server that is deployed needs a port"),
         (["--api-key", "k"], "api_key: a key in a command line"),
         (["--api-key-file", "keys"], "api_key_file: not in a container"),

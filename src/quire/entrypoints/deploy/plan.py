@@ -77,9 +77,9 @@ def make_plan(args: argparse.Namespace, words: list[str]) -> Plan:
     from quire.metrics.prometheus import PREFIXES
 
     ranks = count_ranks(args)
-    if args.uds or not args.port:
+    if args.uds or args.headless or not args.port:
         raise ConfigError.of(
-            "port", "a server that is deployed needs a port: leave --uds out, and give a --port from 1"
+            "port", "a server that is deployed needs a port: leave --uds and --headless out, and give a --port from 1"
         )
     gpus = count_gpus(args) if args.gpus is None else args.gpus
     if 0 < gpus < ranks:
