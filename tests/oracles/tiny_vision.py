@@ -209,6 +209,31 @@ CONFIGS |= {
     }
     | _APART,
 }
+_GLM_SIGHT: dict[str, Any] = {
+    "vision_config": {
+        "depth": 3, "hidden_size": 32, "intermediate_size": 40, "out_hidden_size": 64, "num_heads": 2, "patch_size": 4,
+        "image_size": 24,
+    },
+    "image_token_id": IMAGE, "video_token_id": IMAGE + 1, "image_start_token_id": 302, "image_end_token_id": 303,
+}  # fmt: skip
+_GLM_ROPE: dict[str, Any] = {
+    "head_dim": 32, "hidden_size": 128,
+    "rope_parameters": {
+        "rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3], "partial_rotary_factor": 0.5,
+    },
+}  # fmt: skip
+_GLM_SIGHT["vision_config"]["out_hidden_size"] = 128
+CONFIGS["Glm4vForConditionalGeneration"] = _GLM_SIGHT | {"text_config": _TEXT | _GLM_ROPE} | _APART
+CONFIGS["Glm46VForConditionalGeneration"] = CONFIGS["Glm4vForConditionalGeneration"] | {
+    "text_config": _TEXT | _GLM_ROPE | {"model_type": "glm4v_text"},
+    "vision_config": _GLM_SIGHT["vision_config"] | {"model_type": "glm4v_vision"},
+}
+CONFIGS["Glm4vMoeForConditionalGeneration"] = _GLM_SIGHT | {
+    "text_config": _TEXT | _GLM_ROPE | {
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1,
+        "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "attention_bias": True,
+    },
+} | _APART  # fmt: skip
 _QWEN_PIXELS: dict[str, Any] = {
     "image_processor_type": "Qwen2VLImageProcessor",
     "patch_size": 4,
@@ -216,6 +241,9 @@ _QWEN_PIXELS: dict[str, Any] = {
     "temporal_patch_size": 2,
     "size": {"shortest_edge": 256, "longest_edge": 1600},
 }
+_GLM_PIXELS = _QWEN_PIXELS | {
+    "image_processor_type": "Glm4vImageProcessor", "size": {"shortest_edge": 512, "longest_edge": 3200},
+}  # fmt: skip
 PROCESSORS: dict[str, dict[str, Any]] = {
     "LlavaForConditionalGeneration": {
         "image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28},
@@ -254,6 +282,9 @@ PROCESSORS: dict[str, dict[str, Any]] = {
     "LightOnOcrForConditionalGeneration": {
         "image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": 40}, "patch_size": 4,
     },
+    **dict.fromkeys(
+        ("Glm4vForConditionalGeneration", "Glm46VForConditionalGeneration", "Glm4vMoeForConditionalGeneration"), _GLM_PIXELS
+    ),
     "Qwen3VLMoeForConditionalGeneration": _QWEN_PIXELS,
     "Qwen3_5ForConditionalGeneration": _QWEN_PIXELS,
     "Qwen3_5MoeForConditionalGeneration": _QWEN_PIXELS,

@@ -228,7 +228,7 @@ def _piece(source: CheckpointTensor, tensor: Sliceable, block: RowSlice) -> torc
         piece = piece[0]
     if source.is_decoded:
         return piece
-    if source.module.is_flattened:
+    if source.module.is_flattened and source.stored.axes is None:
         return piece.reshape(source.rows, *([source.module.columns] if source.module.columns else []))[block.rows]
     if source.module.dims and source.suffix != "bias":
         return piece.flatten(1)

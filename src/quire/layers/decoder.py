@@ -274,8 +274,8 @@ class Decoder(CausalLM):
             ops.add_embedding(step.positions[:count], weights["positions"], residual_TD)
         if spec.token_types:
             ops.add_embedding(cast(torch.Tensor, step.token_types)[:count], weights["token_types"], residual_TD)
-        if spec.embedding_norm is not None:
-            apply_norm(spec.embedding_norm, weights["embedding_norm"], residual_TD, residual_TD)
+        if spec.patches is None or not spec.patches.norms_first:
+            self._norm_embedded(residual_TD)
         if self._inputs is not None:
             self._inputs.run(ids_T, residual_TD, self.workspace.inputs(count))
 
@@ -284,11 +284,17 @@ class Decoder(CausalLM):
         self.linear_method.apply(patches.rows_TP, self._weights["patch"], out_TD)
         if patches.class_rows is not None:
             out_TD[patches.class_rows] = self._weights["class_token"].to(out_TD.dtype)
+        if self.spec.patches is not None and self.spec.patches.norms_first:
+            self._norm_embedded(out_TD)
         if patches.blend_KT is not None and patches.weights_KT is not None:
             row_TD = torch.empty_like(out_TD)
             for index_T, weight_T in zip(patches.blend_KT, patches.weights_KT, strict=True):
                 ops.embedding(index_T, self._weights["positions"], row_TD, 1.0)
                 out_TD.addcmul_(row_TD, weight_T[:, None])
+
+    def _norm_embedded(self, residual_TD: torch.Tensor) -> None:
+        if self.spec.embedding_norm is not None:
+            apply_norm(self.spec.embedding_norm, self._weights["embedding_norm"], residual_TD, residual_TD)
 
     def _look_up(self, ids_T: torch.Tensor, out_TD: torch.Tensor) -> None:
         """Tokens' rows of the embedding."""

@@ -186,6 +186,7 @@ class ModuleBuilder:
             shard,
             transposed=name in self.spec.weights.transposed,
             is_bare=name in self.spec.weights.bare,
+            is_flattened=name in self.spec.weights.flattened,
             interleaved=name in self.spec.weights.interleaved,
             plain=plain,
             layouts=layouts,

@@ -43,7 +43,8 @@ class Projector:
             elif isinstance(stage, Normed):
                 yield builder.norm(stage.name, stage.norm, columns)
             else:
-                yield builder.linear(stage.name, (RowBlock(stage.outputs, 1),), columns, bias=stage.bias)
+                parts = (RowBlock(stage.outputs // stage.parts, 1),) * stage.parts
+                yield builder.linear(stage.name, parts, columns, bias=stage.bias)
                 columns = stage.outputs
 
     def set_weight(self, name: str, weight: Weight) -> None:
@@ -63,7 +64,7 @@ class Projector:
             elif isinstance(stage, Normed):
                 out = torch.empty_like(x)
                 apply_norm(stage.norm, cast(NormWeight, self._weights[stage.name]), x.contiguous(), out)
-                x = out
+                x = _activated(stage.act, out)
             else:
                 x = self._multiply(stage, x.contiguous())
         return x
@@ -87,7 +88,11 @@ class Projector:
     def _multiply(self, stage: Product, x_XC: torch.Tensor) -> torch.Tensor:
         out = x_XC.new_empty(len(x_XC), stage.outputs)
         ops.linear(x_XC, cast(LinearWeight, self._weights[stage.name]), out)
-        return ACTIVATIONS[kernel_activation(stage.act)](out.float()).to(out.dtype) if stage.act else out
+        return _activated(stage.act, out)
+
+
+def _activated(act: str, x_XC: torch.Tensor) -> torch.Tensor:
+    return ACTIVATIONS[kernel_activation(act)](x_XC.float()).to(x_XC.dtype) if act else x_XC
 
 
 def _probe_modules(stage: Probe, builder: ModuleBuilder, columns: int) -> Iterator[Module]:

@@ -6,7 +6,7 @@ Knows shapes and names of modules. Knows nothing of tensors.
 from __future__ import annotations
 
 import dataclasses
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from quire.models.residual import Norm
 
@@ -22,7 +22,9 @@ class Patches:
         merge: patches of merge x merge become one embedding; they come in such blocks, if the processor has cut them.
         is_cut: the processor has cut the patches; without it, it gives whole images.
         window: patches of a side of the windows within which the layers in `windowed` look.
-        blended_positions: the learned positions are a square grid that is stretched over the image.
+        stretch: the learned positions are a square grid that is stretched over the image: `corners` on corners with two by two
+            neighbours for each patch, or whole cells with four by four (`cubic`).
+        norms_first: the embedding's norm comes before positions.
         embeds_class, embeds_all: an image has one embedding, made of its class token or of all its rows.
     """
 
@@ -35,7 +37,8 @@ class Patches:
     is_cut: bool = False
     window: int = 0
     windowed: tuple[int, ...] = ()
-    blended_positions: bool = False
+    stretch: Literal["", "corners", "cubic"] = ""
+    norms_first: bool = False
     embeds_class: bool = False
     embeds_all: bool = False
 
@@ -56,20 +59,22 @@ class Group:
 
 @dataclasses.dataclass(frozen=True)
 class Normed:
-    """A norm of rows; `name` is the module's."""
+    """A norm of rows, and what follows it; `name` is the module's."""
 
     name: str
     norm: Norm
+    act: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Product:
-    """A matrix with `outputs` rows, and what follows it."""
+    """A matrix with `outputs` rows, and what follows it; a checkpoint may have it in so many `parts`."""
 
     name: str
     outputs: int
     bias: bool = True
     act: str = ""
+    parts: int = 1
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,6 +18,7 @@ from quire.models.vision.clip import (
     llava_vision,
     mistral_vision,
 )
+from quire.models.vision.glm_v import glm_vision
 from quire.models.vision.qwen_vl import qwen2_5_vision, qwen2_vision, qwen3_vision, with_axes
 from quire.models.vision.shuffled import aya_vision, deepseek_vision, intern_vision
 
@@ -26,6 +27,8 @@ ARCHITECTURES = {
     "gemma3_text": "Gemma3ForCausalLM",
     "gemma4_text": "Gemma4ForCausalLM",
     "gemma4_unified_text": "Gemma4UnifiedForCausalLM",
+    **dict.fromkeys(("glm4", "glm4v_text"), "Glm4ForCausalLM"),
+    **dict.fromkeys(("glm4_moe", "glm4v_moe_text"), "Glm4MoeForCausalLM"),
     "llama": "LlamaForCausalLM",
     "llama4_text": "Llama4ForCausalLM",
     "mistral": "MistralForCausalLM",
@@ -47,6 +50,7 @@ LEFT_OUT = {
     "llama": SIZES | {"intermediate_size": 11008, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6},
     "mistral": SIZES | {"intermediate_size": 14336, "max_position_embeddings": 131072, "num_key_value_heads": 8},
     "qwen3_vl_moe_text": {"norm_topk_prob": True},
+    **{name: {"attention_bias": True} for name in ("glm4v_text", "glm4v_moe_text")},
 }
 """What a `text_config` need not say (LLaVA 1.5's tells no size of its layers)."""
 
@@ -55,6 +59,7 @@ VISION: dict[str, Callable[[HFConfig], VisionSpec]] = {
     "aya_vision": aya_vision,
     "deepseek_vl": deepseek_vision,
     "gemma3": gemma3_vision,
+    **dict.fromkeys(("glm4v", "glm4v_moe", "glm46v"), glm_vision),
     "idefics3": idefics_vision,
     "internvl": intern_vision,
     "lighton_ocr": lighton_vision,
@@ -73,6 +78,8 @@ VISION: dict[str, Callable[[HFConfig], VisionSpec]] = {
 """By the `model_type` of the whole: how it sees."""
 
 
+WITH_AXES = ("glm4v", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
+"""Beginnings of `text_config`'s `model_type`: whose positions have three axes."""
 SEES_ITEMS = ("gemma3",)
 """By `model_type`: whose layers let an image's tokens see one another."""
 
@@ -81,6 +88,7 @@ SEES_ITEMS = ("gemma3",)
 @register("Qwen2AudioForConditionalGeneration", "UltravoxModel", "VoxtralForConditionalGeneration")
 @register("DeepseekVLForConditionalGeneration", "LightOnOcrForConditionalGeneration")
 @register("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration")
+@register("Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration", "Glm46VForConditionalGeneration")
 @register("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration")
 @register("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration")
 @register("Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration")
@@ -107,7 +115,7 @@ def text_part(hf: HFConfig) -> DecoderSpec:
     text = HFConfig(LEFT_OUT.get(text.get("model_type", "llama"), {}) | above | text.to_dict())
     spec = ModelRegistry.resolve(architecture).make_spec(text)
     see = VISION.get(hf.get("model_type", "")) if "vision_config" in hf else None
-    if see is not None and text.get("model_type", "").startswith(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")):
+    if see is not None and text.get("model_type", "").startswith(WITH_AXES):
         spec = with_axes(spec, text)
     if hf.get("model_type") in SEES_ITEMS and see is not None:
         spec = spec.with_attention(sees_items=True)

@@ -315,12 +315,17 @@ def _qwen_vl_embeds(hf: HFConfig, count: int, grid: Sequence[int]) -> Expansion:
 QWEN_VL = Family(("image_token_id",), 151655, _qwen_vl, of_embeds=_qwen_vl_embeds)
 QWEN_3_5 = dataclasses.replace(QWEN_VL, usual=248056)
 
+GLM_V = dataclasses.replace(QWEN_VL, usual=151343)
+
 FAMILIES: dict[str, Family] = {
     "AyaVisionForConditionalGeneration": AYA,
     "CLIPModel": PAIRED,
     "SiglipModel": PAIRED,
     "DeepseekVLForConditionalGeneration": DEEPSEEK,
     "Gemma3ForConditionalGeneration": GEMMA3,
+    **dict.fromkeys(
+        ("Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration", "Glm46VForConditionalGeneration"), GLM_V
+    ),
     "InternVLForConditionalGeneration": INTERN,
     "LightOnOcrForConditionalGeneration": LIGHTON,
     "LlavaForConditionalGeneration": LLAVA,

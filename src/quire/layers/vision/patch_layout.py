@@ -112,21 +112,36 @@ def _window_cells(cells: IntArray, side: int) -> Iterator[IntArray]:
 def blend(
     grid_side: int, layout: Layout, patches: Patches, grids: Sequence[Grid]
 ) -> tuple[IntArray, npt.NDArray[np.float32]]:
-    """For learned positions that are a square grid stretched over each image: four places of the grid for each row of the step,
-    and their weights (bilinear, corners on corners)."""
+    """For learned positions that are a square grid stretched over each image: some places of the grid for each row of the step,
+    and their weights."""
     places: list[IntArray] = []
     weights: list[npt.NDArray[np.float32]] = []
+    near = _near_cells if patches.stretch == "cubic" else _near_corners
     for frames, rows, columns in grids:
-        h = np.linspace(0, grid_side - 1, rows, dtype=np.float32)
-        w = np.linspace(0, grid_side - 1, columns, dtype=np.float32)
         at_h, at_w = coordinates(patches, (frames, rows, columns))
-        (top, bottom, dh), (left, right, dw) = (_between(axis, grid_side) for axis in (h[at_h], w[at_w]))
-        corners = ((top, left), (top, right), (bottom, left), (bottom, right))
-        places.append(np.stack([row * grid_side + column for row, column in corners]))
-        weights.append(np.stack([(1 - dh) * (1 - dw), (1 - dh) * dw, dh * (1 - dw), dh * dw]))
+        (top, down), (left, across) = near(rows, grid_side), near(columns, grid_side)
+        places.append((top[:, None, at_h] * grid_side + left[None, :, at_w]).reshape(-1, len(at_h)))
+        weights.append((down[:, None, at_h] * across[None, :, at_w]).reshape(-1, len(at_h)))
     return np.concatenate(places, axis=1)[:, layout.source_T], np.concatenate(weights, axis=1)[:, layout.source_T]
 
 
-def _between(axis: npt.NDArray[np.float32], side: int) -> tuple[IntArray, IntArray, npt.NDArray[np.float32]]:
+def _near_corners(count: int, side: int) -> tuple[IntArray, npt.NDArray[np.float32]]:
+    """For each of `count` lines over a grid the two grid lines beside it, and their shares [2, count]."""
+    axis = np.linspace(0, side - 1, count, dtype=np.float32)
     low = axis.astype(np.int64)
-    return low, np.minimum(low + 1, side - 1), axis - low
+    return np.stack((low, np.minimum(low + 1, side - 1))), np.stack((1 - (axis - low), axis - low))
+
+
+_SHARPNESS = -0.75
+"""Of cubic convolution, as image libraries have it."""
+
+
+def _near_cells(count: int, side: int) -> tuple[IntArray, npt.NDArray[np.float32]]:
+    """As `_near_corners`, of four [4, count], by cubic convolution; beyond the edge the grid goes on as it ends."""
+    axis = (np.arange(count, dtype=np.float32) + np.float32(0.5)) * np.float32(side / count) - np.float32(0.5)
+    low = np.floor(axis).astype(np.int64)
+    near = low + np.arange(-1, 3)[:, None]
+    x = np.abs(axis - near)
+    inside = ((_SHARPNESS + 2) * x - (_SHARPNESS + 3)) * x * x + 1
+    outside = _SHARPNESS * (((x - 5) * x + 8) * x - 4)
+    return near.clip(0, side - 1), np.where(x <= 1, inside, outside).astype(np.float32)

@@ -141,7 +141,7 @@ class VisionTower(Tower):
             class_rows = on_device(np.flatnonzero(layout.source_T < 0), torch.int64)
         patches = PatchInputs(rows_TP, class_rows)
         learned = self.spec.trunk.learned_positions
-        if learned is not None and self.patches.blended_positions:
+        if learned is not None and self.patches.stretch:
             places, weights = blend(round(learned.count**0.5), layout, self.patches, grids)
             patches.blend_KT = on_device(places)
             patches.weights_KT = on_device(weights, rows_TP.dtype)

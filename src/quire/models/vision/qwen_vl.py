@@ -37,7 +37,7 @@ NAMES = WeightNames(
 )
 GATED_NAMES = NAMES.but(drop=("up",), gate_up=("mlp.gate_proj", "mlp.up_proj"), down="mlp.down_proj")
 EPS = 1e-6
-SECTIONS = {"qwen3_vl": (24, 20, 20), "qwen3_5": (11, 11, 10)}
+SECTIONS = {"glm4v": (8, 12, 12), "qwen3_vl": (24, 20, 20), "qwen3_5": (11, 11, 10)}
 """Pairs of each axis where a config names none, by its model type."""
 
 
@@ -48,9 +48,10 @@ def rotate_rows_and_columns(head_dim: int, theta: float = 10000.0) -> Rope:
     return Rope(theta, head_dim, axes=(0,) * each + (1,) * each, exponents=exponents * 2)
 
 
-def _trunk(
+def patches_trunk(
     hf: HFConfig, hidden: int, mlp: FeedForward, norm: Norm, patches: Patches, names: WeightNames, positions: int = 0
 ) -> DecoderSpec:
+    """Layers over patches that turn by row and column."""
     heads, layers = hf.get("num_heads", 16), hf.depth
     head_dim = hidden // heads
     rope = rotate_rows_and_columns(head_dim)
@@ -70,7 +71,8 @@ def _trunk(
     )
 
 
-def _patches(hf: HFConfig, **others: object) -> Patches:
+def patches_of(hf: HFConfig, **others: object) -> Patches:
+    """How `vision_config` says that images are cut."""
     size, frames = hf.get("patch_size", 14), hf.get("temporal_patch_size", 2)
     merge = hf.get("spatial_merge_size", 2)
     fields: dict[str, object] = {"size": size, "frames": frames, "merge": merge, "is_cut": True} | others
@@ -116,9 +118,9 @@ def _merger(hidden: int, merge: int, outputs: int, norm: Norm) -> tuple[Stage, .
 def qwen2_vision(hf: HFConfig) -> VisionSpec:
     """Qwen2-VL."""
     hf = hf.vision_config
-    hidden, norm, patches = hf.get("embed_dim", 1280), LayerNorm(EPS), _patches(hf)
+    hidden, norm, patches = hf.get("embed_dim", 1280), LayerNorm(EPS), patches_of(hf)
     mlp = MLP(int(hidden * hf.get("mlp_ratio", 4)), act=hf.get("hidden_act", "quick_gelu"), bias=True)
-    trunk = _trunk(hf, hidden, mlp, norm, patches, NAMES)
+    trunk = patches_trunk(hf, hidden, mlp, norm, patches, NAMES)
     return VisionSpec(trunk, _merger(hidden, patches.merge, hf.hidden_size, norm))
 
 
@@ -128,9 +130,9 @@ def qwen2_5_vision(hf: HFConfig) -> VisionSpec:
     hidden, norm = hf.hidden_size, RMSNorm(EPS)
     full = hf.get("fullatt_block_indexes", [7, 15, 23, 31])
     window = hf.get("window_size", 112) // hf.get("patch_size", 14)
-    patches = _patches(hf, window=window, windowed=tuple(n for n in range(hf.depth) if n not in full))
+    patches = patches_of(hf, window=window, windowed=tuple(n for n in range(hf.depth) if n not in full))
     mlp = GatedMLP(hf.intermediate_size, act=hf.get("hidden_act", "silu"), bias=True)
-    trunk = _trunk(hf, hidden, mlp, norm, patches, GATED_NAMES)
+    trunk = patches_trunk(hf, hidden, mlp, norm, patches, GATED_NAMES)
     return VisionSpec(trunk, _merger(hidden, patches.merge, hf.get("out_hidden_size", 3584), norm))
 
 
@@ -139,7 +141,7 @@ def qwen3_vision(hf: HFConfig) -> VisionSpec:
     Qwen3.5 without the latter."""
     hf = hf.vision_config
     hidden, norm = hf.hidden_size, LayerNorm(EPS)
-    patches = _patches(hf, size=hf.get("patch_size", 16), bias=True, blended_positions=True)
+    patches = patches_of(hf, size=hf.get("patch_size", 16), bias=True, stretch="corners")
     usual = [8, 16, 24] if hf.get("model_type", "qwen3_vl").startswith("qwen3_vl") else []
     tapped = tuple(hf.get("deepstack_visual_indexes", usual))
     taps: list[tuple[Stage, ...]] = []
@@ -157,6 +159,8 @@ def qwen3_vision(hf: HFConfig) -> VisionSpec:
         up = Product(names["linear_fc1"], wide, act="gelu")
         taps.append((Group(patches.merge**2), Normed(names["norm"], norm), up, Product(names["linear_fc2"], outputs)))
     mlp = MLP(hf.get("intermediate_size", 4304), act=hf.get("hidden_act", "gelu_pytorch_tanh"), bias=True)
-    trunk = _trunk(hf, hidden, mlp, norm, patches, NAMES.but((), **modules), hf.get("num_position_embeddings", 2304))
+    trunk = patches_trunk(
+        hf, hidden, mlp, norm, patches, NAMES.but((), **modules), hf.get("num_position_embeddings", 2304)
+    )
     trunk = dataclasses.replace(trunk, taps=tapped)
     return VisionSpec(trunk, _merger(hidden, patches.merge, outputs, norm), tuple(taps))
