@@ -128,6 +128,8 @@ class RecoveringClient(CoreClient):
                     self._client = self._start(self._heard, self._standing)
                     break
                 except QuireError as error:
+                    if self._is_ending:
+                        return
                     if (why := self._refuses_restart()) is not None:
                         self._on_message(Dead(f"the engine core could not be started again: {error}; {why}"))
                         return
