@@ -11,9 +11,9 @@ class _PromptOptions(TypedDict):
     """What every dict prompt may also say.
 
     `cache_salt` keeps the prompt's cached pages apart from those of other salts. `multi_modal_data` is
-    `{"image": one or several}`: PIL images, arrays, tensors or paths of files, for the markers of the prompt in order;
-    `multi_modal_uuids` names them in place of the hashes of their content, and `mm_processor_kwargs` are options of the
-    model's processor.
+    `{"image": one or several, "audio": one or several}`, for the markers of the prompt in order: PIL images, arrays, tensors or
+    paths of files, and sounds as samples with their rate; `multi_modal_uuids` names them in place of the hashes of their
+    content, and `mm_processor_kwargs` are options of the model's processor.
     """
 
     cache_salt: NotRequired[str]

@@ -13,6 +13,7 @@ from tests.oracles.tiny_listeners import AUDIO, CONFIGS, HearingOracle, make_tin
 from quire import LLM, SamplingParams
 from quire.errors import ConfigError, RequestError
 from quire.multimodal import processor
+from tokenizers import Tokenizer
 
 SETTINGS = {
     "roomy": {"max_num_seqs": 8},
@@ -95,6 +96,21 @@ def test_a_sound_that_fits_into_no_prompt_is_refused_before_it_is_processed(fold
     sound = np.zeros(64 * 1280 + 1, np.float32)
     with pytest.raises(RequestError, match=r"audio 0 of the prompt is 5\.1 seconds long; at most 5\.1 fit"):
         llm.generate({"prompt_token_ids": [5, AUDIO], "multi_modal_data": {"audio": sound}}, use_tqdm=False)
+
+
+def test_ultravox_may_have_a_marker_that_its_config_does_not_name(tmp_path):
+    path = make_tiny_listener("UltravoxModel", tmp_path, audio_token_index=9000)  # which has no row
+    tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<|audio|>"])
+    tokenizer.save(str(path / "tokenizer.json"))
+    llm, params = LLM(model=str(path), **COMMON), SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)
+    request = {"prompt": "a<|audio|>b", "multi_modal_data": {"audio": SOUNDS["half"]}}
+    (output,) = llm.generate(request, params, use_tqdm=False)
+    prompt, token_ids = list(output.prompt_token_ids), list(output.outputs[0].token_ids)
+    assert prompt.count(0) == 4
+    placed = [AUDIO if token == 0 else token for token in prompt]
+    logprobs = HearingOracle(path).logprobs(placed + token_ids, [SOUNDS["half"]])[len(prompt) - 1 : -1]
+    assert token_ids == logprobs.argmax(-1).tolist()
 
 
 def test_options_of_a_processor_that_leave_out_what_is_needed_are_refused(folders):

@@ -65,6 +65,7 @@ class Family:
         sees: which tokens of an image see one another (`MediaItem.sees`).
         of_embeds: what stands in the prompt for an image that is given as so many embeddings, with a grid of patches where
             one is given. None: whatever the model needs besides is not in embeddings.
+        marker_text: what users write for an item, where the tokenizer has a token for it; config.json need not name that one.
         samples_each: of an embedding, for sounds of any length; 0: what is too long is cut off.
     """
 
@@ -79,6 +80,7 @@ class Family:
     sees: str = ""
     of_embeds: Callable[[HFConfig, int, Sequence[int]], Expansion] | None = None
     samples_each: int = 0
+    marker_text: str = ""
 
     def embedded_token(self, hf: HFConfig) -> int:
         """The token whose embedding is an image's."""

@@ -4,6 +4,8 @@ Hugging Face's processors are the reference of what an encoder reads; what they 
 frontend, in any thread.
 """
 
+import contextlib
+import functools
 import json
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -56,7 +58,6 @@ class MediaProcessor:
         encode: a text's token ids, special tokens meant.
 
     Attributes:
-        markers: the token that stands for an item, by modality.
         is_alone: an item is a whole prompt.
         source: reads what requests name by URL.
     """
@@ -66,10 +67,27 @@ class MediaProcessor:
         self._encode = encode
         families = families_of(model.architecture)
         self._families = {modality: families[modality] for modality in model.modalities}
-        self.markers = {modality: family.marker_token(self._hf) for modality, family in self._families.items()}
+        self._vocab_size = model.vocab_size
         self.is_alone = any(family.is_alone for family in self._families.values())
         self.source = MediaSource(settings)
         self.cache = ProcessorCache(int(settings.mm_processor_cache_gb * GIB))
+
+    @functools.cached_property
+    def markers(self) -> dict[str, int]:
+        """The token that stands for an item, by modality."""
+        return {modality: self._marker_of(family) for modality, family in self._families.items()}
+
+    def _marker_of(self, family: Family) -> int:
+        if family.marker_text:
+            with contextlib.suppress(RequestError):  # there is no tokenizer
+                if len(token_ids := self._encode(family.marker_text)) == 1:
+                    return token_ids[0]
+        return family.marker_token(self._hf)
+
+    def _embedded_of(self, family: Family) -> int:
+        """The token that each of an item's places has; one that the model has no row for stands in no prompt."""
+        token = family.embedded_token(self._hf)
+        return token if token < self._vocab_size else 0
 
     def marker_texts(self, id_to_token: Callable[[int], str | None]) -> dict[str, str]:
         """The markers as a tokenizer writes them."""
@@ -229,7 +247,7 @@ class MediaProcessor:
                 param=PARAM,
             )
         tensors = {name: MediaTensor.from_array(array) for name, array in arrays.items()}
-        embedded = self._families[AUDIO if modality == AUDIO else IMAGE].embedded_token(self._hf)
+        embedded = self._embedded_of(self._families[AUDIO if modality == AUDIO else IMAGE])
         own = [embedded if token == EMBEDDED else token for token in expansion.token_ids]
         tokens = (expansion.before, own, expansion.after)
         return Processed(*tokens, num_embeds, list(expansion.grid), tensors, modality)
@@ -252,7 +270,7 @@ class MediaProcessor:
         for at, modality in self._places(token_ids, processed, typed):
             family, (key, one) = self._families[modality], next(left[modality])
             expanded = join(join(expanded, list(token_ids[start:at])), one.before)
-            own = (len(expanded), len(one.token_ids), family.embedded_token(self._hf), one.num_embeds)
+            own = (len(expanded), len(one.token_ids), self._embedded_of(family), one.num_embeds)
             items.append(MediaItem(key, one.modality, *own, one.grid, one.tensors, family.sees))
             expanded += [*one.token_ids, *one.after]
             start = at + 1

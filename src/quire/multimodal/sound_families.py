@@ -72,6 +72,7 @@ ULTRAVOX = Family(
     _ultravox,
     options=lambda hf: {"padding": "longest", "truncation": False, "pad_to_multiple_of": HOP},
     samples_each=16 * HOP,
+    marker_text="<|audio|>",
 )
 
 SOUND_FAMILIES: dict[str, Family] = {
