@@ -32,7 +32,7 @@ CASES_BY_DEFAULT = {
     "tests/kernels/": 3,
     "tests/conformance/test_drawn_cases.py": 12,
     "tests/parsers/": 24,
-    "tests/models/": 24,
+    "tests/models/": 16,
 }
 """Of a test with more cases than this so many run by default, evenly spread; the others are `exhaustive`."""
 
