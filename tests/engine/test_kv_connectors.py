@@ -133,6 +133,38 @@ def test_a_slow_tier_is_not_waited_for_and_is_asked_again_when_it_is_fast(
         assert cached == WHOLE
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_is_being_fetched_is_not_used_after_the_cache_was_cleared(
+    llama: Path, expected: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """It is of weights that are no longer there."""
+    with engine(llama, tmp_path) as llm:
+        ask(llm, PROMPT)
+    read, begun, may_end = DiskTier.read, threading.Event(), threading.Event()
+
+    def held(self: DiskTier, name: bytes) -> Any:
+        begun.set()
+        may_end.wait()
+        if fails:
+            raise OSError("the disk is gone")
+        return read(self, name)
+
+    monkeypatch.setattr(DiskTier, "read", held)
+    with contextlib.ExitStack() as stack:
+        llm = stack.enter_context(engine(llama, tmp_path))
+        stack.callback(may_end.set)  # before the engine ends
+        params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+        llm.llm_engine.add_request("fetches", {"prompt_token_ids": PROMPT}, params)
+        assert not llm.llm_engine.step() and begun.wait(60)
+        llm.llm_engine.reset_prefix_cache(reset_connector=True)
+        may_end.set()
+        outputs: list[Any] = []
+        while not (outputs and outputs[-1].finished):
+            outputs += llm.llm_engine.step()
+        assert list(outputs[-1].outputs[0].token_ids) == expected and not outputs[-1].num_cached_tokens
+        assert ask(llm, PROMPT[:40])  # and the engine lives
+
+
 @pytest.mark.parametrize("fault", ["a bit", "shorter", "missing", "empty"])
 def test_what_is_damaged_or_missing_is_computed_and_saved_again(
     llama: Path, expected: list[int], tmp_path: Path, fault: str

@@ -199,7 +199,7 @@ class NamedPages(KVConnectorScheduler):
         if problem is None:
             self._ready[request.request_id] = wanted
         else:
-            self._there.difference_update(self._names[request.request_id][slice(*wanted)])
+            self._there.difference_update(self._names.get(request.request_id, [])[slice(*wanted)])
             self.waited_enough(request)
 
     def waited_enough(self, request: Request) -> None:
@@ -238,6 +238,9 @@ class NamedPages(KVConnectorScheduler):
         self._hasher = PrefixHasher(os.urandom(32), self._size, self._algorithm)
         self._there.clear()
         self._names.clear()
+        self._wanted.clear()  # what is being fetched is taken for nothing when it comes
+        self._next.released += self._ready
+        self._ready.clear()
 
     def _release(self, request: Request) -> None:
         wanted = self._wanted.pop(request.request_id, None)
