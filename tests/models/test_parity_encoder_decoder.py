@@ -179,7 +179,7 @@ def test_one_sound_is_encoded_once_for_all_sequences_that_hear_it(folders, monke
         ({"prompt_token_ids": [5], "multi_modal_data": {"audio": [0.0] * 10 + [float("nan")]}}, "not finite"),
         ({"prompt_token_ids": [5], "multi_modal_data": {"image": [0.0]}}, "dict with 'audio'"),
         ({"prompt_token_ids": [5], "multi_modal_data": {"audio": ([0.1], 3)}}, "samples a second"),
-        ({"prompt_token_ids": [5], "multi_modal_data": {"audio": "sound.wav"}}, "is no sound"),
+        ({"prompt_token_ids": [5], "multi_modal_data": {"audio": "sound.wav"}}, "cannot be read"),
     ],
 )
 def test_what_is_no_sound_is_refused(prompt, message, folders):

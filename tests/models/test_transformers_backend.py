@@ -141,7 +141,7 @@ def test_windows_sinks_soft_caps_and_experts_pass_the_check(architecture, dtype,
 
 IN_WORDS = {
     "BartForCausalLM": ("bart", {"is_encoder_decoder": True}, "encoder-decoder models need a spec"),
-    "T5ForConditionalGeneration": ("t5", {}, "encoder-decoder models need a spec"),
+    "LongT5ForConditionalGeneration": ("longt5", {}, "encoder-decoder models need a spec"),
     "ProphetNetForConditionalGeneration": ("prophetnet", {}, "encoder-decoder models need a spec"),
     "Blip2ForConditionalGeneration": ("blip-2", {}, "models that read images need a spec"),
     "BertLMHeadModel": ("bert", {"num_hidden_layers": 2}, "its attention looks ahead"),
