@@ -78,8 +78,6 @@ VISION: dict[str, Callable[[HFConfig], VisionSpec]] = {
 """By the `model_type` of the whole: how it sees."""
 
 
-WITH_AXES = ("glm4v", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
-"""Beginnings of `text_config`'s `model_type`: whose positions have three axes."""
 SEES_ITEMS = ("gemma3",)
 """By `model_type`: whose layers let an image's tokens see one another."""
 
@@ -115,7 +113,7 @@ def text_part(hf: HFConfig) -> DecoderSpec:
     text = HFConfig(LEFT_OUT.get(text.get("model_type", "llama"), {}) | above | text.to_dict())
     spec = ModelRegistry.resolve(architecture).make_spec(text)
     see = VISION.get(hf.get("model_type", "")) if "vision_config" in hf else None
-    if see is not None and text.get("model_type", "").startswith(WITH_AXES):
+    if see is not None and text.get("model_type", "").startswith(("glm4v", "qwen2_vl", "qwen2_5_vl", "qwen3_")):
         spec = with_axes(spec, text)
     if hf.get("model_type") in SEES_ITEMS and see is not None:
         spec = spec.with_attention(sees_items=True)

@@ -77,13 +77,8 @@ class RelativeAttention(Attention):
 
 @dataclasses.dataclass(frozen=True)
 class BucketAttention(Attention):
-    """Attention whose scores grow by a number of each head for each bucket of distances (T5).
-
-    Attributes:
-        buckets: how many there are; if not causal, half of them are for keys behind the query.
-        furthest: from this distance on all are in one bucket.
-        table_layer: the layer whose numbers it reads; None: it has its own.
-    """
+    """Attention whose scores grow by a number of each head for each of so many `buckets` of distances, the last from `furthest`
+    on (T5); if not causal, half of them are for keys behind the query. `table_layer`: whose numbers it reads; None: its own."""
 
     buckets: int = 32
     furthest: int = 128

@@ -6,49 +6,39 @@ from quire.config.hf_config import HFConfig
 from quire.models.encoder_decoder.layers import with_cross_attention
 from quire.models.registry import register
 from quire.models.residual import RMSNorm
-from quire.models.spec import MLP, DecoderSpec, EncoderSpec, FeedForward, GatedMLP, WeightNames
+from quire.models.spec import MLP, DecoderSpec, EncoderSpec, GatedMLP, WeightNames
 from quire.models.variants import BucketAttention
-
-LONGEST = 512
-"""Tokens of either half where a config says nothing: more are no other numbers, but none that were learned."""
 
 
 def _names(part: str, ends: int, is_gated: bool) -> WeightNames:
     """Of one half, whose layers have so many parts."""
-    mlp = f"layer.{ends - 1}"
-    inner = f"{mlp}.DenseReluDense."
-    up: dict[str, str | tuple[str, ...]] = {"up": inner + "wi"}
+    mlp, inner = f"layer.{ends - 1}", f"layer.{ends - 1}.DenseReluDense."
+    qkv = tuple("layer.{sub}.{word}." + part for part in "qkv")
     return WeightNames(
         prefixes=("",),
         layer=part + ".block.{layer}.",
         modules={
             "embedding": "shared",
             "before_mixer": "layer.{sub}.layer_norm",
-            "qkv": ("layer.{sub}.{word}.q", "layer.{sub}.{word}.k", "layer.{sub}.{word}.v"),
-            "q": "layer.{sub}.{word}.q",
-            "kv": ("layer.{sub}.{word}.k", "layer.{sub}.{word}.v"),
+            "qkv": qkv,
+            "q": qkv[0],
+            "kv": qkv[1:],
             "out": "layer.{sub}.{word}.o",
             "buckets": "layer.0.SelfAttention.relative_attention_bias.weight",
             "before_mlp": mlp + ".layer_norm",
             "down": inner + "wo",
             "final_norm": part + ".final_layer_norm",
             "lm_head": "lm_head",
-        }
-        | ({"gate_up": (inner + "wi_0", inner + "wi_1")} if is_gated else up),
+            **({"gate_up": (inner + "wi_0", inner + "wi_1")} if is_gated else {"up": inner + "wi"}),
+        },
         sub_words=("SelfAttention", "EncDecAttention") if part == "decoder" else ("SelfAttention",),
         ignored=("*coder.embed_tokens.weight", "decoder.*.EncDecAttention.relative_attention_bias.weight"),
     )
 
 
-def _feed_forward(hf: HFConfig, kind: str) -> FeedForward:
-    act = "gelu_new" if kind == "gated-gelu" else kind.rpartition("-")[2]
-    width = hf.get("d_ff", 2048)
-    return GatedMLP(width, act=act) if kind.startswith("gated-") else MLP(width, act=act)
-
-
 def _half(hf: HFConfig, part: str, kind: str, *, own_tables: bool) -> DecoderSpec:
     heads, size, layers = hf.get("num_heads", 8), hf.get("d_kv", 64), hf.get("num_layers", 6)
-    is_decoder, longest = part == "decoder", hf.get("n_positions", LONGEST)
+    is_decoder, longest = part == "decoder", hf.get("n_positions", 512)
     layers = hf.get("num_decoder_layers", layers) if is_decoder else layers
     attention = BucketAttention(
         heads,
@@ -59,7 +49,8 @@ def _half(hf: HFConfig, part: str, kind: str, *, own_tables: bool) -> DecoderSpe
         buckets=hf.get("relative_attention_num_buckets", 32),
         furthest=hf.get("relative_attention_max_distance", 128),
     )
-    mlp = _feed_forward(hf, kind)
+    act = "gelu_new" if kind == "gated-gelu" else kind.rpartition("-")[2]
+    mlp = (GatedMLP if kind.startswith("gated-") else MLP)(hf.get("d_ff", 2048), act=act)
     spec = DecoderSpec(
         vocab=hf.vocab_size,
         hidden=hf.get("d_model", 512),
@@ -79,12 +70,9 @@ def _half(hf: HFConfig, part: str, kind: str, *, own_tables: bool) -> DecoderSpe
 
 def _with_one_table(spec: DecoderSpec) -> DecoderSpec:
     """Layers behind the first one read its numbers."""
-    mixers = [mixer for layer in range(spec.layers) for mixer in spec.mixers_of(layer)]
-    shared = [
-        dataclasses.replace(mixer, table_layer=0) if layer and isinstance(mixer, BucketAttention) else mixer
-        for layer, mixer in enumerate(mixers)
-    ]
-    return dataclasses.replace(spec, mixer=tuple(shared))
+    first, *others = spec.attentions()
+    others = [dataclasses.replace(m, table_layer=0) if isinstance(m, BucketAttention) else m for m in others]
+    return dataclasses.replace(spec, mixer=(first, *others))
 
 
 @register("T5ForConditionalGeneration", "MT5ForConditionalGeneration", "UMT5ForConditionalGeneration")
@@ -95,8 +83,7 @@ def t5(hf: HFConfig) -> DecoderSpec:
     is_first = architecture.startswith("T5")
     kind, own_tables = hf.get("feed_forward_proj", "relu" if is_first else "gated-gelu"), architecture.startswith("U")
     is_tied = hf.get("tie_word_embeddings", True)
-    encoder = _half(hf, "encoder", kind, own_tables=own_tables)
-    decoder = _half(hf, "decoder", kind, own_tables=own_tables)
+    encoder, decoder = (_half(hf, part, kind, own_tables=own_tables) for part in ("encoder", "decoder"))
     is_scaled = hf.get("scale_decoder_outputs", is_tied and not architecture.startswith("MT5"))
     return dataclasses.replace(
         decoder,
