@@ -56,11 +56,15 @@ OTHER_WORDS: dict[str, Any] = {
 }  # fmt: skip
 
 ELSEWHERE = dict.fromkeys(("CLIPModel", "SiglipModel"), "Transformers (`tests/pooling/test_images.py`)")
+ELSEWHERE["ColQwen2ForRetrieval"] = "Transformers (`tests/pooling/test_retrievers.py`)"
 ELSEWHERE["UltravoxModel"] = "Transformers' parts (`tests/models/test_parity_hearing.py`)"
 """Whose comparison has a test of its own."""
 
-LIKE = {"UltravoxModel": "LlavaForConditionalGeneration"}
-"""Of which Transformers has no config, and whose config stands for it."""
+LIKE = {
+    "ColQwen2ForRetrieval": "Qwen2VLForConditionalGeneration",
+    "UltravoxModel": "LlavaForConditionalGeneration",
+}
+"""Of which Transformers has no config, or one that wraps another, and whose config stands for it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +114,8 @@ def features(architecture: str) -> Features | str:
     source = ModelRegistry.resolve(architecture).load()
     if isinstance(source, type):
         return "a class of its own"
-    config = _transformers_config(architecture) or _transformers_config(_kin(architecture) or "")
+    own = LIKE.get(architecture, architecture)
+    config = _transformers_config(own) or _transformers_config(_kin(architecture) or "")
     try:
         spec = source(
             config

@@ -29,6 +29,7 @@ SUFFIXES: dict[str, Convert] = {
     "ForRewardModel": "reward",
     "RewardModel": "reward",
     "ForMaskedLM": "embed",
+    "ForRetrieval": "embed",
     "EmbeddingModel": "embed",
     "TextModel": "embed",
     "Model": "embed",
@@ -48,6 +49,8 @@ PAIRED = ("CLIP", "Siglip")
 """Families that make one vector of a text, or of an image."""
 FILLED_UP = ("Siglip",)
 """Families whose texts are filled up with padding to their full length, as they were in training."""
+RETRIEVERS = ("ColQwen2",)
+"""Families that make a vector of each token, of texts and of images, to be compared one by one."""
 KINDS = ("last", "cls", "mean", "weighted_mean", "mean_sqrt", "max")
 _SBERT_MODES = {
     "pooling_mode_cls_token": "cls",
@@ -273,7 +276,9 @@ def _refuse_both_directions(hf_config: HFConfig) -> None:
 
 def _tasks(convert: Convert, family: str) -> tuple[str, ...]:
     if convert == "embed":
-        return ("embed",) if family in PAIRED else ("embed", "token_embed")
+        return (
+            ("embed",) if family in PAIRED else ("token_embed",) if family in RETRIEVERS else ("embed", "token_embed")
+        )
     if convert == "classify":
         return ("classify",) if family in ENCODERS else ("classify", "token_classify")
     return ("token_classify",)

@@ -173,7 +173,7 @@ def load_hf_config(path: str, overrides: "dict[str, Any] | Callable[[dict[str, A
     file = os.path.join(path, "config.json")
     has_params = not os.path.isfile(file) and os.path.isfile(os.path.join(path, PARAMS))
     values = read_params(path) if has_params else read_json_object(file, setting="model")
-    values = _with_quantization(values, path)
+    values = _unwrapped(_with_quantization(values, path))
     if callable(overrides):
         changed: object = overrides(values)
         if not is_dict(changed):
@@ -181,6 +181,12 @@ def load_hf_config(path: str, overrides: "dict[str, Any] | Callable[[dict[str, A
             raise ConfigError(message, setting="hf_overrides")
         return HFConfig(changed)
     return HFConfig(_merge(values, overrides))
+
+
+def _unwrapped(values: dict[str, Any]) -> dict[str, Any]:
+    """The fields of `vlm_config` beside the others: retrievers wrap what a model that sees has at the top."""
+    inner = values.get("vlm_config")
+    return inner | {name: value for name, value in values.items() if name != "vlm_config"} if is_dict(inner) else values
 
 
 def _with_quantization(values: dict[str, Any], path: str) -> dict[str, Any]:

@@ -165,20 +165,20 @@ class Resolver:
             hf_overrides={} if callable(args.hf_overrides) else dict(args.hf_overrides),
             override_generation_config=dict(args.override_generation_config),
             pooling=pooling,
-            modalities=self._modalities(architecture, pooling, hf_config),
+            modalities=self._modalities(architecture, hf_config),
             encoder_length=0 if half is None else half.longest(hf_config),
             io_processor_plugin=args.io_processor_plugin,
             hub=hub,
         )
 
-    def _modalities(self, architecture: str, pooling: PoolingConfig | None, hf_config: HFConfig) -> tuple[str, ...]:
+    def _modalities(self, architecture: str, hf_config: HFConfig) -> tuple[str, ...]:
         """What prompts may have besides text: what the model reads, but for what the user turned off."""
         args = self.args
         if architecture in HALVES and HALVES[architecture].modality == AUDIO:
             return (AUDIO,)
         if args.language_model_only or args.model_impl == "transformers":
             return ()
-        readable = readable_modalities(architecture, hf_config, is_pooling=pooling is not None)
+        readable = readable_modalities(architecture, hf_config)
         return tuple(name for name in readable if _limit_of(args.limit_mm_per_prompt, name) != 0)
 
     def multimodal(self, model: ModelConfig) -> MultiModalConfig | None:

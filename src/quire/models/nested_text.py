@@ -8,7 +8,15 @@ import dataclasses
 from quire.config.hf_config import HFConfig
 from quire.models.spec import Attention, DecoderSpec
 
-PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.text_model.", "model.")
+PREFIXES = (
+    "model.language_model.",
+    "language_model.model.",
+    "language_model.",
+    "model.text_model.",
+    "model.",
+    "vlm.language_model.",
+    "vlm.model.",
+)
 OTHER_PARTS = (
     "*vision_tower.*",
     "*vision_encoder.*",

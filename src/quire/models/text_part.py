@@ -57,6 +57,7 @@ LEFT_OUT = {
 
 VISION: dict[str, Callable[[HFConfig], VisionSpec]] = {
     "aya_vision": aya_vision,
+    "colqwen2": qwen2_vision,
     "deepseek_vl": deepseek_vision,
     "gemma3": gemma3_vision,
     **dict.fromkeys(("glm4v", "glm4v_moe", "glm46v"), glm_vision),
@@ -85,7 +86,7 @@ SEES_ITEMS = ("gemma3",)
 @register("AyaVisionForConditionalGeneration", "InternVLForConditionalGeneration")
 @register("Qwen2AudioForConditionalGeneration", "UltravoxModel", "VoxtralForConditionalGeneration")
 @register("DeepseekVLForConditionalGeneration", "LightOnOcrForConditionalGeneration")
-@register("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration")
+@register("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration", "ColQwen2ForRetrieval")
 @register("Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration", "Glm46VForConditionalGeneration")
 @register("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration")
 @register("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration")

@@ -322,6 +322,7 @@ GLM_V = dataclasses.replace(QWEN_VL, usual=151343)
 FAMILIES: dict[str, Family] = {
     "AyaVisionForConditionalGeneration": AYA,
     "CLIPModel": PAIRED,
+    "ColQwen2ForRetrieval": QWEN_VL,
     "SiglipModel": PAIRED,
     "DeepseekVLForConditionalGeneration": DEEPSEEK,
     "Gemma3ForConditionalGeneration": GEMMA3,

@@ -39,13 +39,13 @@ def families_of(architecture: str) -> dict[str, Family]:
     return {modality: table[architecture] for modality, table in tables.items() if architecture in table}
 
 
-def readable_modalities(architecture: str, hf: HFConfig, *, is_pooling: bool) -> list[str]:
+def readable_modalities(architecture: str, hf: HFConfig) -> list[str]:
     """What prompts of a checkpoint may have besides text."""
     sections = {IMAGE: "vision_config", AUDIO: "audio_config"}
     return [
         modality
         for modality, family in families_of(architecture).items()
-        if family.is_alone or (not is_pooling and sections[modality] in hf)
+        if family.is_alone or sections[modality] in hf
     ]
 
 

@@ -299,8 +299,7 @@ class DeviceRunner(Runner):
         slot = self._slots.begin()
         self._inputs.upload(batch)
         shape = self._with_adapters(plan, batch, self._shape_of(plan, batch, self._sampler.is_plain(wanted)))
-        if self._media is not None and self._media.prepare(plan, self._inputs.arrays.query_start_B, self._state):
-            shape = dataclasses.replace(shape, has_media=True)
+        shape = self._with_media(plan, shape)
         slot.is_usual = self._run_layers(plan, shape)
         pending = PendingStep(self, plan.step_id, batch, slot, self._sampler)
         if batch.first_B is not None:
@@ -463,7 +462,7 @@ class DeviceRunner(Runner):
         batch = self._inputs.prepare(plan)
         slot = self._slots.begin()
         self._inputs.upload(batch)
-        shape = self._with_adapters(plan, batch, self._shape_of(plan, batch, False))
+        shape = self._with_media(plan, self._with_adapters(plan, batch, self._shape_of(plan, batch, False)))
         self._run_layers(plan, shape)
         hidden_TD, empty = self._hidden[shape.num_tokens][: plan.total_num_tokens], batch.rows_S[:0]
         pending = PendingStep(self, plan.step_id, PreparedBatch(empty, empty), slot, self._sampler)
@@ -473,6 +472,11 @@ class DeviceRunner(Runner):
         slot.end.record()
         self._in_flight.append(pending)
         return pending
+
+    def _with_media(self, plan: SchedulerOutput, shape: StepShape) -> StepShape:
+        """The step's shape with what it sees."""
+        media = self._see_media(plan, self._inputs.arrays.query_start_B)
+        return shape if media is None else dataclasses.replace(shape, has_media=True)
 
     def _shape_of(self, plan: SchedulerOutput, batch: PreparedBatch, is_plain: bool) -> StepShape:
         requests = max(len(plan.rows), len(batch.rows_S))

@@ -152,9 +152,7 @@ class ModelRunner(Runner):
         is_ready = None if drafting is None else drafting.begin(plan)
         starts_B = self._state.num_computed_R[plan.rows] if self._prompt_logprobs.is_wanted else None
         batch = self._prepare(plan)
-        if self._media is not None:
-            media = self._media.prepare(plan, self._inputs.arrays.query_start_B, self._state)
-            self._inputs.step.take_media(media)
+        self._inputs.step.take_media(self._see_media(plan, self._inputs.arrays.query_start_B))
         if not self.is_last_stage:
             self._run_model()
             return ModelRunnerOutput(plan.step_id, rows=plan.rows[:0], token_ids=plan.rows[:0])
@@ -231,6 +229,7 @@ class ModelRunner(Runner):
         """A step of pooling requests, which get no tokens."""
         starts_B = self._state.num_computed_R[plan.rows]
         self._prepare(plan)
+        self._inputs.step.take_media(self._see_media(plan, self._inputs.arrays.query_start_B))
         hidden_TD = self._run_model()
         nothing = plan.rows[:0]
         output = ModelRunnerOutput(step_id=plan.step_id, rows=nothing, token_ids=nothing, pooled={})

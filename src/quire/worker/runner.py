@@ -16,6 +16,7 @@ import torch
 from quire.attention.interface import AttentionBackend
 from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec, KVKind
+from quire.config.pooling import PAIRED
 from quire.core.drafting import MOST_KEPT
 from quire.core.kv_connector import EXTRA
 from quire.core.output import IntArray, ModelRunnerOutput, SchedulerOutput
@@ -24,7 +25,7 @@ from quire.distributed.stage_link import StageLink
 from quire.errors import EngineError
 from quire.layers.decoder import Decoder
 from quire.layers.encoder.cross_decoder import CrossDecoder
-from quire.layers.interface import CausalLM
+from quire.layers.interface import CausalLM, MediaInputs
 from quire.logger import init_logger
 from quire.media import EMBEDS, IMAGE_EMBEDS
 from quire.model_loader import load_model
@@ -152,7 +153,21 @@ class Runner(abc.ABC):
 
     def _images(self, plan: SchedulerOutput, query_start_B: IntArray) -> dict[int, torch.Tensor]:
         """Vectors of the rows of a pooling step that are images."""
-        return {} if self._media is None else self._media.vectors(plan, query_start_B, self._state)
+        if self._media is None or not self._pools_alone:
+            return {}
+        return self._media.vectors(plan, query_start_B, self._state)
+
+    def _see_media(self, plan: SchedulerOutput, query_start_B: IntArray) -> MediaInputs | None:
+        """What stands in the place of the step's tokens; None where all are text, or images are whole prompts."""
+        if self._media is None or self._pools_alone:
+            return None
+        return self._media.prepare(plan, query_start_B, self._state)
+
+    @property
+    def _pools_alone(self) -> bool:
+        """Whether an image is a whole prompt, whose vector is the answer."""
+        pooling = self._config.model.pooling
+        return pooling is not None and pooling.family in PAIRED
 
     @property
     def embeds_widths(self) -> dict[str, int]:

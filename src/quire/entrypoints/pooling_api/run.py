@@ -74,15 +74,16 @@ def _prompt(item: str | list[int], cache_salt: str | None) -> PromptType:
 
 async def _conversation(
     state: ServerState, request: protocol.InputFields, messages: list[dict[str, Any]]
-) -> PromptType | TokenizedPrompt:
+) -> TokenizedPrompt:
     state.check_request_template(request.chat_template)
     processor = state.engine.input_processor
-    if processor.media is not None:
-        return dataclasses.replace(await untemplated(messages, processor), cache_salt=request.cache_salt)
-    tokenizer = require_tokenizer(state.engine.get_tokenizer(), "messages")
-    variables = dict(request.chat_template_kwargs or {})
-    prompt = await render_chat(request, messages, tokenizer, variables, bool(request.add_generation_prompt))
-    return _prompt(prompt.token_ids, request.cache_salt)
+    if processor.media is not None and processor.media.is_alone:
+        prompt = await untemplated(messages, processor)
+    else:
+        tokenizer, variables = require_tokenizer(state.engine.get_tokenizer(), "messages"), request.chat_template_kwargs
+        generates = bool(request.add_generation_prompt)
+        prompt = await render_chat(request, messages, tokenizer, dict(variables or {}), generates, processor=processor)
+    return dataclasses.replace(prompt, cache_salt=request.cache_salt)
 
 
 async def run_pooling(

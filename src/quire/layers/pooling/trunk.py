@@ -6,13 +6,13 @@ The layers are those of a generating model, without its matrix of logits. Knows 
 import dataclasses
 
 from quire.config import HFConfig, ModelConfig, PoolingConfig
-from quire.config.pooling import ENCODERS, POSITIONS_AFTER_PADDING
+from quire.config.pooling import ENCODERS, POSITIONS_AFTER_PADDING, RETRIEVERS
 from quire.layers.pooling.head import HeadLayer
 from quire.models.spec import DecoderSpec
 
 HEAD_NAMES = (
     *("lm_head.*", "score.*", "v_head.*", "classifier.*", "pooler.*", "*.pooler.*", "head.*", "cls.*", "decoder.*"),
-    *("dense.*", "qa_outputs.*", "linear.*", "pre_classifier.*", "vocab_*"),
+    *("embedding_proj_layer.*", "dense.*", "qa_outputs.*", "linear.*", "pre_classifier.*", "vocab_*"),
 )
 """Names of a checkpoint that are no layer's: what of them is needed is read as the head."""
 SCORE = ("score", "model.score", "classifier")
@@ -48,6 +48,8 @@ def pooling_head(config: ModelConfig, hidden: int) -> tuple[HeadLayer, ...]:
     if pooling.family == "Siglip":
         size = config.hf_config.get("text_config", HFConfig({})).get("projection_size") or hidden
         return (HeadLayer(("text_model.head",), hidden, size),)
+    if pooling.family in RETRIEVERS:
+        return (HeadLayer(("embedding_proj_layer",), hidden, config.hf_config.get("embedding_dim", 128)),)
     if pooling.embeds:
         return tuple(
             HeadLayer(("linear",), dense.inputs, dense.outputs, dense.bias, dense.activation, dense.folder)

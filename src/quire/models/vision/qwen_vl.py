@@ -19,7 +19,7 @@ from quire.models.spec import (
 from quire.models.vision.pixtral import NO_TOKENS
 
 NAMES = WeightNames(
-    prefixes=("", "model."),
+    prefixes=("", "model.", "vlm."),
     layer="visual.blocks.{layer}.",
     modules={
         "patch": "visual.patch_embed.proj",

@@ -1,0 +1,132 @@
+"""Models that make a vector of each token of texts and of images, and decoders that embed images, against Transformers."""
+
+import asyncio
+import base64
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tests.entrypoints.openai.conftest import serve
+from tests.oracles.odd_images import file_of
+from tests.oracles.tiny_models import randomize
+from tests.oracles.tiny_vision import CONFIGS, IMAGE, draw_image, make_tiny_vision
+
+from quire import LLM, AsyncEngineArgs, AsyncLLMEngine
+from quire.errors import RequestError
+from quire.tokenizers.loader import get_tokenizer
+
+SEES = CONFIGS["Qwen2VLForConditionalGeneration"] | {"tie_word_embeddings": False}
+SIZES = [(30, 71), (64, 28), (28, 28)]
+IMAGES = [draw_image(seed, *size) for seed, size in enumerate(SIZES)]
+PROMPTS = [
+    ([5, 6, 7, 8], []),
+    ([302, IMAGE, 303, 9, 10], [0]),
+    ([11, 302, IMAGE, 303, 12, 302, IMAGE, 303, 14], [1, 2]),
+    ([302, IMAGE, 303, 9, 11], [0]),
+    ([21 + number for number in range(30)], []),
+]
+SETTINGS = {"max_model_len": 256, "num_gpu_blocks_override": 80, "max_num_seqs": 4}
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory):
+    return make_tiny_vision("Qwen2VLForConditionalGeneration", tmp_path_factory.mktemp("qwen2_vl"), seed=4)
+
+
+@pytest.fixture(scope="module")
+def folder(decoder, tmp_path_factory):
+    """A retriever, with the decoder's tokenizer and processor."""
+    import transformers
+
+    path = tmp_path_factory.mktemp("colqwen2") / "model"
+    shutil.copytree(decoder, path)
+    config = transformers.ColQwen2Config(vlm_config=SEES | {"model_type": "qwen2_vl"}, embedding_dim=16)
+    model = transformers.ColQwen2ForRetrieval(config).eval()
+    randomize(model, 3)
+    model.save_pretrained(path)
+    return path
+
+
+class Oracle:
+    """Transformers' vectors of each token of one prompt."""
+
+    def __init__(self, path, model_class):
+        import transformers
+
+        self.model = getattr(transformers, model_class).from_pretrained(str(path), attn_implementation="eager").eval()
+        self.processor = transformers.AutoImageProcessor.from_pretrained(str(path), backend="pil")
+
+    def given(self, token_ids, pixels):
+        """What the model reads of a prompt."""
+        if not pixels:
+            return {"input_ids": torch.tensor([token_ids])}
+        seen = self.processor(pixels, return_tensors="pt")
+        counts = iter((seen["image_grid_thw"].prod(-1) // 4).tolist())
+        expanded = [each for token in token_ids for each in [token] * (next(counts) if token == IMAGE else 1)]
+        ids = torch.tensor([expanded])
+        return {"input_ids": ids, "mm_token_type_ids": (ids == IMAGE).int(), **seen}
+
+
+class RetrieverOracle(Oracle):
+    @torch.no_grad()
+    def vectors(self, token_ids, pixels):
+        given = self.given(token_ids, pixels)
+        if pixels:  # its forward wants each image's patches filled up to the longest's, one image a prompt
+            vlm = self.model.vlm(**given)
+            found = self.model.embedding_proj_layer(vlm.last_hidden_state)
+            return torch.nn.functional.normalize(found, dim=-1)[0].numpy()
+        return self.model(**given).embeddings[0].numpy()
+
+
+def prompt_of(token_ids, numbers):
+    images = [IMAGES[number] for number in numbers]
+    return {"prompt_token_ids": token_ids} | ({"multi_modal_data": {"image": images}} if images else {})
+
+
+@pytest.mark.parametrize("chunk", [256, 23])
+def test_each_token_of_texts_and_images_becomes_the_vector_of_transformers(folder, chunk):
+    oracle, prompts = RetrieverOracle(folder, "ColQwen2ForRetrieval"), [prompt_of(*each) for each in PROMPTS]
+    expected = [oracle.vectors(ids, [IMAGES[number] for number in numbers]) for ids, numbers in PROMPTS]
+    llm = LLM(model=str(folder), max_num_batched_tokens=chunk, **SETTINGS)
+    for order in (1, -1):
+        for output, vectors in zip(llm.encode(prompts[::order], use_tqdm=False), expected[::order], strict=True):
+            np.testing.assert_allclose(np.asarray(output.outputs.data), vectors, atol=1e-4)
+    with pytest.raises(RequestError, match="token_embed"):
+        llm.embed(prompts[:1], use_tqdm=False)
+
+
+def test_a_decoder_that_sees_embeds_images(decoder):
+    oracle, llm = (
+        Oracle(decoder, "Qwen2VLForConditionalGeneration"),
+        LLM(model=str(decoder), runner="pooling", **SETTINGS),
+    )
+    outputs = llm.embed([prompt_of(*each) for each in PROMPTS], use_tqdm=False)
+    for output, (ids, numbers) in zip(outputs, PROMPTS, strict=True):
+        with torch.no_grad():
+            hidden = oracle.model.model(**oracle.given(ids, [IMAGES[n] for n in numbers])).last_hidden_state[0, -1]
+        vector = torch.nn.functional.normalize(hidden, dim=0).numpy()
+        np.testing.assert_allclose(output.outputs.embedding, vector, atol=1e-4)
+
+
+def test_a_message_shows_an_image_in_the_models_own_template(folder):
+    engine = AsyncLLMEngine.from_engine_args(AsyncEngineArgs(model=str(folder), **SETTINGS), core="inproc")
+    url = "data:image/png;base64," + base64.b64encode(file_of(Image.fromarray(IMAGES[0]))).decode()
+    parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "see"}]
+    broken = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": url[:200]}}]
+
+    async def main():
+        async with serve(engine) as server:
+            bodies = [{"messages": [{"role": "user", "content": each}]} for each in (parts, broken)]
+            return [await server.client.post("/pooling", json=body) for body in bodies]
+
+    try:
+        answer, refused = asyncio.run(main())
+    finally:
+        engine.shutdown()
+    assert answer.status_code == 200, answer.text
+    ids = get_tokenizer(str(folder)).encode("<|im_start|>user\n<image>see<|im_end|>\n", add_special_tokens=True)
+    expected = RetrieverOracle(folder, "ColQwen2ForRetrieval").vectors(ids, [IMAGES[0]])
+    np.testing.assert_allclose(answer.json()["data"][0]["data"], expected, atol=1e-4)
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "messages[0].content[1].image_url"
