@@ -91,7 +91,7 @@ def _transformers_config(architecture: str) -> HFConfig | None:
 
     transformers.logging.set_verbosity_error()
     model_class = getattr(transformers, architecture, None)
-    if model_class is None:
+    if model_class is None or architecture in LIKE:
         return None
     is_whole = ModelRegistry.resolve(architecture).load() is text_part
     if "text_config" in getattr(model_class.config_class, "sub_configs", {}) and not is_whole:
@@ -114,8 +114,7 @@ def features(architecture: str) -> Features | str:
     source = ModelRegistry.resolve(architecture).load()
     if isinstance(source, type):
         return "a class of its own"
-    own = LIKE.get(architecture, architecture)
-    config = _transformers_config(own) or _transformers_config(_kin(architecture) or "")
+    config = _transformers_config(architecture) or _transformers_config(_kin(architecture) or "")
     try:
         spec = source(
             config
