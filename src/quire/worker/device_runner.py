@@ -299,7 +299,7 @@ class DeviceRunner(Runner):
         slot = self._slots.begin()
         self._inputs.upload(batch)
         shape = self._with_adapters(plan, batch, self._shape_of(plan, batch, self._sampler.is_plain(wanted)))
-        shape = self._with_media(plan, shape)
+        shape = shape.seeing(self._see_media(plan, self._inputs.arrays.query_start_B))
         slot.is_usual = self._run_layers(plan, shape)
         pending = PendingStep(self, plan.step_id, batch, slot, self._sampler)
         if batch.first_B is not None:
@@ -462,21 +462,17 @@ class DeviceRunner(Runner):
         batch = self._inputs.prepare(plan)
         slot = self._slots.begin()
         self._inputs.upload(batch)
-        shape = self._with_media(plan, self._with_adapters(plan, batch, self._shape_of(plan, batch, False)))
+        shape = self._with_adapters(plan, batch, self._shape_of(plan, batch, False))
+        first_B = self._inputs.arrays.query_start_B
+        shape = shape.seeing(self._see_media(plan, first_B))
         self._run_layers(plan, shape)
         hidden_TD, empty = self._hidden[shape.num_tokens][: plan.total_num_tokens], batch.rows_S[:0]
         pending = PendingStep(self, plan.step_id, PreparedBatch(empty, empty), slot, self._sampler)
-        first_B = self._inputs.arrays.query_start_B
         pending.bring(pooler.pool(plan, starts_B, first_B, hidden_TD, self._state, self._images(plan, first_B)))
         slot.drawn.record()
         slot.end.record()
         self._in_flight.append(pending)
         return pending
-
-    def _with_media(self, plan: SchedulerOutput, shape: StepShape) -> StepShape:
-        """The step's shape with what it sees."""
-        media = self._see_media(plan, self._inputs.arrays.query_start_B)
-        return shape if media is None else dataclasses.replace(shape, has_media=True)
 
     def _shape_of(self, plan: SchedulerOutput, batch: PreparedBatch, is_plain: bool) -> StepShape:
         requests = max(len(plan.rows), len(batch.rows_S))

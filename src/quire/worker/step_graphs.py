@@ -7,6 +7,7 @@ Knows sizes; knows nothing of models.
 import bisect
 import dataclasses
 from collections.abc import Callable, Iterator
+from typing import Self
 
 import torch
 
@@ -57,6 +58,10 @@ class StepShape:
     has_short: bool = False
     has_adapters: bool = False
     has_media: bool = False
+
+    def seeing(self, media: object) -> Self:
+        """The same, with media where the step has any."""
+        return self if media is None else dataclasses.replace(self, has_media=True)
 
 
 class StepGraphs:
