@@ -103,6 +103,14 @@ async def completion_prompts(
     return [await _completion_prompt(item, request, tokenizer, vocab_size, room) for item in items]
 
 
+def as_halves(state: ServerState, prompts: list[TokenizedPrompt]) -> list[TokenizedPrompt]:
+    """The prompts, which an encoder reads where the model has one beside its decoder. Raises RequestError: it reads no text."""
+    processor = state.engine.input_processor
+    if processor.halves is None:
+        return prompts
+    return [processor.tokenize({"prompt_token_ids": prompt.token_ids}) for prompt in prompts]
+
+
 async def _completion_prompt(
     item: str | int | list[int], request: CompletionRequest, tokenizer: Tokenizer | None, vocab_size: int, room: int
 ) -> TokenizedPrompt:
