@@ -9,12 +9,14 @@ import pytest
 import torch
 from PIL import Image
 from tests.entrypoints.openai.conftest import serve
+from tests.oracles.async_platform import AsyncCpuPlatform
 from tests.oracles.odd_images import file_of
 from tests.oracles.tiny_models import randomize
 from tests.oracles.tiny_vision import CONFIGS, IMAGE, draw_image, make_tiny_vision
 
 from quire import LLM, AsyncEngineArgs, AsyncLLMEngine
 from quire.errors import RequestError
+from quire.executor import selector
 from quire.tokenizers.loader import get_tokenizer
 
 SEES = CONFIGS["Qwen2VLForConditionalGeneration"] | {"tie_word_embeddings": False}
@@ -85,8 +87,12 @@ def prompt_of(token_ids, numbers):
     return {"prompt_token_ids": token_ids} | ({"multi_modal_data": {"image": images}} if images else {})
 
 
-@pytest.mark.parametrize("chunk", [256, 23])
-def test_each_token_of_texts_and_images_becomes_the_vector_of_transformers(folder, chunk):
+@pytest.mark.parametrize(("chunk", "is_beside"), [(256, False), (23, False), (64, True)])
+def test_each_token_of_texts_and_images_becomes_the_vector_of_transformers(folder, chunk, is_beside, monkeypatch):
+    """Also on a device that works beside the host."""
+    if is_beside:
+        platform = AsyncCpuPlatform()
+        monkeypatch.setattr(selector, "current_platform", lambda _name: platform)
     oracle, prompts = RetrieverOracle(folder, "ColQwen2ForRetrieval"), [prompt_of(*each) for each in PROMPTS]
     expected = [oracle.vectors(ids, [IMAGES[number] for number in numbers]) for ids, numbers in PROMPTS]
     llm = LLM(model=str(folder), max_num_batched_tokens=chunk, **SETTINGS)
