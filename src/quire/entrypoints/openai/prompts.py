@@ -105,8 +105,8 @@ async def completion_prompts(
 
 def as_halves(state: ServerState, prompts: list[TokenizedPrompt]) -> list[TokenizedPrompt]:
     """The prompts, which an encoder reads where the model has one beside its decoder. Raises RequestError: it reads no text."""
-    processor = state.engine.input_processor
-    if processor.halves is None:
+    processor = input_processor(state)
+    if processor is None or processor.halves is None:
         return prompts
     return [processor.tokenize({"prompt_token_ids": prompt.token_ids}) for prompt in prompts]
 
@@ -200,7 +200,7 @@ async def count_prompt_tokens(state: ServerState, request: ChatCompletionRequest
 
 
 def input_processor(state: ServerState) -> InputProcessor | None:
-    """What reads a prompt's images; None for an engine of tests that has none."""
+    """What reads a prompt's images, or its other half; None for an engine of tests that has none."""
     return getattr(state.engine, "input_processor", None)
 
 
