@@ -4,8 +4,8 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEV_INSTALLED := $(VENV)/.installed-dev
 TORCH_ON_CPU := torch==2.13.0
-# Tests that start servers wait for them: one worker more than the usual two cores.
-PYTEST_WORKERS ?= 3
+# Tests that start servers wait for them: two workers more than the usual two cores.
+PYTEST_WORKERS ?= 4
 # Tests start many processes: none compiles the sources anew.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal
 SOURCES := pyproject.toml setup.py $(wildcard src/quire/kernels/cpu/build.py src/quire/kernels/cpu/csrc/*)
