@@ -73,9 +73,8 @@ class DraftTimes:
 
     def charge(self, steps: float) -> None:
         """A step without drafts was waited for, so that the next could have some: that took so many steps' time."""
-        if steps:
-            self.balance -= steps
-            self.is_paused = self.balance < 0.0
+        self.balance -= steps
+        self.is_paused = self.balance < 0.0
 
     def wants_comparison(self) -> bool:
         """Whether it was long ago that a step had no drafts."""

@@ -140,14 +140,18 @@ class Drafting(NoDrafting):
     # Planning.
 
     def waits(self, flights: Sequence[StepInFlight]) -> bool:
-        # What is in flight has drafts, or the next step is to have some.
-        return bool(flights) and (bool(flights[-1].step.drafts) or self._num_without < PATIENCE)
+        if flights:
+            self._was_waited_for = self._must_end(flights[-1].step)
+        return bool(flights) and self._was_waited_for
+
+    def _must_end(self, step: SchedulerOutput) -> bool:
+        """Whether no plan is made beside this step: it has drafts, or the next one is to have some."""
+        return bool(step.drafts) or self._num_without < PATIENCE
 
     def join(
         self, rows: IntArray, counts: IntArray, budget: int, limit: int, has_flights: bool
     ) -> tuple[IntArray, int]:
         self.lengths.fill(0)
-        self._was_waited_for = not has_flights and self._num_without < PATIENCE
         if has_flights or not len(rows) or self._times.is_paused or not self._is_due():
             return counts, budget
         if self._times.wants_comparison() and self._config.enable_adaptive_verification:

@@ -61,8 +61,8 @@ class ModelDrafting(Drafting):
 
     # Planning.
 
-    def waits(self, flights: Sequence[StepInFlight]) -> bool:
-        return super().waits(flights) or (bool(flights) and flights[-1].step.num_drafts > FOLLOW)
+    def _must_end(self, step: SchedulerOutput) -> bool:
+        return super()._must_end(step) or step.num_drafts > FOLLOW
 
     def join(
         self, rows: IntArray, counts: IntArray, budget: int, limit: int, has_flights: bool

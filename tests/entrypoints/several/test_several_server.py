@@ -69,6 +69,7 @@ def test_a_model_that_cannot_be_had_says_why_and_harms_no_other(server):
 
 
 def test_all_models_are_listed_in_both_protocols(server):
+    assert ask(server, "two") == ask(server, "one")  # which sleeps and which is awake, whatever was asked before
     names = ["one", "two", "deux", "broken"]
     assert [each["id"] for each in server.client.get("/v1/models").json()["data"]] == names
     assert server.client.get("/v1/models/deux").json()["max_model_len"] == 512
