@@ -11,7 +11,7 @@ import itertools
 import operator
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, cast
 
 import msgspec
@@ -166,7 +166,8 @@ class InputProcessor:
         try_grammars_apart: bool = False,
         open_files: bool = False,
     ) -> None:
-        self._try_grammars_apart, self._open_files = try_grammars_apart, open_files
+        self._try_grammars_apart = try_grammars_apart
+        self._open_media: Callable[[Any], Any] = open_named if open_files else lambda data: data
         self._model = config.model
         self._structured_outputs = config.structured_outputs
         self._reasoning = config.reasoning
@@ -185,7 +186,7 @@ class InputProcessor:
         self.halves: PromptHalves | None = None
         if config.multimodal is not None and config.model.is_encoder_decoder:
             half = EncoderHalf(config.model, config.multimodal)
-            self.halves = PromptHalves(half, self._encode, self._check_token_ids, open_files=open_files)
+            self.halves = PromptHalves(half, self._encode, self._check_token_ids, self._open_media)
         elif config.multimodal is not None and config.model.modalities:
             self.media = MediaProcessor(config.model, config.multimodal, lambda text: self._encode(text, False))
 
@@ -282,8 +283,7 @@ class InputProcessor:
             return tokenized
         if self.media is None:
             raise RequestError(f"multi_modal_data: {self._model.model!r} reads no media here", param="multi_modal_data")
-        data = open_named(data) if self._open_files else data
-        options = prompt.get("mm_processor_kwargs")
+        data, options = self._open_media(data), prompt.get("mm_processor_kwargs")
         uuids = prompt.get("multi_modal_uuids")
         if self.media.is_alone and (prompt.get("prompt") or prompt.get("prompt_token_ids")):
             raise RequestError("a prompt of this model is a text or an image: leave one of them out", param="prompt")

@@ -9,7 +9,6 @@ from typing import Any, cast
 from quire.errors import RequestError
 from quire.media import MediaItem
 from quire.multimodal.encoder_half import TEXT, EncoderHalf
-from quire.multimodal.named_files import open_named
 
 Encode = Callable[[str, bool], list[int]]
 CheckIds = Callable[[Any, str], list[int]]
@@ -21,11 +20,11 @@ class PromptHalves:
     Args:
         encode: token ids of a text, with or without special tokens.
         check: token ids that a user gives, and the field that they come from.
-        open_files: whether `multi_modal_data` may name files by their paths.
+        open_media: puts what files hold in the place of their paths in `multi_modal_data`, where it may name any.
     """
 
-    def __init__(self, half: EncoderHalf, encode: Encode, check: CheckIds, *, open_files: bool = False) -> None:
-        self.half, self._encode, self._check, self._open_files = half, encode, check, open_files
+    def __init__(self, half: EncoderHalf, encode: Encode, check: CheckIds, open_media: Callable[[Any], Any]) -> None:
+        self.half, self._encode, self._check, self._open_media = half, encode, check, open_media
 
     def read(self, prompt: Any) -> tuple[list[int], str | None, MediaItem]:
         """The decoder's token ids, their text where it is known, and what stands beside them. A prompt has both halves by name;
@@ -53,8 +52,7 @@ class PromptHalves:
         if isinstance(encoder, Mapping):
             given = cast("Mapping[str, Any]", encoder)
             if given.get("multi_modal_data"):
-                options, data = given.get("mm_processor_kwargs"), given["multi_modal_data"]
-                data = open_named(data) if self._open_files else data
+                options, data = given.get("mm_processor_kwargs"), self._open_media(given["multi_modal_data"])
                 return self.half.of_media(data, given.get("multi_modal_uuids"), options)
         if self.half.modality != TEXT:
             message = "the model's encoder hears: give multi_modal_data={'audio': (samples, rate)}"

@@ -209,12 +209,12 @@ def with_media(
         prompt = TokenizedPrompt(token_ids, taken.text(rendered))
     if not items:
         return prompt
-    pairs = list(zip(taken.given, items, strict=True))
-    names = list(dict.fromkeys(each.modality for each in taken.given))
-    given = {
-        "multi_modal_data": {name: [item for each, item in pairs if each.modality == name] for name in names},
-        "multi_modal_uuids": {name: [each.uuid for each in taken.given if each.modality == name] for name in names},
-        "mm_processor_kwargs": options,
-    }
-    fields = {name: [each.field for each in taken.given if each.modality == name] for name in names}
+    data: dict[str, list[Any]] = {}
+    uuids: dict[str, list[str | None]] = {}
+    fields: dict[str, list[str]] = {}
+    for each, item in zip(taken.given, items, strict=True):
+        data.setdefault(each.modality, []).append(item)
+        uuids.setdefault(each.modality, []).append(each.uuid)
+        fields.setdefault(each.modality, []).append(each.field)
+    given = {"multi_modal_data": data, "multi_modal_uuids": uuids, "mm_processor_kwargs": options}
     return processor.with_media(prompt, given, fields)

@@ -223,13 +223,13 @@ def hold_media(
     messages: Sequence[Mapping[str, Any]], given: Sequence[GivenMedia], items: Sequence[Any]
 ) -> list[dict[str, Any]]:
     """The messages with images and sounds in the place of their URLs."""
-    left = {one.field: (item, one) for item, one in zip(items, given, strict=True)}
+    left = iter(zip(items, given, strict=True))
     read = {one.modality for one in given}
 
     def hold(part: Any) -> Any:
         if not is_mapping(part) or KINDS.get(str(part.get("type"))) not in read:
             return part
-        item, one = left.pop(next(iter(left)))
+        item, one = next(left)
         return PlacedPart({"type": one.modality, one.modality: item, "uuid": one.uuid}, one.field, one.field)
 
     held: list[dict[str, Any]] = []

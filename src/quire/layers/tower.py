@@ -3,6 +3,7 @@
 Knows whose weights are whose. What it reads, and what becomes of its rows, is for encoders of one kind to say.
 """
 
+import abc
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -37,7 +38,7 @@ class Part(Protocol):
         ...
 
 
-class Tower:
+class Tower(abc.ABC):
     """One encoder.
 
     Args:
@@ -92,9 +93,9 @@ class Tower:
         """Memory of its own buffers, and of its pages when they are as many as one step needs."""
         return self.decoder.buffer_bytes + self._pages.num_bytes(self._context.max_tokens)
 
+    @abc.abstractmethod
     def encode(self, items: Sequence[Arrays]) -> list[torch.Tensor]:
         """What an item of a prompt is for the decoder, each in a tensor of its own. No gradient is kept."""
-        raise NotImplementedError
 
 
 class TowerDecoder(Decoder):

@@ -35,6 +35,7 @@ from quire.layers.weights import cache_scales, canonical_name, check_names, chec
 from quire.logger import init_logger
 from quire.lora.merging import merged
 from quire.lora.method import adapted
+from quire.media import AUDIO, IMAGE
 from quire.model_loader.checkpoint import DTYPE_NAMES, PLAIN_DTYPES, OwnMemory, TensorInfo, WeightReader
 from quire.model_loader.device_reader import upload_tensors
 from quire.model_loader.dummy import dummy_weights
@@ -256,11 +257,11 @@ def _build_towers(
         patches = spec.vision.trunk.patches
         # An image may be one patch, with a class token beside it.
         max_tokens = settings.encoder_budget * (patches.merge**2 + patches.class_token)
-        yield "image", VisionTower(spec.vision, _beside(context, spec.vision.trunk, platform, max_tokens), slots)
+        yield IMAGE, VisionTower(spec.vision, _beside(context, spec.vision.trunk, platform, max_tokens), slots)
     if settings is not None and spec.hearing is not None:
         hearing = spec.hearing
         own = _beside(context, hearing.trunk, platform, HEARD_TOGETHER * hearing.length)
-        yield "audio", Encoder(hearing, own, slots)
+        yield AUDIO, Encoder(hearing, own, slots)
 
 
 def _refuse_stored_format(config: EngineConfig, source: type) -> None:

@@ -22,7 +22,7 @@ USUAL: dict[str, Any] = {
     "num_mel_bins": 128,
 }
 """What an `audio_config` need not say."""
-USUAL_WHISPER = USUAL | {
+USUAL_WHISPER: dict[str, Any] = {
     "d_model": 384,
     "encoder_layers": 4,
     "encoder_attention_heads": 6,

@@ -33,7 +33,7 @@ from quire.entrypoints.openai.answers import PieceReader
 from quire.entrypoints.openai.chat_generation import ChatGeneration, prepare_generation
 from quire.entrypoints.openai.generation import Generation, new_count
 from quire.entrypoints.openai.logprobs import chat_logprobs
-from quire.entrypoints.openai.prompts import as_halves, completion_prompts
+from quire.entrypoints.openai.prompts import completion_prompts
 from quire.entrypoints.openai.protocol import CompletionRequest
 from quire.entrypoints.openai.sampling import build_sampling_params, resolve_max_tokens
 from quire.guards import is_dict
@@ -130,8 +130,7 @@ async def _prepare_raw(
 ) -> Generation[CompletionRequest]:
     model, config = state.resolve_model(request.model), state.engine.config.model
     limit = config.max_model_len
-    texts = await completion_prompts(request, state.engine.get_tokenizer(), config.vocab_size, limit)
-    (prompt,) = as_halves(state, texts)
+    (prompt,) = await completion_prompts(state, request, limit)
     max_tokens = resolve_max_tokens(None, len(prompt.token_ids), limit, at_most, "options.num_predict", "prompt")
     params = build_sampling_params(request, max_tokens=max_tokens, logprobs=None, defaults=config.default_sampling)
     return Generation(

@@ -20,7 +20,7 @@ from quire.entrypoints.openai import sampling
 from quire.entrypoints.openai.chunks import COMPLETION_TEXT, ChunkStream, chunk_fields, stream_options
 from quire.entrypoints.openai.generation import Generation, all_of, new_count, total_timing, total_usage
 from quire.entrypoints.openai.logprobs import CompletionTokens, prompt_logprobs_json
-from quire.entrypoints.openai.prompts import as_halves, completion_prompts, embedded_prompts, require_tokenizer
+from quire.entrypoints.openai.prompts import completion_prompts, embedded_prompts, require_tokenizer
 from quire.entrypoints.openai.protocol import (
     CompletionChoice,
     CompletionLogprobs,
@@ -62,8 +62,7 @@ async def prepare_completion(state: ServerState, request: CompletionRequest, pub
     room = max(1, config.max_model_len - max(1, asked))
     prompts = await embedded_prompts(state, request)
     if request.prompt or not prompts:
-        texts = await completion_prompts(request, state.engine.get_tokenizer(), config.vocab_size, room)
-        prompts += as_halves(state, texts)
+        prompts += await completion_prompts(state, request, room)
     if len(prompts) * generated > limits.MAX_N:
         field = "n" if request.best_of is None else "best_of"
         message = f"{generated} answers to {len(prompts)} prompts; at most {limits.MAX_N} sequences in one request."

@@ -92,20 +92,15 @@ async def embedded_prompts(state: ServerState, request: CompletionRequest) -> li
     return [embedded(await run_sized(len(text), decode_embeds, text)) for text in texts]
 
 
-async def completion_prompts(
-    request: CompletionRequest, tokenizer: Tokenizer | None, vocab_size: int, room: int
-) -> list[TokenizedPrompt]:
-    """The prompts of a completion request: a text, texts, token ids, or lists of token ids. `room`: how many tokens of each
-    `truncate_prompt_tokens=-1` keeps."""
+async def completion_prompts(state: ServerState, request: CompletionRequest, room: int) -> list[TokenizedPrompt]:
+    """The prompts of a completion request: a text, texts, token ids, or lists of token ids; an encoder reads them where the
+    model has one beside its decoder. `room`: how many tokens of each `truncate_prompt_tokens=-1` keeps.
+    Raises RequestError: the encoder reads no text."""
     if request.prompt is None:
         raise bad_field("prompt", "this field is required.", "missing_field")
-    items = listed(request.prompt, "prompt", "prompts")
-    return [await _completion_prompt(item, request, tokenizer, vocab_size, room) for item in items]
-
-
-def as_halves(state: ServerState, prompts: list[TokenizedPrompt]) -> list[TokenizedPrompt]:
-    """The prompts, which an encoder reads where the model has one beside its decoder. Raises RequestError: it reads no text."""
-    processor = input_processor(state)
+    items, tokenizer = listed(request.prompt, "prompt", "prompts"), state.engine.get_tokenizer()
+    vocab_size, processor = state.engine.config.model.vocab_size, input_processor(state)
+    prompts = [await _completion_prompt(item, request, tokenizer, vocab_size, room) for item in items]
     if processor is None or processor.halves is None:
         return prompts
     return [processor.tokenize({"prompt_token_ids": prompt.token_ids}) for prompt in prompts]
