@@ -7,6 +7,7 @@ import json
 
 import numpy as np
 import pytest
+from tests.oracles.media_parity import COMMON, SETTINGS, ask, assert_parity, draw_prompts
 from tests.oracles.tiny_encoder_decoder import draw_sound
 from tests.oracles.tiny_listeners import AUDIO, CONFIGS, HearingOracle, make_tiny_listener
 
@@ -15,32 +16,13 @@ from quire.errors import ConfigError, RequestError
 from quire.multimodal import processor
 from tokenizers import Tokenizer
 
-SETTINGS = {
-    "roomy": {"max_num_seqs": 8},
-    "chunks that end within sounds": {"max_num_batched_tokens": 9, "max_num_seqs": 3},
-    "few pages, so that requests are preempted": {
-        "max_num_seqs": 8,
-        "max_model_len": 200,
-        "num_gpu_blocks_override": 24,
-    },
-    "no prefix cache, eager": {"enable_prefix_caching": False, "max_num_seqs": 3, "enforce_eager": True},
-}
-COMMON = {"max_num_batched_tokens": 128, "max_model_len": 256, "num_gpu_blocks_override": 200}
 SOUNDS = {
     name: draw_sound(seed, size)
     for seed, (name, size) in enumerate(
         {"whole": 16000, "half": 7953, "odd": 9121, "short": 1100, "long": 23000}.items()
     )
 }
-PROMPTS = [
-    ([5, 6, 7, 8], []),
-    ([5, AUDIO, 9, 10], ["half"]),
-    ([AUDIO, 14, AUDIO, 8, AUDIO, 12, 13], ["whole", "odd", "short"]),
-    ([5, AUDIO, 9, 11, 17], ["half"]),
-    ([21, 22, AUDIO, 23, AUDIO, 24], ["short", "short"]),
-    ([5, AUDIO, 9, 10], ["long"]),
-    ([31 + number for number in range(40)], []),
-]
+PROMPTS = draw_prompts(AUDIO, "half", ["whole", "odd", "short"], "short", "long")
 
 
 @pytest.fixture(scope="module")
@@ -57,28 +39,10 @@ def folders(tmp_path_factory):
 
 def assert_hears(llm, oracle, prompts, max_tokens):
     """The engine goes on with these prompts, all at once, as Transformers does."""
-    params = SamplingParams(
-        temperature=0.0,
-        max_tokens=max_tokens,
-        ignore_eos=True,
-        logprobs=1,
-        detokenize=False,
-        allowed_token_ids=list(range(AUDIO)),
-    )
-    sounds = [[SOUNDS[name] for name in names] for _, names in prompts]
-    requests = [
-        {"prompt_token_ids": ids, "multi_modal_data": {"audio": heard}}
-        for (ids, _), heard in zip(prompts, sounds, strict=True)
-    ]
-    for heard, output in zip(sounds, llm.generate(requests, params, use_tqdm=False), strict=True):
-        completion, prompt = output.outputs[0], list(output.prompt_token_ids)
-        token_ids = list(completion.token_ids)
-        assert len(token_ids) == max_tokens, output
-        logprobs = oracle.logprobs(prompt + token_ids, heard)[len(prompt) - 1 : -1]
-        assert token_ids == logprobs[:, :AUDIO].argmax(-1).tolist()
-        for position, token in enumerate(token_ids):
-            expected = float(logprobs[position, token])
-            assert completion.logprobs[position][token].logprob == pytest.approx(expected, abs=1e-3)
+    asked = [(ids, [SOUNDS[name] for name in names]) for ids, names in prompts]
+    for (_, heard), output in zip(asked, ask(llm, "audio", AUDIO, asked, max_tokens), strict=True):
+        assert len(output.outputs[0].token_ids) == max_tokens, output
+        assert_parity(oracle, AUDIO, heard, output)
 
 
 @pytest.mark.parametrize("setting", SETTINGS)

@@ -4,46 +4,24 @@ Prompts have no image, one or three, of several sizes, some of them shared; text
 """
 
 import pytest
+from tests.oracles.media_parity import CHUNKS, COMMON, FEW_PAGES, SETTINGS, ask, assert_parity, draw_prompts
 from tests.oracles.tiny_vision import CONFIGS, IMAGE, PROCESSORS, SIGLIP, VisionOracle, draw_image, make_tiny_vision
 
-from quire import LLM, SamplingParams
+from quire import LLM
 from quire.layers.vision.tower import VisionTower
 
-SETTINGS = {
-    "roomy": {"max_num_seqs": 8},
-    "chunks that end within images": {"max_num_batched_tokens": 9, "max_num_seqs": 3},
-    "few pages, so that requests are preempted": {
-        "max_num_seqs": 8,
-        "max_model_len": 200,
-        "num_gpu_blocks_override": 24,
-    },
-    "no prefix cache, eager": {"enable_prefix_caching": False, "max_num_seqs": 3, "enforce_eager": True},
-}
 OWN_SETTINGS = {
-    ("Gemma3ForConditionalGeneration", "chunks that end within images"): {"max_num_batched_tokens": 12},
-    ("Gemma3ForConditionalGeneration", "few pages, so that requests are preempted"): {"num_gpu_blocks_override": 40},
+    ("Gemma3ForConditionalGeneration", CHUNKS): {"max_num_batched_tokens": 12},
+    ("Gemma3ForConditionalGeneration", FEW_PAGES): {"num_gpu_blocks_override": 40},
 }
 """Where an image is computed in one step, and where pages hold fewer tokens."""
-COMMON = {
-    "max_num_batched_tokens": 128,
-    "max_model_len": 256,
-    "num_gpu_blocks_override": 200,
-}
 IMAGES = {
     name: draw_image(seed, *size)
     for seed, (name, size) in enumerate(
         {"wide": (30, 71), "tall": (64, 28), "small": (29, 28), "thin": (5, 500)}.items()
     )
 }
-PROMPTS = [
-    ([5, 6, 7, 8], []),
-    ([5, IMAGE, 9, 10], ["wide"]),
-    ([IMAGE, 14, IMAGE, 8, IMAGE, 12, 13], ["tall", "wide", "small"]),
-    ([5, IMAGE, 9, 11, 17], ["wide"]),
-    ([21, 22, IMAGE, 23, IMAGE, 24], ["small", "small"]),
-    ([5, IMAGE, 9, 10], ["tall"]),
-    ([31 + number for number in range(40)], []),
-]
+PROMPTS = draw_prompts(IMAGE, "wide", ["tall", "wide", "small"], "small", "tall")
 
 
 @pytest.fixture(scope="module")
@@ -58,36 +36,12 @@ def folders(tmp_path_factory):
     return make
 
 
-def assert_parity(oracle, images, output, tolerance=1e-3):
-    completion = output.outputs[0]
-    token_ids = list(completion.token_ids)
-    prompt = list(output.prompt_token_ids)
-    logprobs = oracle.logprobs(prompt + token_ids, images)[len(prompt) - 1 : -1]
-    assert token_ids == logprobs[:, :IMAGE].argmax(-1).tolist()
-    for position, token in enumerate(token_ids):
-        assert completion.logprobs[position][token].logprob == pytest.approx(
-            float(logprobs[position, token]), abs=tolerance
-        )
-
-
 def assert_sees(llm, oracle, prompts, max_tokens):
     """The engine goes on with these prompts, all at once, as Transformers does."""
-    params = SamplingParams(
-        temperature=0.0,
-        max_tokens=max_tokens,
-        ignore_eos=True,
-        logprobs=1,
-        detokenize=False,
-        allowed_token_ids=list(range(IMAGE)),
-    )
-    images = [[IMAGES[name] for name in names] for _, names in prompts]
-    requests = [
-        {"prompt_token_ids": ids, "multi_modal_data": {"image": seen}}
-        for (ids, _), seen in zip(prompts, images, strict=True)
-    ]
-    for seen, output in zip(images, llm.generate(requests, params, use_tqdm=False), strict=True):
+    asked = [(ids, [IMAGES[name] for name in names]) for ids, names in prompts]
+    for (_, seen), output in zip(asked, ask(llm, "image", IMAGE, asked, max_tokens), strict=True):
         assert len(output.outputs[0].token_ids) == max_tokens, output
-        assert_parity(oracle, seen, output)
+        assert_parity(oracle, IMAGE, seen, output)
 
 
 @pytest.mark.parametrize("setting", SETTINGS)

@@ -7,7 +7,8 @@ import pytest
 import torch
 from safetensors.torch import save
 from starlette.testclient import TestClient
-from tests.models.test_parity_vision import COMMON, IMAGES, assert_parity
+from tests.models.test_parity_vision import IMAGES
+from tests.oracles.media_parity import COMMON, assert_parity
 from tests.oracles.tiny_vision import IMAGE, VisionOracle, make_tiny_vision
 
 from quire import LLM, AsyncEngineArgs, AsyncLLM, SamplingParams
@@ -49,7 +50,7 @@ def test_embeddings_are_seen_as_the_image_they_were_made_of(architecture, tmp_pa
     requests = [{"prompt_token_ids": ids, "multi_modal_data": {"image": given}} for ids, given, _ in prompts]
     for _ in range(2):  # the second time over the prefix cache
         for (_, _, images), output in zip(prompts, llm.generate(requests, PARAMS, use_tqdm=False), strict=True):
-            assert_parity(oracle, images, output)
+            assert_parity(oracle, IMAGE, images, output)
 
 
 def test_embeddings_that_cannot_be_an_image_are_refused_in_words(tmp_path):

@@ -12,28 +12,23 @@ from typing import Any, Self
 import numpy as np
 import torch
 from tests.oracles.tiny_encoder_decoder import RATE
-from tests.oracles.tiny_models import VOCAB_SIZE, load_oracle, randomize, write_tiny_tokenizer
+from tests.oracles.tiny_models import TEXT, load_oracle, randomize, write_tiny_tokenizer
 
 AUDIO = 300
 """The marker of a sound in the tiny models' prompts: an id that no text makes."""
 SPECIAL = ("<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>")
-_TEXT: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512, "tie_word_embeddings": False,
-    "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2,
-}  # fmt: skip
 _WHISPER: dict[str, Any] = {
     "d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 48, "num_mel_bins": 16,
     "max_source_positions": 50,
 }  # fmt: skip
 CONFIGS: dict[str, dict[str, Any]] = {
     "Qwen2AudioForConditionalGeneration": {
-        "text_config": _TEXT | {"model_type": "qwen2"},
+        "text_config": TEXT | {"model_type": "qwen2"},
         "audio_config": _WHISPER | {"model_type": "qwen2_audio_encoder"},
         "audio_token_index": AUDIO,
     },
     "VoxtralForConditionalGeneration": {
-        "text_config": _TEXT | {"model_type": "llama", "head_dim": 16},
+        "text_config": TEXT | {"model_type": "llama", "head_dim": 16},
         "audio_config": {
             "model_type": "voxtral_encoder", "hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 2,
             "num_attention_heads": 2, "num_mel_bins": 16, "max_source_positions": 52,
@@ -42,7 +37,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "UltravoxModel": {
         "model_type": "ultravox",
-        "text_config": _TEXT | {"model_type": "llama"},
+        "text_config": TEXT | {"model_type": "llama"},
         "audio_config": _WHISPER | {"model_type": "whisper"},
         "audio_token_index": AUDIO,
         "hidden_size": 80,

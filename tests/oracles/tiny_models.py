@@ -15,6 +15,12 @@ from tests.oracles.tiny_mixtures import MIXTURES, RECURRENT
 
 VOCAB_SIZE = 384
 """At least 300: 256 bytes, the merges and the special tokens below, and some ids that no text makes."""
+TEXT: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512, "tie_word_embeddings": False,
+    "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2,
+}  # fmt: skip
+"""A language model within one that reads images or sounds too."""
 
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,

@@ -10,16 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from tests.oracles.tiny_models import VOCAB_SIZE, load_oracle, randomize, write_tiny_tokenizer
+from tests.oracles.tiny_models import TEXT, load_oracle, randomize, write_tiny_tokenizer
 
 IMAGE = 300
 """The marker of an image in the tiny models' prompts: an id that no text makes."""
 
-_TEXT: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512, "tie_word_embeddings": False,
-    "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2,
-}  # fmt: skip
 _CLIP: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 28,
     "patch_size": 7,
@@ -36,18 +31,18 @@ SIGLIP = _CLIP | {"model_type": "siglip_vision_model"}
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "LlavaForConditionalGeneration": {
-        "text_config": _TEXT | {"model_type": "llama"},
+        "text_config": TEXT | {"model_type": "llama"},
         "vision_config": _CLIP | {"model_type": "clip_vision_model", "projection_dim": 16},
         "image_token_index": IMAGE,
     },
     "LlavaNextForConditionalGeneration": {
-        "text_config": _TEXT | {"model_type": "mistral", "sliding_window": None},
+        "text_config": TEXT | {"model_type": "mistral", "sliding_window": None},
         "vision_config": _CLIP | {"model_type": "clip_vision_model", "projection_dim": 16},
         "image_token_index": IMAGE,
         "image_grid_pinpoints": [[28, 56], [56, 28], [56, 56], [28, 84]],
     },
     "LlavaOnevisionForConditionalGeneration": {
-        "text_config": _TEXT | {"model_type": "qwen2"},
+        "text_config": TEXT | {"model_type": "qwen2"},
         "vision_config": SIGLIP | {"vision_use_head": False},
         "image_token_index": IMAGE,
         "video_token_index": IMAGE + 1,
@@ -55,7 +50,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vision_aspect_ratio": "anyres_max_2",
     },
     "Mistral3ForConditionalGeneration": {
-        "text_config": _TEXT | {"model_type": "mistral", "head_dim": 16, "sliding_window": None},
+        "text_config": TEXT | {"model_type": "mistral", "head_dim": 16, "sliding_window": None},
         "vision_config": {
             "model_type": "pixtral",
             "hidden_size": 32,
@@ -70,7 +65,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
     "SmolVLMForConditionalGeneration": {
-        "text_config": _TEXT | {"model_type": "llama"},
+        "text_config": TEXT | {"model_type": "llama"},
         "vision_config": {
             "hidden_size": 32,
             "intermediate_size": 48,
@@ -84,7 +79,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "pad_token_id": 2,
     },
     "Qwen2VLForConditionalGeneration": {
-        "text_config": _TEXT
+        "text_config": TEXT
         | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}},
         "vision_config": {"depth": 3, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "patch_size": 4},
         "image_token_id": IMAGE,
@@ -93,7 +88,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vision_end_token_id": 303,
     },
     "Qwen2_5_VLForConditionalGeneration": {
-        "text_config": _TEXT
+        "text_config": TEXT
         | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}},
         "vision_config": {
             "depth": 4,
@@ -111,7 +106,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vision_end_token_id": 303,
     },
     "Qwen3VLForConditionalGeneration": {
-        "text_config": _TEXT
+        "text_config": TEXT
         | {
             "head_dim": 32,
             "rope_parameters": {
@@ -158,7 +153,7 @@ CONFIGS["Qwen3VLMoeForConditionalGeneration"] = CONFIGS["Qwen3VLForConditionalGe
     "text_config": CONFIGS["Qwen3VLForConditionalGeneration"]["text_config"] | _EXPERTS
 }
 CONFIGS["Qwen3_5ForConditionalGeneration"] = CONFIGS["Qwen3VLForConditionalGeneration"] | {
-    "text_config": _TEXT | _LINEAR,
+    "text_config": TEXT | _LINEAR,
     "vision_config": {
         name: value
         for name, value in CONFIGS["Qwen3VLForConditionalGeneration"]["vision_config"].items()
@@ -166,14 +161,14 @@ CONFIGS["Qwen3_5ForConditionalGeneration"] = CONFIGS["Qwen3VLForConditionalGener
     },
 }
 CONFIGS["Qwen3_5MoeForConditionalGeneration"] = CONFIGS["Qwen3_5ForConditionalGeneration"] | {
-    "text_config": _TEXT | _LINEAR | _EXPERTS | {"shared_expert_intermediate_size": 32}
+    "text_config": TEXT | _LINEAR | _EXPERTS | {"shared_expert_intermediate_size": 32}
 }
 _APART = {"tie_word_embeddings": False}
 _PATCHES_OF_4 = {"image_size": 24, "patch_size": 4}
 # Transformers' Aya Vision forgets the scale of Cohere's logits, with which its text model was trained.
 CONFIGS |= {
     "Gemma3ForConditionalGeneration": {
-        "text_config": _TEXT
+        "text_config": TEXT
         | {"model_type": "gemma3_text", "head_dim": 16, "sliding_window": 12, "sliding_window_pattern": 2}
         | {"query_pre_attn_scalar": 16, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
         "vision_config": SIGLIP | _PATCHES_OF_4 | {"vision_use_head": False},
@@ -184,26 +179,26 @@ CONFIGS |= {
     }
     | _APART,
     "InternVLForConditionalGeneration": {
-        "text_config": _TEXT | {"model_type": "qwen2"},
+        "text_config": TEXT | {"model_type": "qwen2"},
         "vision_config": _CLIP | _PATCHES_OF_4 | {"attention_bias": True},
         "image_token_id": IMAGE,
     }
     | _APART,
     "AyaVisionForConditionalGeneration": {
-        "text_config": _TEXT | {"model_type": "cohere2", "head_dim": 16, "sliding_window": 20, "logit_scale": 1.0},
+        "text_config": TEXT | {"model_type": "cohere2", "head_dim": 16, "sliding_window": 20, "logit_scale": 1.0},
         "vision_config": SIGLIP | _PATCHES_OF_4,
         "image_token_index": IMAGE,
         "alignment_intermediate_size": 80,
     }
     | _APART,
     "DeepseekVLForConditionalGeneration": {
-        "text_config": _TEXT | {"model_type": "llama"},
+        "text_config": TEXT | {"model_type": "llama"},
         "vision_config": SIGLIP,
         "image_token_id": IMAGE,
     }
     | _APART,
     "LightOnOcrForConditionalGeneration": {
-        "text_config": _TEXT | {"model_type": "qwen3", "head_dim": 16},
+        "text_config": TEXT | {"model_type": "qwen3", "head_dim": 16},
         "vision_config": CONFIGS["Mistral3ForConditionalGeneration"]["vision_config"],
         "image_token_id": IMAGE,
     }
@@ -223,13 +218,13 @@ _GLM_ROPE: dict[str, Any] = {
     },
 }  # fmt: skip
 _GLM_SIGHT["vision_config"]["out_hidden_size"] = 128
-CONFIGS["Glm4vForConditionalGeneration"] = _GLM_SIGHT | {"text_config": _TEXT | _GLM_ROPE} | _APART
+CONFIGS["Glm4vForConditionalGeneration"] = _GLM_SIGHT | {"text_config": TEXT | _GLM_ROPE} | _APART
 CONFIGS["Glm46VForConditionalGeneration"] = CONFIGS["Glm4vForConditionalGeneration"] | {
-    "text_config": _TEXT | _GLM_ROPE | {"model_type": "glm4v_text"},
+    "text_config": TEXT | _GLM_ROPE | {"model_type": "glm4v_text"},
     "vision_config": _GLM_SIGHT["vision_config"] | {"model_type": "glm4v_vision"},
 }
 CONFIGS["Glm4vMoeForConditionalGeneration"] = _GLM_SIGHT | {
-    "text_config": _TEXT | _GLM_ROPE | {
+    "text_config": TEXT | _GLM_ROPE | {
         "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1,
         "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "attention_bias": True,
     },

@@ -1,8 +1,9 @@
 """Models that see on the runner of a device beside the host: encoders run before the step, embeddings join its graph."""
 
 import pytest
-from tests.models.test_parity_vision import COMMON, PROMPTS, assert_sees
+from tests.models.test_parity_vision import PROMPTS, assert_sees
 from tests.oracles.async_platform import AsyncCpuPlatform
+from tests.oracles.media_parity import COMMON
 from tests.oracles.tiny_vision import VisionOracle, make_tiny_vision
 
 from quire import LLM

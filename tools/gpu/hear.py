@@ -69,32 +69,25 @@ def check(tokens: int) -> dict[str, float]:
 
 def check_listeners(tokens: int) -> dict[str, float]:
     """The same of models with sounds in their prompts."""
-    from tests.models.test_parity_hearing import COMMON, PROMPTS, SOUNDS
+    from tests.models.test_parity_hearing import PROMPTS, SOUNDS
+    from tests.oracles.media_parity import COMMON, ask, expected_logprobs, largest_difference
     from tests.oracles.tiny_listeners import AUDIO, CONFIGS, HearingOracle, make_tiny_listener
 
-    from quire import LLM, SamplingParams
+    from quire import LLM
 
-    params = SamplingParams(
-        temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=1, allowed_token_ids=list(range(AUDIO))
-    )
+    asked = [(ids, [SOUNDS[name] for name in names]) for ids, names in PROMPTS]
     largest: dict[str, float] = {}
     for architecture in CONFIGS:
         with tempfile.TemporaryDirectory() as folder:
-            path, largest[architecture] = make_tiny_listener(architecture, folder), 0.0
-            sounds = [[SOUNDS[name] for name in names] for _, names in PROMPTS]
-            requests: list[Any] = [
-                {"prompt_token_ids": ids, "multi_modal_data": {"audio": heard}}
-                for (ids, _), heard in zip(PROMPTS, sounds, strict=True)
-            ]
-            with LLM(model=str(path), dtype="float32", **(COMMON | {"max_num_batched_tokens": tokens})) as llm:
-                outputs = llm.generate(requests, params, use_tqdm=False)
+            path = make_tiny_listener(architecture, folder)
+            settings: dict[str, Any] = COMMON | {"max_num_batched_tokens": tokens, "max_num_seqs": 4}
+            with LLM(model=str(path), dtype="float32", **settings) as llm:
+                outputs = ask(llm, "audio", AUDIO, asked, max_tokens=6)
             oracle = HearingOracle(path)
-            for heard, output in zip(sounds, outputs, strict=True):
-                prompt, ours = list(output.prompt_token_ids or ()), output.outputs[0].logprobs or ()
-                token_ids = list(output.outputs[0].token_ids)
-                expected = oracle.logprobs(prompt + token_ids, heard)[len(prompt) - 1 : -1]
-                for row, token, own in zip(expected, token_ids, ours, strict=True):
-                    largest[architecture] = max(largest[architecture], abs(float(row[token]) - own[token].logprob))
+            largest[architecture] = max(
+                largest_difference(expected_logprobs(oracle, heard, output), output)
+                for (_, heard), output in zip(asked, outputs, strict=True)
+            )
     return largest
 
 

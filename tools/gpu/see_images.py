@@ -54,32 +54,25 @@ PIXELS = {
 
 def check(tokens: int) -> dict[str, float]:
     """The largest difference of any logprob from Transformers', by architecture."""
-    from tests.models.test_parity_vision import COMMON, IMAGES, PROMPTS
+    from tests.models.test_parity_vision import IMAGES, PROMPTS
+    from tests.oracles.media_parity import COMMON, ask, expected_logprobs, largest_difference
     from tests.oracles.tiny_vision import CONFIGS, IMAGE, VisionOracle, make_tiny_vision
 
-    from quire import LLM, SamplingParams
+    from quire import LLM
 
-    params = SamplingParams(
-        temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=1, allowed_token_ids=list(range(IMAGE))
-    )
+    asked = [(ids, [IMAGES[name] for name in names]) for ids, names in PROMPTS]
     largest: dict[str, float] = {}
     for architecture in CONFIGS:
         with tempfile.TemporaryDirectory() as folder:
-            path, largest[architecture] = make_tiny_vision(architecture, folder), 0.0
-            requests = [
-                {"prompt_token_ids": ids, "multi_modal_data": {"image": [IMAGES[name] for name in names]}}
-                for ids, names in PROMPTS
-            ]
-            with LLM(model=str(path), dtype="float32", **(COMMON | {"max_num_batched_tokens": tokens})) as llm:
-                outputs = llm.generate(requests, params, use_tqdm=False)
+            path = make_tiny_vision(architecture, folder)
+            settings: dict[str, Any] = COMMON | {"max_num_batched_tokens": tokens, "max_num_seqs": 4}
+            with LLM(model=str(path), dtype="float32", **settings) as llm:
+                outputs = ask(llm, "image", IMAGE, asked, max_tokens=6)
             oracle = VisionOracle(path)
-            for (_, names), output in zip(PROMPTS, outputs, strict=True):
-                prompt, completion = list(output.prompt_token_ids or ()), output.outputs[0]
-                token_ids = list(completion.token_ids)
-                expected = oracle.logprobs(prompt + token_ids, [IMAGES[name] for name in names])[len(prompt) - 1 : -1]
-                for row, token, ours in zip(expected, token_ids, completion.logprobs or (), strict=True):
-                    difference = abs(float(row[token]) - ours[token].logprob)
-                    largest[architecture] = max(largest[architecture], difference)
+            largest[architecture] = max(
+                largest_difference(expected_logprobs(oracle, seen, output), output)
+                for (_, seen), output in zip(asked, outputs, strict=True)
+            )
     return largest
 
 
