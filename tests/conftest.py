@@ -18,12 +18,13 @@ if not os.path.exists("/dev/nvidiactl"):  # before anything imports Triton
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
-def pytest_configure() -> None:
-    """No time limits for drawn examples. A shell starts background jobs with SIGINT ignored, which children inherit: tests of
-    Ctrl-C need the default."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Drawn examples have no time limits; they are the same in each run by default, new ones only with the exhaustive tests. A
+    shell starts background jobs with SIGINT ignored, which children inherit: tests of Ctrl-C need the default."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     slow = hypothesis.HealthCheck.too_slow  # a machine under load is no failure
-    hypothesis.settings.register_profile("quire", deadline=None, suppress_health_check=[slow])
+    same = config.getoption("markexpr") == "not exhaustive"
+    hypothesis.settings.register_profile("quire", deadline=None, suppress_health_check=[slow], derandomize=same)
     hypothesis.settings.load_profile("quire")
     gc.disable()  # what collecting tests makes stays: looking through it for garbage would take as long as making it
 

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from quire.tokenizers.detokenizer import ByteDetokenizer, WindowDetokenizer, detokenize, make_detokenizer
@@ -33,11 +33,14 @@ def streamed(tokenizer: Tokenizer, prompt: list[int], runs: list[list[int]], ski
 
 @pytest.mark.parametrize("family", EXACT)
 @given(text=TEXT, seed=st.integers(0, 10**6))
+@example(text="\u2581", seed=0)
 @settings(max_examples=150, deadline=None)
 def test_any_text_comes_back_whole_at_any_split(tokenizers_by_family, family, text, seed):
     tokenizer = tokenizers_by_family[family]
     ids = tokenizer.encode(text, add_special_tokens=False)
     pieces = streamed(tokenizer, [], splits(ids, seed), skip=False)  # a text may be a special token's
+    if family == "sentencepiece":
+        text = text.replace("\u2581", " ")  # its sign for a space: of the two only one can come back
     assert "".join(pieces) == text
     assert all("\ufffd" not in piece for piece in pieces) or "\ufffd" in text
 
