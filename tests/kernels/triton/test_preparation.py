@@ -92,6 +92,21 @@ def test_a_rehearsal_that_fails_gives_what_it_has(model, tmp_path):
     assert report["ahead"] == report["listed"] == 4
 
 
+def test_a_kernel_s_key_does_not_depend_on_what_was_looked_at_before():
+    """Triton's own does: a kernel that one process had compiled ahead was compiled again by another, inside a step."""
+
+    def keys(seed):
+        env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "PYTHONHASHSEED": str(seed)}
+        env.pop("TRITON_INTERPRET", None)
+        script = [sys.executable, str(SCRIPT.with_name("key_order.py")), str(seed)]
+        return json.loads(subprocess.run(script, env=env, check=True, capture_output=True, text=True).stdout)
+
+    first, *others = [keys(seed) for seed in range(1, 4)]
+    for other in others:
+        both = first.keys() & other.keys()
+        assert len(both) > 10 and {name: first[name] for name in both} == {name: other[name] for name in both}
+
+
 def test_a_list_is_named_after_what_decides_its_kernels(model):
     def name(**settings):
         return list_name(EngineArgs(model=str(model), device="cpu", **settings).create_engine_config(), 90)

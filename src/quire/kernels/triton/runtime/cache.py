@@ -4,14 +4,17 @@ Files name one another relative to their folder, so that a folder may be copied 
 cache interface; knows no kernel.
 """
 
+import functools
 import json
 import os
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from triton import knobs
 from triton.runtime import cache as triton_cache
+from triton.runtime.jit import DependenciesFinder
 
 from quire import envs
 from quire.kernels.triton.runtime import places
@@ -71,12 +74,28 @@ class KernelCache(triton_cache.CacheManager):
         return self.put(json.dumps([name for name in group if name.endswith(NEEDED)]), f"{_GROUP}{filename}")
 
 
+def _note_first(note: Callable[..., None]) -> Callable[..., None]:
+    """Triton adds the globals of a function that a kernel calls to the kernel's key before it has looked for them, so the key
+    depends on what was compiled earlier: two processes would have two keys for one kernel. Here it looks first."""
+
+    @functools.wraps(note)
+    def note_dependency(finder: Any, func: Any) -> None:
+        _ = func.cache_key
+        note(finder, func)
+
+    return note_dependency
+
+
+_NOTE = DependenciesFinder._update_hash
+
+
 def install(folder: Path | None = None) -> None:
     """Have Triton keep its kernels here; a user's TRITON_CACHE_DIR or TRITON_CACHE_MANAGER wins. May be called again.
 
     Args:
         folder: the only one that is asked and written to, instead of the usual ones and the user's.
     """
+    DependenciesFinder._update_hash = _note_first(_NOTE)
     is_users = knobs.cache.manager_class not in (None, KernelCache) or envs.is_set("TRITON_CACHE_DIR")
     if is_users and folder is None:
         return
