@@ -75,8 +75,8 @@ class KernelCache(triton_cache.CacheManager):
 
 
 def _note_first(note: Callable[..., None]) -> Callable[..., None]:
-    """Triton adds the globals of a function that a kernel calls to the kernel's key before it has looked for them, so the key
-    depends on what was compiled earlier: two processes would have two keys for one kernel. Here it looks first."""
+    """Triton before 3.8 adds the globals of a function that a kernel calls to the kernel's key before it has looked for them, so
+    the key depends on what was compiled earlier: two processes would have two keys for one kernel. Here it looks first."""
 
     @functools.wraps(note)
     def note_dependency(finder: Any, func: Any) -> None:
@@ -86,7 +86,7 @@ def _note_first(note: Callable[..., None]) -> Callable[..., None]:
     return note_dependency
 
 
-_NOTE = DependenciesFinder._update_hash
+_NOTE = getattr(DependenciesFinder, "_update_hash", None)
 
 
 def install(folder: Path | None = None) -> None:
@@ -95,7 +95,8 @@ def install(folder: Path | None = None) -> None:
     Args:
         folder: the only one that is asked and written to, instead of the usual ones and the user's.
     """
-    DependenciesFinder._update_hash = _note_first(_NOTE)
+    if _NOTE is not None:
+        DependenciesFinder._update_hash = _note_first(_NOTE)
     is_users = knobs.cache.manager_class not in (None, KernelCache) or envs.is_set("TRITON_CACHE_DIR")
     if is_users and folder is None:
         return
