@@ -19,6 +19,8 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "flash": ("flash-attn-4>=4.0.0b36",),
     "flashinfer": ("flashinfer-python>=0.7.2",),
     "audio": ("soundfile>=0.13", "soxr>=0.5"),
+    "nixl": ("nixl>=1",),
+    "mooncake": ("mooncake-transfer-engine>=0.3.6",),
     "otel": ("opentelemetry-sdk>=1.27", "opentelemetry-exporter-otlp>=1.27"),
 }
 

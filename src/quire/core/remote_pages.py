@@ -36,7 +36,7 @@ class RemotePages(NamedPages):
 
     def __init__(self, config: EngineConfig, kv_cache: KVCacheConfig) -> None:
         super().__init__(config, kv_cache)
-        peers = self._transfer.extra("peers", "max_bytes", "timeout_s").get("peers", _LOCAL)
+        peers = self._transfer.kv_connector_extra_config.get("peers", _LOCAL)  # the workers' halves know all keys
         try:
             self._peers = [ipaddress.ip_network(peer, strict=False) for peer in peers]
         except (TypeError, ValueError) as error:

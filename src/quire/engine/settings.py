@@ -190,7 +190,7 @@ class EngineSettings:
     kv_transfer_config: dict[str, Any] | None = setting(
         None,
         mapping(),
-        "a connector for pages of elsewhere: kv_connector is memory, disk, tcp or a plugin's; a JSON object",
+        "a connector for pages of elsewhere: kv_connector is memory, disk, tcp, nixl, mooncake or a plugin's; a JSON object",
     )
     kv_events_config: dict[str, Any] | None = setting(
         None,

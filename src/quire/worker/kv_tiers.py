@@ -53,11 +53,15 @@ class MemoryTier(PageTier):
             self._kept.move_to_end(name)
             return self._kept[name]
 
+    def copy_of(self, page: torch.Tensor) -> torch.Tensor:
+        """A page's bytes where they are kept. Raises OSError: there is no room."""
+        return page.clone()
+
     def write(self, name: bytes, page: torch.Tensor) -> list[bytes]:
         removed: list[bytes] = []
         with self._lock:
             if name not in self._kept:
-                self._kept[name] = page.clone()
+                self._kept[name] = self.copy_of(page)
                 self._bytes += page.nbytes
             while self._bytes > self._most:
                 gone, old = self._kept.popitem(last=False)

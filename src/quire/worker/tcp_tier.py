@@ -1,8 +1,8 @@
 """Pages for other engines over TCP: a server for what this engine has computed for them, and a client for what they have.
 
-A request has the digest of what pages depend on besides their tokens, and names; the answer has all pages, or a reason. Each
-worker serves its own part of pages at its own port. What does not come in time or whole is an error: the prompt is computed.
-Knows names and bytes.
+A request has the digest of what pages depend on besides their tokens, and names; the answer has all pages, where they lie
+(`quire.worker.lent_tier`), or a reason. Each worker serves its own part of pages at its own port. What does not come in time or
+whole is an error: the prompt is computed. Knows names and bytes.
 """
 
 import concurrent.futures
@@ -28,7 +28,7 @@ logger = init_logger(__name__)
 MAGIC = b"quire-kv-pages-1"
 _ASKED = struct.Struct("!16s16sII")
 """Magic, digest, bytes of a name, number of names."""
-_ANSWER = struct.Struct("!BQ")
+ANSWER = struct.Struct("!BQ")
 """What it is, and how many bytes follow: pages, or a reason."""
 _PAGES, _REASON = 0, 1
 _MOST_NAMES = 1 << 20
@@ -94,20 +94,24 @@ class TcpTier(MemoryTier):
                     pages = self._wait_for(self._read_request(client))
                 except Unavailable as error:
                     reason = str(error).encode()
-                    client.sendall(_ANSWER.pack(_REASON, len(reason)) + reason)
+                    client.sendall(ANSWER.pack(_REASON, len(reason)) + reason)
                     return
-                client.sendall(_ANSWER.pack(_PAGES, sum(page.nbytes for page in pages)))
-                for page in pages:
-                    client.sendall(page.numpy().data)
+                self.hand_over(client, pages)
             except (OSError, ValueError) as error:
                 logger.warning("pages could not be sent: %s", error)
 
+    def hand_over(self, client: socket.socket, pages: list[torch.Tensor]) -> None:
+        """Give somebody these pages. Raises OSError, ValueError."""
+        client.sendall(ANSWER.pack(_PAGES, sum(page.nbytes for page in pages)))
+        for page in pages:
+            client.sendall(page.numpy().data)
+
     def _read_request(self, client: socket.socket) -> list[bytes]:
         """The names that somebody asks for. Raises Unavailable: pages of this engine are of no use there."""
-        magic, digest, size, count = _ASKED.unpack(_receive(client, _ASKED.size))
+        magic, digest, size, count = _ASKED.unpack(receive(client, _ASKED.size))
         if magic != MAGIC or not 0 < size <= _MOST_NAME_BYTES or not 0 < count <= _MOST_NAMES:
             raise ValueError("no request for pages came")
-        data = _receive(client, size * count)
+        data = receive(client, size * count)
         if digest != self._digest:
             raise Unavailable("it has another model, number type, layout or number of ranks")
         return [bytes(data[start : start + size]) for start in range(0, len(data), size)]
@@ -131,16 +135,21 @@ class TcpTier(MemoryTier):
         try:
             with socket.create_connection(place, self._timeout_s) as server:
                 server.sendall(_ASKED.pack(MAGIC, self._digest, len(names[0]), len(names)) + b"".join(names))
-                kind, size = _ANSWER.unpack(_receive(server, _ANSWER.size, deadline))
+                kind, size = ANSWER.unpack(receive(server, ANSWER.size, deadline))
                 if kind == _REASON:
-                    raise ValueError(_receive(server, min(size, 1000), deadline).decode(errors="replace"))
-                if size != len(names) * self.pages.page_bytes:
-                    raise ValueError(f"it sends {size} bytes for {len(names)} pages of {self.pages.page_bytes}")
-                data = _receive(server, size, deadline)
+                    raise ValueError(receive(server, min(size, 1000), deadline).decode(errors="replace"))
+                return self.take_over(server, kind, size, len(names), deadline)
         except (OSError, ValueError) as error:
             logger.warning("pages of %s:%d cannot be had, and are computed: %s", *place, error)
             raise
-        return torch.frombuffer(data, dtype=torch.uint8).view(len(names), -1)
+
+    def take_over(self, server: socket.socket, kind: int, size: int, count: int, deadline: float) -> torch.Tensor:
+        """So many pages that somebody answers with, [pages, page bytes]. Raises OSError, ValueError."""
+        if kind != _PAGES:
+            raise ValueError("it does not send pages over TCP; both sides need the same kv_connector")
+        if size != count * self.pages.page_bytes:
+            raise ValueError(f"it sends {size} bytes for {count} pages of {self.pages.page_bytes}")
+        return torch.frombuffer(receive(server, size, deadline), dtype=torch.uint8).view(count, -1)
 
     def shutdown(self) -> None:
         if self._server is not None:
@@ -166,7 +175,7 @@ def _listen(host: str, port: int) -> socket.socket:
         raise ConfigError(text, setting=SETTING) from error
 
 
-def _receive(peer: socket.socket, size: int, deadline: float | None = None) -> bytearray:
+def receive(peer: socket.socket, size: int, deadline: float | None = None) -> bytearray:
     """So many bytes. Raises TimeoutError, ConnectionError: they do not come."""
     data = bytearray(size)
     view, filled = memoryview(data), 0

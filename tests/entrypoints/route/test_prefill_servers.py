@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.engine.test_lent_pages import LIBRARIES
 from tests.entrypoints.route.test_router_app import running
 from tests.oracles.server_process import SERVE, ServerProcess
 
@@ -149,7 +150,7 @@ def _free_port() -> int:
         return found.getsockname()[1]
 
 
-def _server(role: str = "") -> ServerProcess:
+def _server(role: str = "", connector: str = "tcp") -> ServerProcess:
     flags = (
         "quire-demo",
         "--port",
@@ -163,13 +164,16 @@ def _server(role: str = "") -> ServerProcess:
     )
     if not role:
         return ServerProcess(*SERVE, *flags)
-    transfer = {"kv_connector": "NixlConnector", "kv_role": role, "kv_port": _free_port()}
+    transfer = {"kv_connector": connector, "kv_role": role, "kv_port": _free_port()}
     return ServerProcess(*SERVE, *flags, "--kv-transfer-config", json.dumps(transfer))
 
 
 @pytest.mark.exhaustive
-def test_streams_by_two_servers_have_the_texts_of_one_also_when_the_first_one_is_killed() -> None:
-    servers = [_server("kv_producer"), _server("kv_consumer"), _server()]
+@pytest.mark.parametrize("connector", ["tcp", "nixl", "mooncake"])
+def test_streams_by_two_servers_have_the_texts_of_one_also_when_the_first_one_is_killed(connector: str) -> None:
+    if connector != "tcp":
+        pytest.importorskip(LIBRARIES[connector], exc_type=ImportError)
+    servers = [_server("kv_producer", connector), _server("kv_consumer", connector), _server()]
     prefill, decode, alone = servers
     flags = ("route", "--port", "0", "--backend", decode.url, "--prefill", prefill.url)
     servers.append(router := ServerProcess(*SERVE[:2], *flags, ready=" servers at "))
