@@ -257,10 +257,22 @@ def write_message(descriptor: int, data: bytes) -> None:
         left = left[os.write(descriptor, left) :]
 
 
-def read_message(descriptor: int) -> bytes | None:
-    """Read one message whole, waiting for all of it; None at the end of the stream."""
-    length = _read(descriptor, _LENGTH.size)
-    return None if length is None else _read(descriptor, _LENGTH.unpack(length)[0])
+def read_message(descriptor: int, most: int | None = None) -> bytes | None:
+    """Read one message whole, waiting for all of it; None at the end of the stream.
+
+    Args:
+        most: bytes that a message from another host may have.
+
+    Raises:
+        ConnectionError: it has more.
+    """
+    head = _read(descriptor, _LENGTH.size)
+    if head is None:
+        return None
+    length = _LENGTH.unpack(head)[0]
+    if most is not None and length > most:
+        raise ConnectionError(f"a message of {length} bytes is announced; {most} are the most")
+    return _read(descriptor, length)
 
 
 def _read(descriptor: int, count: int) -> bytes | None:

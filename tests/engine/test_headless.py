@@ -16,15 +16,18 @@ import pytest
 from tests.engine.test_async_llm import collect, oracle, sampling, tokens_of
 from tests.engine.test_data_parallel import add, copies_config, played
 
+from quire.codec import decoder
 from quire.config import EngineConfig
 from quire.config.wire import config_from_plain, config_to_plain
-from quire.engine import host_link, messages
+from quire.engine import messages
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.data_parallel import CopiesClient
 from quire.engine.headless import HeadlessCopy, serve_headless
-from quire.engine.host_link import HostLink
-from quire.engine.nodes import NodeDoor
+from quire.engine.nodes import open_door
 from quire.errors import CapacityError, ConfigError, EngineDeadError
+from quire.executor import host_link
+from quire.executor.host_door import Refused
+from quire.executor.host_link import HostLink
 from quire.metrics.events import EventKind
 from quire.sampling_params import RequestOutputKind
 
@@ -180,11 +183,11 @@ def _children(pid: int) -> list[int]:
     ("first", "settings", "message"),
     [
         (1, {"max_model_len": 1000}, "max_model_len differs: 1000 there, 2000 at the head node"),
-        (2, {}, "no seat for copy 2, but for 1"),
+        (2, {}, "has number 2, and the head node waits for copy 1"),
     ],
 )
 def test_a_host_that_does_not_fit_is_refused_and_says_why(first: int, settings: dict[str, Any], message: str) -> None:
-    door = NodeDoor(head_config(port := free_port(), 2, 1))
+    door = open_door(head_config(port := free_port(), 2, 1))
     config = node_config(port, first)
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, **settings))
     try:
@@ -195,14 +198,14 @@ def test_a_host_that_does_not_fit_is_refused_and_says_why(first: int, settings: 
 
 
 def test_somebody_who_is_no_host_is_passed_over() -> None:
-    door = NodeDoor(head_config(port := free_port(), 2, 1))
+    door = open_door(head_config(port := free_port(), 2, 1))
     try:
         with socket.create_connection(("127.0.0.1", port)) as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
         link = HostLink(socket.create_connection(("127.0.0.1", port)))
         link.send(b"no message")
-        answer = messages.decoder_at_frontend()(link.receive() or b"")
-        assert isinstance(answer, messages.Dead) and "install the same version" in answer.message
+        answer = decoder(Refused)(link.receive() or b"")
+        assert "install the same version" in answer.message
         link.close()
         assert door._seats[1].empty()
     finally:

@@ -88,6 +88,8 @@ class ParallelConfig:
         data_parallel_rank: which of this engine's copies this is; set when the copy starts.
         device_index: the worker's device among those that its process sees; None: as its number is among all workers.
         stage: which of the pipeline's stages it belongs to. `stage_rendezvous`: where stages meet; both set with the rank.
+        nnodes: hosts among which the workers are divided, in their order. `node_rank`: which of them this one is; the first one
+            has the engine, and the others come to it at `master_addr` and `master_port`.
         layer_split: how many layers each stage has (`QUIRE_PP_LAYER_PARTITION`); empty: about as many each.
     """
 
@@ -112,6 +114,15 @@ class ParallelConfig:
     stage: int = 0
     stage_rendezvous: str = ""
     layer_split: tuple[int, ...] = ()
+    nnodes: int = 1
+    node_rank: int = 0
+    master_addr: str = ""
+    master_port: int = 0
+
+    @property
+    def workers_per_node(self) -> int:
+        """Workers of one engine on each host."""
+        return self.world_size // self.nnodes
 
     @property
     def world_size(self) -> int:
@@ -126,12 +137,12 @@ class ParallelConfig:
     @property
     def num_devices(self) -> int:
         """Devices of all copies on this host together; those of one where there is none."""
-        return self.world_size * max(1, self.num_copies_here)
+        return self.workers_per_node * max(1, self.num_copies_here)
 
     @property
     def device_number(self) -> int:
         """This worker's number among those of all copies on this host."""
-        return self.data_parallel_rank * self.world_size + self.world_rank
+        return self.data_parallel_rank * self.world_size + self.world_rank % self.workers_per_node
 
     @property
     def copy_number(self) -> int:

@@ -45,3 +45,16 @@ def open_group(store: Any, rank: int, size: int, device: torch.device, wait: dat
     group: Any = dist
     make = _LIBRARIES.get(device.type)
     return (make or group.ProcessGroupGloo)(store, rank, size, wait), make is None and not is_host_memory(device)
+
+
+def open_store(address: str, *, is_host: bool) -> Any:
+    """What members of a group find one another through: a file of this host, or a server that one of them is.
+
+    Args:
+        address: `file://PATH` or `tcp://HOST:PORT`.
+    """
+    stores: Any = dist
+    if address.startswith("file://"):
+        return stores.FileStore(address.removeprefix("file://"), -1)
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    return stores.TCPStore(host, int(port), None, is_host, wait_for_workers=False)

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from quire.config import ParallelConfig
-from quire.distributed.groups import open_group
+from quire.distributed.groups import open_group, open_store
 from quire.distributed.torch_group import TIMEOUT
 
 
@@ -47,7 +47,7 @@ class TorchLink(StageLink):
     def __init__(self, parallel: ParallelConfig, device: torch.device) -> None:
         self._stage, self._most = parallel.stage, parallel.pipeline_parallel_size
         stores: Any = dist
-        store = stores.FileStore(parallel.stage_rendezvous.removeprefix("file://"), -1)
+        store = open_store(parallel.stage_rendezvous, is_host=parallel.world_rank == 0)
         place = stores.PrefixStore(f"stages of rank {parallel.rank}", store)
         self._group: Any
         self._group, self._goes_through_host = open_group(place, self._stage, self._most, device, TIMEOUT)

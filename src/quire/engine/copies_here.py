@@ -51,8 +51,10 @@ def copies_here(args: EngineSettings) -> CopiesHere:
 
 
 def parallel_settings(args: EngineSettings) -> dict[str, Any]:
-    """The fields of `ParallelConfig` that tell of copies. Raises ConfigError, as `copies_here` does."""
+    """The fields of `ParallelConfig` that tell of copies. Raises ConfigError, as `copies_here` does, and for hosts
+    among which the ranks cannot be divided."""
     copies = copies_here(args)
+    _check_nodes(args)
     return {
         "data_parallel_size": copies.count,
         "data_parallel_start": copies.first,
@@ -61,6 +63,25 @@ def parallel_settings(args: EngineSettings) -> dict[str, Any]:
         "data_parallel_address": args.data_parallel_address or "127.0.0.1",
         "data_parallel_rpc_port": args.data_parallel_rpc_port or 29550,
     }
+
+
+def _check_nodes(args: EngineSettings) -> None:
+    size, count = args.tensor_parallel_size * args.pipeline_parallel_size, args.nnodes
+    if args.node_rank >= count:
+        raise ConfigError.of("node_rank", f"it is {args.node_rank}; with nnodes={count} it is below that.")
+    if size % count:
+        text = (
+            f"tensor_parallel_size times pipeline_parallel_size is {size}, which cannot be divided among {count} hosts."
+        )
+        raise ConfigError.of("nnodes", text)
+    if count == 1:
+        return
+    if args.distributed_executor_backend not in (None, "mp"):
+        text = f"the ranks of several hosts are processes ('mp'), not {args.distributed_executor_backend!r}: leave one out."
+        raise ConfigError.of("nnodes", text)
+    if args.data_parallel_size > 1:
+        text = "several hosts share one copy of a model: leave data_parallel_size out, or nnodes."
+        raise ConfigError.of("nnodes", text)
 
 
 def _one_copy(args: EngineSettings) -> CopiesHere:

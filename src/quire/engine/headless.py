@@ -6,31 +6,26 @@ When either ends, the copy joins again with a fresh core; the head node tells it
 
 import queue
 import signal
-import socket
 import sys
 import threading
-import time
 from typing import Any
 
-from quire import envs
 from quire.codec import decoder, encode
 from quire.config import EngineConfig
 from quire.engine import messages
 from quire.engine.core_loop import last_words
 from quire.engine.data_parallel import config_of_copy
-from quire.engine.host_link import HostLink
-from quire.engine.nodes import Join, shared_settings
+from quire.engine.nodes import SETTINGS, place_of_head
 from quire.engine.process_client import ProcessClient
 from quire.engine.spare_core import SpareCores, wants_spare
-from quire.errors import ConfigError, EngineDeadError, QuireError
+from quire.errors import ConfigError, QuireError
+from quire.executor.host_door import Join, Refused, knock, shared_settings
+from quire.executor.host_link import HostLink
 from quire.logger import init_logger
 from quire.patch import check_same
 from quire.version import __version__
 
 logger = init_logger(__name__)
-
-_KNOCK_S = 1.0
-"""How long a copy waits before it looks for its head node again."""
 
 
 class HeadlessCopy:
@@ -39,7 +34,6 @@ class HeadlessCopy:
     def __init__(self, config: EngineConfig) -> None:
         parallel = config.parallel
         self._config, self._number = config, parallel.copy_number
-        self._place = (parallel.data_parallel_address, parallel.data_parallel_rpc_port)
         self._spares = SpareCores() if wants_spare(config) else None
         self._core_died = False
 
@@ -49,33 +43,20 @@ class HeadlessCopy:
         Raises EngineDeadError: there is no head node."""
         goes_on = True
         while goes_on:
-            link = self._connect()
+            link = knock(place_of_head(self._config), SETTINGS)
             try:
                 goes_on = self._serve(link)
             finally:
                 link.close()
-
-    def _connect(self) -> HostLink:
-        patience_s = envs.QUIRE_ENGINE_READY_TIMEOUT_S
-        deadline = time.monotonic() + patience_s
-        while True:
-            try:
-                return HostLink(socket.create_connection(self._place, _KNOCK_S))
-            except OSError as error:
-                if time.monotonic() > deadline:
-                    place = ":".join(map(str, self._place))
-                    text = f"no head node at {place} (data_parallel_address, data_parallel_rpc_port) within {patience_s:.0f} s"
-                    raise EngineDeadError(f"{text}: {error}") from error
-                time.sleep(_KNOCK_S)
 
     def _serve(self, link: HostLink) -> bool:
         """Join, and run a core until it or the head node ends; whether to join again."""
         link.send(encode(Join(self._number, __version__, shared_settings(self._config))))
         if (data := link.receive()) is None:
             return True
-        answer: Any = decoder(messages.Start | messages.Dead)(data)
-        if isinstance(answer, messages.Dead):
-            raise ConfigError(answer.message, setting=answer.setting)
+        answer: Any = decoder(messages.Start | Refused)(data)
+        if isinstance(answer, Refused):
+            raise ConfigError(answer.message)
         check_same(answer.patches, "the head node")
         try:
             client = self._start_core(link, answer.standing)

@@ -23,13 +23,14 @@ from quire.engine.core_client import CoreClient, OnMessage, ThreadClient
 from quire.engine.data_parallel import CopiesClient, StartCopy, config_of_copy
 from quire.engine.heartbeat import NUM_BYTES, map_words
 from quire.engine.messages import CoreMessage, Dead, Stalled
-from quire.engine.nodes import NodeClient, NodeDoor
+from quire.engine.nodes import NodeClient, open_door
 from quire.engine.recovery import RecoveringClient
 from quire.engine.remote_client import RemoteClient
 from quire.engine.spare_core import SpareCores, wants_spare
 from quire.engine.watchdog import Watchdog, show_stacks
 from quire.engine.weights import fetch_missing_weights
 from quire.errors import ConfigError, EngineDeadError
+from quire.executor.host_door import HostDoor
 from quire.logger import init_logger
 from quire.patch import marks
 from quire.platforms import current_platform
@@ -279,7 +280,7 @@ def open_client(config: EngineConfig, core: str | None, on_message: OnMessage) -
         functools.partial(_open_process, config_of_copy(config, number)) for number in range(num_here)
     ]
     if num_copies > num_here:
-        door = NodeDoor(config)
+        door = open_door(config)
         starts += [functools.partial(_open_elsewhere, config, door, number) for number in range(num_here, num_copies)]
         starts = [functools.partial(_open_or_close, start, door) for start in starts]
     return CopiesClient(starts, on_message)
@@ -293,13 +294,13 @@ def _open_process(config: EngineConfig, on_message: OnMessage) -> CoreClient:
     return RecoveringClient(functools.partial(ProcessClient, config, spares=spares), on_message, spares)
 
 
-def _open_elsewhere(config: EngineConfig, door: NodeDoor, number: int, on_message: OnMessage) -> CoreClient:
+def _open_elsewhere(config: EngineConfig, door: HostDoor, number: int, on_message: OnMessage) -> CoreClient:
     """Wait for one core of another host."""
     start = functools.partial(NodeClient, door, number)
     return start(on_message) if config.parallel.recovery is False else RecoveringClient(start, on_message, door)
 
 
-def _open_or_close(start: StartCopy, door: NodeDoor, on_message: OnMessage) -> CoreClient:
+def _open_or_close(start: StartCopy, door: HostDoor, on_message: OnMessage) -> CoreClient:
     """Start a copy. Where it cannot start, those that wait for hosts wait no more."""
     try:
         return start(on_message)

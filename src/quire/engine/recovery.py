@@ -23,10 +23,10 @@ from quire.engine.messages import (
     Restarting,
     Standing,
 )
-from quire.engine.nodes import NodeDoor
 from quire.engine.spare_core import SpareCores
 from quire.engine.suspects import Suspects
 from quire.errors import QuireError
+from quire.executor.host_door import HostDoor
 from quire.logger import init_logger
 
 logger = init_logger(__name__)
@@ -59,7 +59,7 @@ class RecoveringClient(CoreClient):
 
     shares_memory = False
 
-    def __init__(self, start: StartCore, on_message: OnMessage, source: SpareCores | NodeDoor | None = None) -> None:
+    def __init__(self, start: StartCore, on_message: OnMessage, source: SpareCores | HostDoor | None = None) -> None:
         self._start, self.source = start, source
         self._on_message = on_message
         self._limits = _Limit(MAX_FRUITLESS_RESTARTS, FRUITLESS_WITHIN_S), _Limit(MAX_RESTARTS, WITHIN_S)

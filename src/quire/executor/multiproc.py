@@ -7,7 +7,6 @@ nothing of tensors.
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import itertools
 import select
@@ -47,6 +46,7 @@ from quire.executor.wire import (
 from quire.logger import init_logger
 from quire.patch import marks
 from quire.platforms import current_platform
+from quire.platforms.interface import WorkerProcess
 from quire.processes import read_message
 from quire.request import EngineRequest
 from quire.sample.features import features_of
@@ -124,9 +124,15 @@ class MultiprocExecutor(Executor):
         return RingWriter(self._size)
 
     def _start_ranks(self) -> RankProcesses:
-        start_as = functools.partial(current_platform(self.config.device.device).worker_process, self.config)
         told = self._tell_of_failure(weakref.ref(self))
-        return RankProcesses(self._size, self._share, self._ring, start_as, told)
+        return self._make_ranks(self._size, self._share, self._ring, self._start_as, told)
+
+    def _start_as(self, rank: int) -> WorkerProcess:
+        """How a rank's process starts."""
+        return current_platform(self.config.device.device).worker_process(self.config, rank)
+
+    def _make_ranks(self, *arguments: Any) -> RankProcesses:
+        return RankProcesses(*arguments)
 
     @staticmethod
     def _tell_of_failure(executor: "weakref.ref[MultiprocExecutor]") -> Any:

@@ -8,7 +8,7 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -79,6 +79,7 @@ class RankProcesses:
         ring: what they read; its descriptors are handed over to them.
         start_as: asked for each rank how its process starts.
         on_failure: called in the watching thread when a rank has ended by itself.
+        meeting_places: addresses, of each stage's ranks and at last of the stages; empty: files of this host.
 
     Attributes:
         failure: why they are all gone, or None.
@@ -92,6 +93,7 @@ class RankProcesses:
         ring: Broadcast,
         start_as: Callable[[int], WorkerProcess],
         on_failure: Callable[[], None],
+        meeting_places: Sequence[str] = (),
     ) -> None:
         self.failure: EngineError | None = None
         self._ring, self._on_failure = ring, on_failure
@@ -100,12 +102,14 @@ class RankProcesses:
         self.failure_fd, self._failure_write_fd = os.pipe()
         self._stop_fd, self._stop_write_fd = os.pipe()
         # Files without names: nothing is left however all of them end.
-        self._meeting_fds = [memory_file(0, "quire-ranks") for _ in range(size // tensor_size + 1)]
+        count = 0 if meeting_places else size // tensor_size + 1
+        self._meeting_fds = [memory_file(0, "quire-ranks") for _ in range(count)]
+        self._places = meeting_places or [f"file:///dev/fd/{descriptor}" for descriptor in self._meeting_fds]
         self._tensor_size = tensor_size
         self.ranks: list[Rank] = []
         try:
             for rank in range(size):
-                self.ranks.append(self._spawn(rank, size, start_as(rank)))
+                self.ranks.append(self._spawn(rank, start_as(rank)))
         except BaseException:
             for started in self.ranks:
                 started.child.end(0.0)
@@ -122,13 +126,13 @@ class RankProcesses:
         """Process ids, by rank."""
         return [rank.child.pid for rank in self.ranks]
 
-    def _spawn(self, rank: int, size: int, options: WorkerProcess) -> Rank:
+    def _spawn(self, rank: int, options: WorkerProcess) -> Rank:
         assert isinstance(self._ring, RingWriter)
         answers_read, answers_write = os.pipe()
-        stage = rank // self._tensor_size
-        meeting = (self._meeting_fds[stage], self._meeting_fds[-1])
-        inherited = (*meeting, self._ring.memory_fd, self._ring.reader_fds[rank], answers_write)
-        words = [str(rank), str(size), *map(str, inherited)]
+        ends = (self._ring.memory_fd, self._ring.reader_fds[rank], answers_write)
+        inherited = (*self._meeting_fds, *ends)
+        places = (self._places[rank // self._tensor_size], self._places[-1])
+        words = [*map(str, (rank, len(self._ring.reader_fds), *ends)), *places]
         try:
             environment = with_defaults(options.environment)
             child = Child("quire.executor.worker_process:main", words, inherited, environment, kind="worker")
@@ -176,7 +180,7 @@ class RankProcesses:
                 if descriptor == self._stop_fd:
                     return []
                 number = by_fd[descriptor]
-                words = os.read(descriptor, 1 << 16)
+                words = _read(descriptor)
                 self.ranks[number].last_words += words
                 if not words:
                     poll.unregister(descriptor)
@@ -226,3 +230,10 @@ class RankProcesses:
         for descriptor in (self.failure_fd, self._failure_write_fd, self._stop_fd, self._stop_write_fd):
             os.close(descriptor)
         self._ring.close()
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 1 << 16)
+    except OSError:  # a connection that was cut off
+        return b""

@@ -5,12 +5,9 @@ Ray places it. Messages go over connections of its own to the engine, as those o
 
 import importlib
 import os
-import socket
 from typing import Any, NoReturn
 
 from quire.patch import bootstrap
-
-CONNECT_S = 60.0
 
 
 class RayRank:
@@ -21,10 +18,9 @@ class RayRank:
 
     def meeting_place(self) -> str:
         """An address on this node at which ranks can meet."""
-        host = self.node()
-        with socket.socket() as found:
-            found.bind(("", 0))
-            return f"tcp://{host}:{found.getsockname()[1]}"
+        from quire.executor.remote_ranks import free_place
+
+        return free_place(self.node())
 
     def node(self) -> str:
         """This node's address."""
@@ -37,21 +33,6 @@ class RayRank:
 
     def run(self, rank: int, engine: tuple[str, int], token: bytes, rendezvous: str) -> NoReturn:
         """Serve the engine until it says that this is the end; the process ends with it."""
-        from quire import faults
-        from quire.executor.socket_ring import SocketReader
-        from quire.executor.worker_process import WorkerProcess
-        from quire.logger import set_process_label
+        from quire.executor.remote_ranks import connect, serve_rank
 
-        messages, life = (_connect(engine, token, rank, kind) for kind in (b"m", b"l"))
-        set_process_label(f"rank {rank}")
-        faults.begin_process(f"rank {rank}")
-        reader = SocketReader(messages)
-        WorkerProcess(rank, (rendezvous, ""), reader, messages.fileno(), life.fileno()).run()
-
-
-def _connect(engine: tuple[str, int], token: bytes, rank: int, kind: bytes) -> socket.socket:
-    connection = socket.create_connection(engine, CONNECT_S)
-    connection.settimeout(None)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.sendall(token + kind + rank.to_bytes(4, "big"))
-    return connection
+        serve_rank(rank, (rendezvous, ""), *connect(engine, token, rank))

@@ -29,9 +29,11 @@ def make_executor(config: EngineConfig) -> Executor:
 
 
 def executor_class(config: EngineConfig) -> type[Executor]:
-    """The class behind the setting: None means this process for one worker, a process each for more; a class or its path is
-    taken as it is."""
+    """The class behind the setting: None means this process for one worker, a process each for more, on as many hosts as there
+    are nodes; a class or its path is taken as it is."""
     backend, size = config.parallel.distributed_executor_backend, config.parallel.world_size
+    if config.parallel.nnodes > 1 and backend in (None, "mp"):
+        backend = "quire.executor.node_executor:NodeExecutor"
     if backend is None:
         backend = "uni" if size == 1 else "mp"
     if backend == "uni" and size > 1:

@@ -35,15 +35,19 @@ class SocketWriter:
 
 
 class SocketReader:
-    """One reading end, with the interface of `RingReader`."""
+    """One reading end, with the interface of `RingReader`.
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
+    Args:
+        most: bytes of a message.
+    """
+
+    def __init__(self, connection: socket.socket, most: int) -> None:
+        self._connection, self._most = connection, most
 
     def receive(self) -> bytes | None:
         """The next message; blocks until it is there. None at the end of the stream."""
         try:
-            return read_message(self._connection.fileno())
+            return read_message(self._connection.fileno(), self._most)
         except ConnectionError:
             return None
 

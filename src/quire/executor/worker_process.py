@@ -85,12 +85,19 @@ class WorkerProcess:
         ring: messages for all ranks, in this host's memory or over a connection.
         answer_fd: where results and answers go.
         last_words_fd: where a problem goes that ends this process.
+        model_path: the model's folder on this host; None: where the engine's is.
     """
 
     def __init__(
-        self, rank: int, addresses: tuple[str, str], ring: RingReader | SocketReader, answer_fd: int, last_words_fd: int
+        self,
+        rank: int,
+        addresses: tuple[str, str],
+        ring: RingReader | SocketReader,
+        answer_fd: int,
+        last_words_fd: int,
+        model_path: str | None = None,
     ) -> None:
-        self._rank, self._addresses = rank, addresses
+        self._rank, self._addresses, self._model_path = rank, addresses, model_path
         self._ring = ring
         self._answer_fd, self._last_words_fd = answer_fd, last_words_fd
         self._send_lock = threading.Lock()
@@ -202,7 +209,10 @@ class WorkerProcess:
         place = {"stage": stage, "rank": rank, "rendezvous": self._addresses[0], "stage_rendezvous": self._addresses[1]}
         mine = dataclasses.replace(config.parallel, **place)
         self._tells_results = mine.is_last_stage and rank == 0
-        return dataclasses.replace(config, parallel=mine)
+        model = config.model
+        if self._model_path is not None:
+            model = dataclasses.replace(model, path=self._model_path)
+        return dataclasses.replace(config, parallel=mine, model=model)
 
     def _start(self) -> int:
         """Make the worker and load the model."""
@@ -238,11 +248,10 @@ def _spin_seconds(size: int) -> float:
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Entry of the child process: rank, size, and five descriptors, of which the first two are files through which ranks meet."""
-    arguments, last_words_fd = begin_child(arguments)
-    rank, size, meeting_fd, stages_fd, memory_fd, ring_fd, answer_fd = map(int, arguments)
-    addresses = (f"file:///dev/fd/{meeting_fd}", f"file:///dev/fd/{stages_fd}")
-    for descriptor in (meeting_fd, stages_fd, memory_fd, ring_fd, answer_fd):
+    """Entry of the child process: rank, the ranks of this host, three descriptors, and where ranks and stages meet."""
+    (*numbers, meeting, stages), last_words_fd = begin_child(arguments)
+    rank, size, memory_fd, ring_fd, answer_fd = map(int, numbers)
+    for descriptor in (memory_fd, ring_fd, answer_fd):
         os.set_inheritable(descriptor, False)
     set_process_label(f"rank {rank}")
     name_process(f"quire rank {rank}")
@@ -250,4 +259,4 @@ def main(arguments: list[str]) -> NoReturn:
     sys.setswitchinterval(SWITCH_S)
     gc.set_threshold(*_COLLECT_AFTER)
     ring = RingReader(memory_fd, ring_fd, rank, size, spin_s=_spin_seconds(size))
-    WorkerProcess(rank, addresses, ring, answer_fd, last_words_fd).run()
+    WorkerProcess(rank, (meeting, stages), ring, answer_fd, last_words_fd).run()

@@ -102,14 +102,20 @@ def check_flags(args: argparse.Namespace) -> "tuple[AsyncEngineArgs, list[str | 
 
 
 def _run_headless(args: argparse.Namespace, engine_args: "AsyncEngineArgs") -> int:
-    """Run copies of the model for a head node. Raises ConfigError: it is not said which, or how many."""
+    """Run copies of the model, or ranks of one, for a head node. Raises ConfigError: it is not said which, or how many."""
     import dataclasses
 
     from quire.engine.arg_resolve import UsageContext
     from quire.engine.headless import serve_headless
+    from quire.engine.rank_host import serve_ranks
 
     if args.api_server_count > 1:
         raise ConfigError.of("api_server_count", "a headless host has no API server: leave it out.")
+    if args.nnodes > 1:
+        if not args.node_rank:
+            raise ConfigError.of("node_rank", "node 0 has the API server: leave --headless out, or name another node.")
+        serve_ranks(engine_args.create_engine_config(UsageContext.API_SERVER))
+        return exit_codes.OK
     first = engine_args.data_parallel_start_rank or 0
     engine_args = dataclasses.replace(engine_args, data_parallel_start_rank=first)
     serve_headless(engine_args.create_engine_config(UsageContext.API_SERVER))

@@ -110,7 +110,8 @@ FLAGS: dict[str, tuple[tuple[str, str, dict[str, Any]], ...]] = {
         ),
         (
             "--headless",
-            "no API server: run --data-parallel-size-local copies, from --data-parallel-start-rank on, for the head node",
+            "no API server: run --data-parallel-size-local copies, from --data-parallel-start-rank on, or the ranks of node "
+            "--node-rank, for the head node",
             _SWITCH,
         ),
         ("--root-path", "path under which a proxy shows this server", {"default": ""}),

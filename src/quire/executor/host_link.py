@@ -15,6 +15,9 @@ BEAT_S = 1.0
 """A side that has nothing to say says so, so often."""
 SILENT_S = 10
 """A side from which nothing has come for so long is gone."""
+MAX_MESSAGE_BYTES = 1 << 30
+"""Of any message between hosts: the largest have media."""
+MAX_GREETING_BYTES = 1 << 20
 _FLUSH_S = 5.0
 
 
@@ -23,13 +26,18 @@ class HostLink:
 
     Args:
         connection: belongs to it from now on.
+
+    Attributes:
+        peer, address: the other host's address, and this one's as that reaches it.
+        most: bytes of a message that comes; whoever goes on with a stranger who has greeted raises it.
     """
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, most: int = MAX_MESSAGE_BYTES) -> None:
         connection.setblocking(True)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", SILENT_S, 0))
-        self.peer = str(connection.getpeername()[0])
+        self.peer, self.address = str(connection.getpeername()[0]), str(connection.getsockname()[0])
+        self.most = most
         self._connection = connection
         self._out: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._write, name="host-link", daemon=True)
@@ -54,7 +62,7 @@ class HostLink:
     def receive(self) -> bytes | None:
         """The next message; waits for it. None: the other side has ended, or is silent."""
         with contextlib.suppress(OSError):
-            while (data := read_message(self._connection.fileno())) is not None:
+            while (data := read_message(self._connection.fileno(), self.most)) is not None:
                 if data:
                     return data
         return None
