@@ -204,6 +204,18 @@ def test_a_host_that_drips_ends_with_the_time_of_the_whole_fetch(server, begin):
         make_fetcher(seconds=0.4).fetch(f"http://files.test:{server.port}/slow")
 
 
+def test_a_host_that_is_looked_up_for_too_long_is_given_up() -> None:
+    found = threading.Event()
+
+    def lookup(host: str, port: int) -> list[str]:
+        found.wait()
+        return ["127.0.0.1"]
+
+    with pytest.raises(MediaError, match=r"takes longer than 0\.1 s"):
+        make_fetcher(seconds=0.1, resolve=lookup).fetch("http://files.test/file")
+    found.set()
+
+
 def test_what_is_no_answer_is_told_without_what_the_host_says(server):
     server.files |= {
         "/missing": answer(b"secret", "404 Not Found"),

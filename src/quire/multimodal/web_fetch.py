@@ -4,6 +4,7 @@ Each host, the first and those of redirects, is looked up once; all of its addre
 checked address, not to the name. Bytes, redirects and the whole time are bounded. Knows nothing of images.
 """
 
+import functools
 import http.client
 import io
 import socket
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 
 from quire.config import limits
 from quire.multimodal.addresses import is_public
+from quire.threads import call_within
 from quire.version import __version__
 
 _PORTS = {"http": 80, "https": 443}
@@ -135,10 +137,12 @@ class WebFetcher:
         if self._domains is not None and target.host not in self._domains:
             raise MediaError(f"the host {target.host!r} is not one of the server's --allowed-media-domains")
         try:
-            addresses = self._resolve(target.host, target.port)
+            find = functools.partial(self._resolve, target.host, target.port)
+            addresses = call_within(deadline.left(), find, "media-host")
+        except TimeoutError:
+            raise deadline.error() from None
         except (OSError, UnicodeError):
             raise MediaError(f"the host {target.host!r} is not known") from None
-        deadline.left()
         if self._domains is None and not all(map(is_public, addresses)):
             raise MediaError(f"the host {target.host!r} is not one of the public internet")
         return addresses

@@ -6,13 +6,12 @@ still lent: rows are used anew when the connection has ended or took too long. K
 """
 
 import abc
+import functools
 import importlib
 import socket
-import threading
 import time
 import weakref
 from collections import deque
-from concurrent.futures import Future
 from typing import Any
 
 import msgspec
@@ -23,6 +22,7 @@ from quire.config.kv_transfer import SETTING, KVTransferConfig
 from quire.errors import ConfigError
 from quire.extras import install_command
 from quire.platforms.interface import DeviceRuntime
+from quire.threads import call_within
 from quire.worker.page_store import PageStore
 from quire.worker.tcp_tier import ANSWER, TcpTier, receive
 
@@ -119,23 +119,11 @@ class LentTier(TcpTier):
         if len(lent.places) != count:
             raise ValueError(f"it lends {len(lent.places)} of {count} pages")
         into = torch.empty((count, self.pages.page_bytes), dtype=torch.uint8)
-        self._read_until(deadline, lent, into)
+        # The thread that reads keeps the memory until the library has ended with it.
+        call_within(deadline - time.monotonic(), functools.partial(self.read_lent, lent, into), "kv-read")
         server.sendall(_DONE)
         receive(server, len(_DONE), deadline)
         return into
-
-    def _read_until(self, deadline: float, lent: Lent, into: torch.Tensor) -> None:
-        """Read, or leave it: the thread that reads keeps the memory until the library has ended with it."""
-        ended = Future[None]()
-
-        def run() -> None:
-            try:
-                ended.set_result(self.read_lent(lent, into))
-            except BaseException as error:
-                ended.set_exception(error)
-
-        threading.Thread(target=run, name="kv-read", daemon=True).start()
-        ended.result(max(0.0, deadline - time.monotonic()))
 
 
 def _read_when_there(client: socket.socket) -> bytearray | None:

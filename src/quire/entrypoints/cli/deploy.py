@@ -32,6 +32,14 @@ def _add_own(parser: argparse.ArgumentParser) -> None:
         "--gpus", type=_size, metavar="N", help="devices of one server (as many as ranks; 0 for --device cpu)"
     )
     own.add_argument("--replicas", type=_size, default=1, metavar="N", help="servers in the cluster (1)")
+    own.add_argument("--router", action="store_true", help="one address before them: `quire route`")
+    text = "servers in the cluster that compute prompts for the others; with a router (0)"
+    own.add_argument("--prefill-replicas", type=_size, default=0, metavar="N", help=text)
+    text = "servers are added up to so many, by KEDA; needs --prometheus (0: never)"
+    own.add_argument("--max-replicas", type=_size, default=0, metavar="N", help=text)
+    text = "requests of one server, running and waiting, above which another is added (32)"
+    own.add_argument("--scale-at", type=_size, default=32, metavar="N", help=text)
+    own.add_argument("--prometheus", default="", metavar="URL", help="where KEDA asks for these requests")
     own.add_argument("--storage", default="100Gi", metavar="SIZE", help="of the cluster's volume for models (100Gi)")
 
 

@@ -5,10 +5,11 @@ Every file that `quire deploy` writes is made from one `Plan`. Knows the flags o
 
 import argparse
 import dataclasses
+import json
 import os
 import secrets
 from pathlib import Path
-from typing import cast
+from typing import Any, NamedTuple, cast
 
 from quire.errors import ConfigError
 from quire.version import __version__
@@ -19,8 +20,38 @@ SPARE_S = 30
 """Seconds after the drain time in which the server closes and ends, before it is killed."""
 LEAVE_S = 5
 """Seconds in which a cluster stops sending requests to a server, before the server is told to end."""
+PRIVATE_NETWORKS = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7")
+"""Where a cluster's pods have their addresses, unless `peers` says otherwise."""
 CACHE = "/cache"
 """Where a container keeps models and compiled kernels."""
+
+
+class Kind(NamedTuple):
+    """What a cluster keeps running: the kind of thing, and where it is defined."""
+
+    api: str
+    name: str
+
+
+DEPLOYMENT = Kind("apps/v1", "Deployment")
+STATEFUL_SET = Kind("apps/v1", "StatefulSet")
+"""Its servers have names, by which a router knows them."""
+LEADER_WORKER_SET = Kind("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet")
+"""Its servers are several pods each."""
+
+
+class Pool(NamedTuple):
+    """Servers in a cluster that are alike.
+
+    Attributes:
+        part: `server`, which answers, or `prefill`, which computes prompts for those.
+        transfer: their `--kv-transfer-config`, without an address; empty: as the words say.
+    """
+
+    name: str
+    part: str
+    replicas: int
+    transfer: dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +68,8 @@ class Plan:
         scheme: `http` or `https`.
         prefix: of the names of its metrics.
         guards_metrics: `/metrics` wants a key.
+        nodes: pods of one server. prefill_replicas: servers that compute prompts for the others, by `transfer`.
+        max_replicas: servers are added up to so many, above `scale_at` requests each as `prometheus` tells; 0: never.
     """
 
     name: str
@@ -52,8 +85,16 @@ class Plan:
     prefix: str
     guards_metrics: bool
     image: str
+    model_name: str
+    transfer: dict[str, Any]
     replicas: int = 1
     storage: str = "100Gi"
+    nodes: int = 1
+    has_router: bool = False
+    prefill_replicas: int = 0
+    max_replicas: int = 0
+    scale_at: int = 32
+    prometheus: str = ""
 
     @property
     def stop_s(self) -> int:
@@ -71,6 +112,51 @@ class Plan:
         """Whether more shared memory is needed than containers have."""
         return self.ranks > 1
 
+    @property
+    def is_several(self) -> bool:
+        """Whether several pods need the models."""
+        return self.replicas > 1 or self.nodes > 1 or self.max_replicas > 0 or self.prefill_replicas > 0
+
+    @property
+    def is_routed(self) -> bool:
+        """Whether a router stands before the servers."""
+        return self.has_router or self.prefill_replicas > 0
+
+    @property
+    def kind(self) -> Kind:
+        """What servers are in a cluster."""
+        if self.nodes > 1:
+            return LEADER_WORKER_SET
+        return STATEFUL_SET if self.is_routed else DEPLOYMENT
+
+    @property
+    def pools(self) -> list[Pool]:
+        """The servers in a cluster; those that answer come first."""
+        name = self.name if self.kind is DEPLOYMENT else f"{self.name}-servers"
+        if not self.prefill_replicas:
+            return [Pool(name, "server", self.replicas, {})]
+        extra = {"peers": list(PRIVATE_NETWORKS), **self.transfer.get("kv_connector_extra_config", {})}
+        given = {"kv_connector": "tcp", **self.transfer, "kv_connector_extra_config": extra}
+        return [
+            Pool(name, "server", self.replicas, {**given, "kv_role": "kv_consumer"}),
+            Pool(f"{self.name}-prefill", "prefill", self.prefill_replicas, {**given, "kv_role": "kv_producer"}),
+        ]
+
+    @property
+    def router_words(self) -> list[str]:
+        """Of the router, which knows every server that there may be."""
+        words = ["route", "--host", "0.0.0.0", "--port", str(self.port)]
+        for pool in self.pools:
+            flag, count = ("--prefill", pool.replicas) if pool.part == "prefill" else ("--backend", self.most_replicas)
+            for number in range(count):
+                words += [flag, f"http://{pool.name}-{number}.{pool.name}:{self.port}"]
+        return words
+
+    @property
+    def most_replicas(self) -> int:
+        """Servers that there may be."""
+        return self.max_replicas or self.replicas
+
 
 def make_plan(args: argparse.Namespace, words: list[str]) -> Plan:
     """The plan of parsed flags. Raises ConfigError: the server could not be reached, or gets fewer devices than it has ranks."""
@@ -84,6 +170,7 @@ def make_plan(args: argparse.Namespace, words: list[str]) -> Plan:
     gpus = count_gpus(args) if args.gpus is None else args.gpus
     if 0 < gpus < ranks:
         raise ConfigError.of("gpus", f"{gpus} are too few: the parallel sizes make {ranks} ranks, one a device")
+    _check_cluster(args)
     if args.api_key:
         why = "a key in a command line can be read by everybody on the machine; leave it out"
         raise ConfigError.of("api_key", f"{why}: {KEY_FILE} is written with a new key")
@@ -102,18 +189,50 @@ def make_plan(args: argparse.Namespace, words: list[str]) -> Plan:
         prefix=PREFIXES[args.metrics_names][0],
         guards_metrics=guards,
         image=args.image or f"quire:{__version__.partition('+')[0]}",
+        model_name=(args.served_model_name or [args.model])[0],
+        transfer=args.kv_transfer_config or {},
         replicas=args.replicas,
         storage=args.storage,
+        nodes=getattr(args, "nnodes", 1),
+        has_router=args.router,
+        prefill_replicas=args.prefill_replicas,
+        max_replicas=args.max_replicas,
+        scale_at=args.scale_at,
+        prometheus=args.prometheus,
     )
 
 
+def _check_cluster(args: argparse.Namespace) -> None:
+    """Raise ConfigError: flags of a cluster contradict one another, or are given for another target."""
+    several = {
+        "nnodes": getattr(args, "nnodes", 1) > 1,
+        "router": args.router,
+        "prefill_replicas": args.prefill_replicas,
+        "max_replicas": args.max_replicas,
+    }
+    for flag in several:
+        if several[flag] and args.target != "kubernetes":
+            raise ConfigError.of(flag, f"only kubernetes has several servers, and not {args.target}: leave it out")
+    if getattr(args, "nnodes", 1) > 1 and args.prefill_replicas:
+        raise ConfigError.of(
+            "prefill_replicas", "servers of several hosts do not hand over pages: leave it or nnodes out"
+        )
+    if args.max_replicas and args.max_replicas <= args.replicas:
+        raise ConfigError.of("max_replicas", f"{args.max_replicas} must be above --replicas {args.replicas}")
+    if args.max_replicas and (not args.prometheus or not args.scale_at):
+        why = (
+            "servers are added by what Prometheus tells: give its address, --prometheus http://…, and --scale-at from 1"
+        )
+        raise ConfigError.of("prometheus", why)
+
+
 def count_ranks(args: argparse.Namespace) -> int:
-    """Ranks of the server that parsed flags describe, on its host. Raises ConfigError: its copies contradict one another."""
+    """Ranks of the server that parsed flags describe, on one host. Raises ConfigError: its copies contradict one another."""
     from quire.engine.copies_here import copies_here
     from quire.engine.settings import EngineSettings
 
     copies = copies_here(cast(EngineSettings, args)).on_this_host
-    return args.tensor_parallel_size * args.pipeline_parallel_size * copies
+    return args.tensor_parallel_size * args.pipeline_parallel_size * copies // getattr(args, "nnodes", 1)
 
 
 def count_gpus(args: argparse.Namespace) -> int:
@@ -138,6 +257,20 @@ def container_words(plan: Plan, key_file: str) -> list[str]:
     words = [os.path.abspath(word) if word in plan.paths else word for word in plan.words]
     host = [] if plan.host != "127.0.0.1" else ["--host", "0.0.0.0"]
     return ["serve", *words, *host, "--api-key-file", key_file]
+
+
+def pod_words(plan: Plan, key_file: str, pool: Pool, *, is_rank: bool = False) -> list[str]:
+    """The words in a pod, where `$(NAME)` is replaced by a variable and two dollars are one.
+
+    Args:
+        is_rank: the pod has ranks of a server, and answers nothing itself.
+    """
+    words = [word.replace("$", "$$") for word in container_words(plan, key_file)]
+    if pool.transfer:
+        words += ["--kv-transfer-config", json.dumps(pool.transfer).replace("$", "$$")[:-1] + ', "kv_ip": "$(POD_IP)"}']
+    if plan.nodes > 1:
+        words += ["--node-rank", "$(LWS_WORKER_INDEX)", "--master-addr", "$(LWS_LEADER_ADDRESS)"]
+    return [*words, "--headless"] if is_rank else words
 
 
 def check_words(plan: Plan) -> None:

@@ -15,7 +15,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from quire.entrypoints import exit_codes
-from quire.entrypoints.deploy.plan import CACHE, KEY_FILE, LEAVE_S, Plan, check_words, container_words, write_keys
+from quire.entrypoints.deploy.plan import (
+    CACHE,
+    KEY_FILE,
+    LEAVE_S,
+    Plan,
+    check_words,
+    container_words,
+    pod_words,
+    write_keys,
+)
 from quire.errors import ConfigError
 from quire.metrics.prometheus import PREFIX
 from quire.version import __version__
@@ -49,7 +58,9 @@ TARGETS = {
         {"quire.yaml": "deploy/quire.yaml", **_IMAGE},
         "In {{ folder }}, with {{ plan.image }} in your registry:\n"
         "  kubectl create secret generic {{ plan.name }}-api-keys --from-file={{ key_file }}\n"
-        "  kubectl apply -f quire.yaml",
+        "  kubectl apply -f quire.yaml\n"
+        "{% if plan.nodes > 1 %}The cluster needs LeaderWorkerSet (lws.sigs.k8s.io). {% endif %}"
+        "{% if plan.max_replicas %}The cluster needs KEDA (keda.sh).{% endif %}",
     ),
     "systemd": Target(
         {"{{ plan.name }}.service": "deploy/quire.service"},
@@ -115,6 +126,9 @@ def _filler(plan: Plan, folder: Path, command: str) -> Callable[[str], str]:
         leave_s=LEAVE_S,
         paths=paths,
         words=functools.partial(container_words, plan),
+        words_of=functools.partial(pod_words, plan, f"/run/secrets/quire/{KEY_FILE}"),
+        router_words=plan.router_words,
+        load_query=_load_query(plan),
         probe=["python", "-c", f"import urllib.request; urllib.request.urlopen('{url}', timeout=5)"],
         run_command=_run_command(plan, paths),
         folder=str(folder),
@@ -126,6 +140,13 @@ def _filler(plan: Plan, folder: Path, command: str) -> Callable[[str], str]:
         key_note=f"\nPut a key, and nothing else, into {folder}/prometheus-key." if plan.guards_metrics else "",
     )
     return lambda text: environment.from_string(text).render()
+
+
+def _load_query(plan: Plan) -> str:
+    """What Prometheus is asked: the requests that run and wait at all servers that answer."""
+    pods = f',pod!~"{plan.name}-prefill-.*"' if plan.prefill_replicas else ""
+    names = (f"{plan.prefix}num_requests_{state}" for state in ("running", "waiting"))
+    return " + ".join(f"sum({name}{{model_name={json.dumps(plan.model_name)}{pods}}})" for name in names)
 
 
 def _command() -> str:
