@@ -97,6 +97,18 @@ def test_a_client_gets_what_transformers_answers_to_a_sound(client: openai.OpenA
     assert token_ids == logprobs.argmax(-1).tolist()
 
 
+def test_responses_hear_what_chat_completions_hear(client: openai.OpenAI) -> None:
+    data = input_audio(as_file(SOUND))
+    given: Any = [{"role": "user", "content": [{"type": "input_text", "text": "Hear"}, data]}]
+    options = {"temperature": 0, "max_output_tokens": 6, "extra_body": {"ignore_eos": True}}
+    answer = client.responses.create(model=client.models.list().data[0].id, input=given, **options)
+    assert answer.output_text == ask(client, "Hear", data).choices[0].message.content
+    with pytest.raises(openai.BadRequestError) as caught:
+        given[0]["content"][1] = {"type": "input_audio", "input_audio": {"data": "?", "format": "wav"}}
+        client.responses.create(model="", input=given)
+    assert caught.value.param == "input[0].content[1].input_audio"
+
+
 def test_a_sound_is_the_same_wherever_it_comes_from(
     client: openai.OpenAI, files: MediaServer, opened: Path, llm: LLM
 ) -> None:

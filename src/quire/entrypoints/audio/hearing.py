@@ -6,7 +6,7 @@ A sound that is longer than the model hears at once is cut where it is quiet. Th
 import asyncio
 import dataclasses
 import math
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -22,8 +22,8 @@ from quire.entrypoints.openai.prompts import require_tokenizer
 from quire.errors import RequestError
 from quire.media import AUDIO
 from quire.multimodal.audio import Samples
-from quire.multimodal.audio_files import decode_audio, split_sound
-from quire.outputs import RequestOutput
+from quire.multimodal.audio_files import split_sound
+from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import RequestOutputKind, SamplingParams
 
 _DECODERS = ThreadPoolExecutor(2, "quire-sound")
@@ -176,10 +176,32 @@ class Hearing:
         )
 
 
+class NewText:
+    """What is new of the text of parts that are written token by token.
+
+    A character may be several tokens: text is told once the tokens so far make whole characters.
+    """
+
+    def __init__(self, tokens: WhisperTokens) -> None:
+        self._tokens, self._index = tokens, -1
+        self._ids, self._told = list[int](), 0
+
+    def take(self, index: int, completion: CompletionOutput) -> str:
+        """The new text of a part, whose number is `index`."""
+        if index != self._index:
+            self._index, self._ids, self._told = index, [], 0
+        self._ids += completion.token_ids
+        text = self._tokens.text(self._ids)
+        if completion.finish_reason is None and text.endswith("\ufffd"):
+            return ""
+        new, self._told = text[self._told :], len(text)
+        return new
+
+
 async def prepare_hearing(
-    state: ServerState, data: bytes, request: TranscriptionRequest, task: str, public_id: str
+    state: ServerState, read: Callable[[int], Samples], request: TranscriptionRequest, task: str, public_id: str
 ) -> Hearing:
-    """Check a request and decode its sound. Raises what the client must be told."""
+    """Check a request and decode its sound, which `read` gives at a rate. Raises what the client must be told."""
     model = state.resolve_model(request.model)
     halves = state.engine.input_processor.halves
     if halves is None or halves.half.modality != AUDIO:
@@ -187,7 +209,7 @@ async def prepare_hearing(
     tokens = WhisperTokens(require_tokenizer(state.engine.get_tokenizer(), "file"))
     _check(request)
     loop = asyncio.get_running_loop()
-    rate, parts = await loop.run_in_executor(_DECODERS, _decode, halves, data)
+    rate, parts = await loop.run_in_executor(_DECODERS, _decode, halves, read)
     return Hearing(state, request, task, model, public_id, tokens, parts, rate)
 
 
@@ -202,11 +224,11 @@ def _check(request: TranscriptionRequest) -> None:
         raise bad_field("max_completion_tokens", f"{request.max_completion_tokens} is less than 1.")
 
 
-def _decode(halves: PromptHalves, data: bytes) -> tuple[int, list[tuple[float, Samples]]]:
+def _decode(halves: PromptHalves, read: Callable[[int], Samples]) -> tuple[int, list[tuple[float, Samples]]]:
     extractor = halves.half.extractor
     rate = int(extractor.sampling_rate)
     longest = float(getattr(extractor, "chunk_length", DEFAULT_CHUNK_S))
-    return rate, split_sound(decode_audio(data, rate), rate, longest)
+    return rate, split_sound(read(rate), rate, longest)
 
 
 def as_file_error(error: RequestError) -> RequestError:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -10,7 +11,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from quire.engine.caller import CALLER, check_timeout
 from quire.entrypoints.audio import transcripts
-from quire.entrypoints.audio.hearing import Hearing, as_file_error, prepare_hearing
+from quire.entrypoints.audio.hearing import Hearing, NewText, as_file_error, prepare_hearing
 from quire.entrypoints.audio.transcription_protocol import (
     StreamChoice,
     Transcription,
@@ -22,6 +23,7 @@ from quire.entrypoints.audio.upload import read_upload
 from quire.entrypoints.http.route_tools import Endpoint, Handler, json_response, public_id, state_of
 from quire.entrypoints.http.streaming import EventStream, failure_of, run_while_connected
 from quire.errors import RequestError
+from quire.multimodal.audio_files import decode_audio
 
 DONE = b"data: [DONE]\n\n"
 _NAMES = {"transcribe": ("transcription", "trsc"), "translate": ("translation", "trsl")}
@@ -43,7 +45,7 @@ def _route(task: str) -> Handler:
         async def work() -> Response:
             try:
                 with state.preparing():
-                    hearing = await prepare_hearing(state, data, body, task, name)
+                    hearing = await prepare_hearing(state, partial(decode_audio, data), body, task, name)
                 await hearing.listen()
                 if body.stream:
                     return EventStream(b"", _events(hearing))
@@ -87,26 +89,17 @@ async def _events(hearing: Hearing) -> AsyncGenerator[bytes, None]:
 
 
 class _Chunks:
-    """Writes a stream's chunks.
-
-    A character may be several tokens: text is told once the tokens so far make whole characters.
-    """
+    """Writes a stream's chunks."""
 
     def __init__(self, hearing: Hearing) -> None:
         self._hearing, self._created = hearing, int(time.time())
-        self._index, self._ids, self._told, self._num_tokens = -1, list[int](), 0, 0
+        self._texts, self._num_tokens = NewText(hearing.tokens), 0
 
     def take(self, index: int, completion: Any) -> bytes:
         """The event of a part's new tokens; nothing where they make no whole character."""
-        if index != self._index:
-            self._index, self._ids, self._told = index, [], 0
-        self._ids += completion.token_ids
         self._num_tokens += len(completion.token_ids)
-        text = self._hearing.tokens.text(self._ids)
+        new = self._texts.take(index, completion)
         is_last = completion.finish_reason is not None and index == len(self._hearing.parts) - 1
-        if completion.finish_reason is None and text.endswith("\ufffd"):
-            return b""
-        new, self._told = text[self._told :], len(text)
         if not new and not is_last:
             return b""
         choice = StreamChoice(TranscriptionDelta(new))

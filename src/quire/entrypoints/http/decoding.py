@@ -131,10 +131,7 @@ class BodyDecoder:
             told = self._check_unknown([(name[:60], _nearest(name[:60], known)) for name in others])
             if warnings is not None:
                 warnings += told
-        try:
-            return msgspec.convert({name: fields[name] for name in fields.keys() & known}, kind, strict=False)
-        except msgspec.ValidationError as error:
-            raise _validation_error(error, kind) from None
+        return convert({name: fields[name] for name in fields.keys() & known}, kind, strict=False)
 
     def field_names(self, body: bytes) -> Set[str]:
         """The names of a body's fields; raises as `decode` does."""
@@ -183,6 +180,14 @@ def _decode(body: bytes, kind: Any) -> Any:
         raise bad_request(f"The request body is not valid JSON: {error}.", code="invalid_json") from None
     except RecursionError:
         raise _too_deep() from None
+
+
+def convert(fields: Any, kind: type[BodyT], *, strict: bool = True) -> BodyT:
+    """What JSON was decoded to as `kind`. Raises HTTPError, a 400 whose `param` is the path of the field at fault."""
+    try:
+        return msgspec.convert(fields, kind, strict=strict)
+    except msgspec.ValidationError as error:
+        raise _validation_error(error, kind) from None
 
 
 @functools.cache

@@ -8,7 +8,7 @@ import http
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import httptools
@@ -114,6 +114,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     max_connections: int | None = None
     told_at = -1.0
     error_format = "openai"
+    socket_paths: tuple[bytes, ...] = ()
     batch: WriteBatch
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -169,7 +170,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _offers_upgrade(self) -> bool:
         """Whether the client would speak something else from here on, which it can do without (CONNECT could not)."""
-        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT" and not self._should_upgrade()
+
+    def _should_upgrade(self) -> bool:
+        """Whether the client opens a WebSocket, on a path that has one."""
+        is_free = self.cycle is None or self.cycle.response_complete  # pyright: ignore[reportUnnecessaryComparison]
+        return is_free and self.url.partition(b"?")[0].endswith(self.socket_paths) and super()._should_upgrade()
 
     def _unsupported_upgrade_warning(self) -> None:
         """What uvicorn calls when its parser stops behind such a head: the request is read again, without the offer.
@@ -252,10 +258,22 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
+def socket_protocol(*args: Any, **kwargs: Any) -> asyncio.Protocol:
+    """What goes on with a connection that becomes a WebSocket; its library is imported for the first."""
+    from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+    return WebSocketsSansIOProtocol(*args, **kwargs)
+
+
 def bounded_to(
-    max_header_bytes: int, max_header_count: int, error_format: str = "openai", max_connections: int | None = None
+    max_header_bytes: int,
+    max_header_count: int,
+    error_format: str = "openai",
+    max_connections: int | None = None,
+    socket_paths: Iterable[str] = (),
 ) -> type[BoundedHttpProtocol]:
-    """One server's protocol. Requests on more than `max_connections` are answered with a 503."""
+    """One server's protocol. Requests on more than `max_connections` are answered with a 503; `socket_paths` have WebSockets."""
     bounds: dict[str, Any] = {"max_header_bytes": max_header_bytes, "max_header_count": max_header_count}
+    bounds["socket_paths"] = tuple(path.encode() for path in socket_paths)
     bounds["error_format"], bounds["max_connections"] = error_format, max_connections
     return type("Protocol", (BoundedHttpProtocol,), {**bounds, "batch": WriteBatch()})

@@ -38,6 +38,8 @@ PROBED_PATHS = frozenset({"/ready", "/ping", "/metrics"})
 TRACE_NAMES = (b"traceparent", b"tracestate")
 """Headers in which a client names the trace that its request belongs to."""
 
+KEY_PROTOCOL = "openai-insecure-api-key."
+
 MAX_TENANT_CHARS = 64
 """Characters of a tenant that a header names; the rest does not count."""
 
@@ -72,6 +74,16 @@ async def send_error(error: HTTPError, scope: Scope, send: Send) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
+def _answering(send: Send) -> Send:
+    """What a WebSocket's client is sent before it is open may be an answer as to any request (an extension of ASGI)."""
+
+    async def answer(message: Message) -> None:
+        is_answer = message["type"].startswith("http.")
+        await send({**message, "type": f"websocket.{message['type']}"} if is_answer else message)
+
+    return answer
+
+
 def logged_error(error: Exception, request_id: str, settings: ServerSettings) -> HTTPError:
     """As `failure_of`; the log gets the cause of a refusal too, if the operator asks."""
     answer = failure_of(error, request_id)
@@ -102,9 +114,11 @@ class RequestContext:
         self._error_body = error_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
+        if scope["type"] == "websocket":
+            scope["method"], send = "GET", _answering(send)
         request_id = self._request_id(scope)
         kept = scope.setdefault("state", {})
         kept["request_id"], kept["error_body"] = request_id, self._error_body
@@ -116,6 +130,8 @@ class RequestContext:
             if message["type"] == "http.response.start":
                 started, status = True, message["status"]
                 message["headers"] = [*message.get("headers", ()), *self._headers(scope)]
+            elif message["type"] == "websocket.accept":
+                started, complete, status = True, True, 101
             elif not message.get("more_body", False):
                 complete = True
             await send(message)
@@ -222,8 +238,12 @@ class RequestContext:
 
 
 def _offered_key(scope: Scope) -> bytes | None:
+    """Pages in browsers, which choose no headers for a WebSocket, have it in the name of a protocol."""
     scheme, _, token = (_header(scope, b"authorization") or b"").partition(b" ")
-    return token.strip() if scheme.lower() == b"bearer" else _header(scope, b"x-api-key")
+    if scheme.lower() == b"bearer":
+        return token.strip()
+    named = [name for name in scope.get("subprotocols", ()) if name.startswith(KEY_PROTOCOL)]
+    return named[0].removeprefix(KEY_PROTOCOL).encode() if named else _header(scope, b"x-api-key")
 
 
 class Authentication:
@@ -239,7 +259,9 @@ class Authentication:
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        guarded = scope["type"] == "http" and scope["method"] != "OPTIONS" and route_path(scope) not in self._open_paths
+        guarded = (
+            scope["type"] != "lifespan" and scope["method"] != "OPTIONS" and route_path(scope) not in self._open_paths
+        )
         key = self._keys.find(_offered_key(scope)) if guarded else None
         if guarded and key is None:
             headers = {"www-authenticate": "Bearer"}

@@ -4,7 +4,7 @@ An item ends where a piece of another kind begins. Knows pieces, items and event
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -21,6 +21,12 @@ def error_event(error: HTTPError) -> bytes:
     """An error in a stream whose status has already been sent, and whose response could not be kept."""
     fields = {"message": error.detail.message, "code": error.detail.code, "param": error.detail.param}
     return b"event: error\ndata: %b\n\n" % encode({"type": "error", **fields, "sequence_number": 0})
+
+
+class HasOutput(Protocol):
+    """A response, of this protocol or of another whose output has the same items."""
+
+    output: list[protocol.OutputItem]
 
 
 class OpenItem(msgspec.Struct):
@@ -44,7 +50,7 @@ class EventWriter:
         kind: of the pieces that go into the open item; None where none is open.
     """
 
-    def __init__(self, response: protocol.ResponseObject, call_id: Callable[[str, int, str], str]) -> None:
+    def __init__(self, response: HasOutput, call_id: Callable[[str, int, str], str]) -> None:
         self._response = response
         self._call_id = call_id
         self._number = 0
@@ -60,7 +66,7 @@ class EventWriter:
             return OpenItem(self._number)
         return OpenItem(self._number, self.kind, self._item, self._head, "".join(self._texts))
 
-    def restore(self, response: protocol.ResponseObject, state: OpenItem) -> None:
+    def restore(self, response: HasOutput, state: OpenItem) -> None:
         """Go on where another writer stood."""
         self._response, self._number, self.kind = response, state.number, state.kind
         if state.item is not None:

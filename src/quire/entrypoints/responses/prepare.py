@@ -44,10 +44,11 @@ def normalize_input(given: str | list[Fields]) -> list[Fields]:
         given = [{"role": "user", "content": given}]
     if not given:
         raise bad_field("input", "at least one item is needed.")
-    return [_normalize(item, f"input[{index}]") for index, item in enumerate(given)]
+    return [normalize_item(item, f"input[{index}]") for index, item in enumerate(given)]
 
 
-def _normalize(item: Fields, path: str) -> Fields:
+def normalize_item(item: Fields, path: str) -> Fields:
+    """An item with a type and an id. Raises HTTPError, a 400 whose `param` is the path of what is wrong."""
     kind = item.get("type", "message" if "role" in item else None)
     if not isinstance(kind, str):
         raise bad_field(f"{path}.type", f"expected a string, one of {', '.join(_ITEMS)}.")
@@ -78,29 +79,35 @@ def _text(content: Any, path: str) -> str:
 
 
 def _content(content: Any, path: str) -> Content:
-    """A text; or parts, where there are images among them."""
+    """A text; or parts, where there are images or sounds among them."""
     if not isinstance(content, list):
         return _text(content, path)
     placed = [(object_at(part, f"{path}[{i}]"), f"{path}[{i}]") for i, part in enumerate(content)]
-    return content_of([_image(*each) if each[0].get("type") == "input_image" else _part(*each) for each in placed])
+    return content_of([_media(*each) or _part(*each) for each in placed])
 
 
-def _image(part: Fields, path: str) -> PlacedPart:
-    """An image as chat completions have it."""
-    if part.get("file_id"):
+def _media(part: Fields, path: str) -> PlacedPart | None:
+    """An image or a sound as chat completions have it; None for a text."""
+    if isinstance(part, PlacedPart):
+        return part
+    kind, image, sound = part.get("type"), f"{path}.image_url", f"{path}.input_audio"
+    if kind == "input_image" and part.get("file_id"):
         raise bad_field(f"{path}.file_id", "files are not kept here; give image_url.", "not_supported")
-    field = f"{path}.image_url"
-    return PlacedPart({"type": "image_url", "image_url": string_field(part, "image_url", path)}, path, field)
+    if kind == "input_image":
+        return PlacedPart({"type": "image_url", "image_url": string_field(part, "image_url", path)}, path, image)
+    if kind == "input_audio":
+        return PlacedPart({"type": kind, kind: object_at(part.get(kind), sound)}, path, sound)
+    return None
 
 
 def _part(part: Fields, path: str) -> str:
     kind = string_field(part, "type", path)
     if kind not in _TEXT_PARTS:
-        raise _unsupported(f"{path}.type", kind, ("input_text", "output_text", "input_image", "refusal"))
+        raise _unsupported(f"{path}.type", kind, ("input_text", "output_text", "input_image", "input_audio", "refusal"))
     return string_field(part, "refusal" if kind == "refusal" else "text", path)
 
 
-class _Conversation:
+class ItemTurns:
     """Messages made of items. What one speaker says in several items is one turn: many templates want speakers to alternate."""
 
     def __init__(self) -> None:
@@ -187,7 +194,7 @@ def to_chat_request(
         history: the items of the conversation before, which were checked when they were new.
         items: the request's own, normalized.
     """
-    conversation = _Conversation()
+    conversation = ItemTurns()
     if request.instructions:
         conversation.say("system", request.instructions)
     for item in history:

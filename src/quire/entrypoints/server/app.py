@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
+from urllib.parse import urlsplit
 
 from starlette.datastructures import State
 from starlette.exceptions import HTTPException
@@ -10,8 +11,9 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route, Router
+from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocket
 
 from quire import envs
 from quire.entrypoints.anthropic.protocol import anthropic_error, speaks_anthropic
@@ -30,6 +32,7 @@ from quire.entrypoints.http.openapi import build_openapi
 from quire.entrypoints.http.route_tools import Endpoint, Handler, build_routes, json_response
 from quire.entrypoints.http.state import ServerState
 from quire.entrypoints.ollama.protocol import ollama_error, speaks_ollama
+from quire.entrypoints.realtime.routes import REALTIME, SOCKETS
 from quire.entrypoints.responses.store import ResponseStore
 from quire.entrypoints.server.endpoint_plugins import plugin_endpoints
 from quire.entrypoints.server.operations import CLOSED_PATHS, DEV_ROUTES, OPERATIONS
@@ -52,7 +55,7 @@ def build_app(
 ) -> "Application":
     """An application around `state`; the engine may be set later."""
     state.responses = ResponseStore(state.settings.responses_store)
-    own = [*WORK, *OPERATIONS, *(DEV_ROUTES if envs.QUIRE_SERVER_DEV_MODE else ())]
+    own = [*WORK, *OPERATIONS, *REALTIME, *(DEV_ROUTES if envs.QUIRE_SERVER_DEV_MODE else ())]
     endpoints = [*own, *plugin_endpoints(state, own)]
     state.http.watch([endpoint.path for endpoint in endpoints])
     pages = (*(build_console_routes() if console else ()), *(build_docs_routes() if docs else ()))
@@ -64,10 +67,11 @@ def build_app(
     origins |= {"allow_origins": allowed_origins, "allow_credentials": allow_credentials}
     page_paths = frozenset(route.path for route in pages)
     middleware = build_middleware(state, work_paths, page_paths, api_keys, origins, extra_middleware)
-    routes = [*build_routes(endpoints), *pages]
+    routes = [*build_routes(endpoints), *SOCKETS, *pages]
     if docs:
         routes.append(Route("/openapi.json", _document(endpoints), methods=["GET"]))
-    return Application(state, routes, middleware, root_path, {endpoint.path: endpoint.handler for endpoint in WORK})
+    work = {endpoint.path: endpoint.handler for endpoint in WORK}
+    return Application(state, routes, middleware, root_path, work, allowed_origins)
 
 
 def build_middleware(
@@ -104,6 +108,7 @@ class Application:
 
     Args:
         work: handlers of posts that are found by their path alone.
+        origins: whose pages may open WebSockets, besides this server's own.
 
     Attributes:
         routes: all of them.
@@ -113,15 +118,17 @@ class Application:
     def __init__(
         self,
         state: ServerState,
-        routes: Sequence[Route],
+        routes: Sequence[BaseRoute],
         middleware: Sequence[Middleware],
         root_path: str,
         work: Mapping[str, Handler],
+        origins: Sequence[str] = (),
     ) -> None:
         self.routes = routes
         self.state = State({"server": state})
         self._router = Router(routes, redirect_slashes=False)
         self._work = work
+        self._origins = origins
         self._root_path = root_path
         self._app: ASGIApp = self._route
         for layer in reversed(middleware):
@@ -134,7 +141,10 @@ class Application:
         await self._app(scope, receive, send)
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] == "POST" and (work := self._work.get(route_path(scope))):
+        if scope["type"] == "websocket":
+            await self._open_socket(WebSocket(scope, receive, send))
+            return
+        if scope["method"] == "POST" and (work := self._work.get(route_path(scope))):
             response = await work(Request(scope, receive, send))
             await response(scope, receive, send)
             return
@@ -142,6 +152,15 @@ class Application:
             await self._router(scope, receive, send)
         except HTTPException as error:
             raise _refusal(Request(scope), error) from None
+
+    async def _open_socket(self, socket: WebSocket) -> None:
+        """Browsers let any page open a WebSocket to any server: it is the server that must look whose page it is."""
+        origin = socket.headers.get("origin")
+        if origin and urlsplit(origin).netloc != socket.headers.get("host") and not {origin, "*"} & {*self._origins}:
+            raise HTTPError(
+                403, f"Pages of {origin[:200]!r} may not connect (--allowed-origins).", code="origin_refused"
+            )
+        await self._router(socket.scope, socket.receive, socket.send)
 
 
 def _error_body(error: HTTPError, path: str, error_format: str) -> bytes:

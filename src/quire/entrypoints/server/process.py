@@ -23,9 +23,10 @@ from quire import envs
 from quire.descriptors import raise_limit
 from quire.entrypoints import exit_codes
 from quire.entrypoints.batches.beside import serve_batches
-from quire.entrypoints.http.http_protocol import bounded_to
+from quire.entrypoints.http.http_protocol import bounded_to, socket_protocol
 from quire.entrypoints.http.listen import BACKLOG, ListenOptions
 from quire.entrypoints.http.state import ServerState
+from quire.entrypoints.realtime.routes import MAX_MESSAGE_BYTES, SOCKETS
 from quire.errors import QuireError, ShutdownError
 from quire.logger import init_logger
 
@@ -152,8 +153,11 @@ class ServerProcess:
                 options.max_header_count,
                 self._state.settings.error_format,
                 _max_connections(),
+                [route.path for route in SOCKETS],
             ),
-            ws="none",
+            ws=socket_protocol,  # pyright: ignore[reportArgumentType] # makes one
+            ws_max_size=MAX_MESSAGE_BYTES,
+            ws_per_message_deflate=False,
             lifespan="off",
             log_config=None,
             access_log=options.access_log,

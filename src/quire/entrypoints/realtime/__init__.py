@@ -1,0 +1,1 @@
+"""OpenAI's realtime protocol: a conversation over a WebSocket."""
