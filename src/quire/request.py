@@ -4,6 +4,7 @@ All are msgspec structs, so that they travel in-process as objects and between p
 """
 
 import enum
+import struct
 from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -25,13 +26,24 @@ else:
 device's inputs take the bytes as they are."""
 
 TOKEN_BYTES = array("i").itemsize
+_CHUNK = 1024
+_pack = struct.Struct(f"{_CHUNK}i").pack
 
 
 def token_array(token_ids: Sequence[int]) -> TokenIds:
     """Token ids as an array; one that is an array already stays the same object.
     Raises TypeError: they are not whole numbers.
     Raises OverflowError: one of them does not fit in 32 bits."""
-    return token_ids if isinstance(token_ids, array) else array("i", token_ids)
+    if isinstance(token_ids, array):
+        return token_ids
+    packed, whole = array("i"), len(token_ids) - len(token_ids) % _CHUNK
+    try:  # packing takes 7 ns a token, making an array of a list 15
+        for start in range(0, whole, _CHUNK):
+            packed.frombytes(_pack(*token_ids[start : start + _CHUNK]))
+    except struct.error:
+        return array("i", token_ids)
+    packed.extend(token_ids[whole:])
+    return packed
 
 
 class FinishReason(enum.IntEnum):

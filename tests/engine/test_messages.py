@@ -1,6 +1,7 @@
 """Messages between frontend and core survive the way, and nothing else gets through."""
 
 import dataclasses
+from array import array
 
 import msgspec
 import numpy as np
@@ -12,7 +13,15 @@ from quire.codec import encode
 from quire.config.wire import config_from_plain, config_to_plain
 from quire.engine import messages
 from quire.errors import CapacityError, ConfigError, EngineError, QuireError, RequestError
-from quire.request import EngineCoreOutput, EngineCoreOutputs, EngineRequest, FinishReason, Refusal, SchedulerStats
+from quire.request import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineRequest,
+    FinishReason,
+    Refusal,
+    SchedulerStats,
+    token_array,
+)
 from quire.sampling_params import SamplingParams
 
 PARAMS = SamplingParams(
@@ -128,3 +137,19 @@ def test_a_prompt_s_token_ids_travel_as_their_bytes():
     assert isinstance(got, messages.AddRequests) and got.requests[0].prompt_token_ids.tolist() == prompt
     with pytest.raises(msgspec.ValidationError):
         decode(data.replace(b"\xc8\x0f\xa0", b"\xc8\x0f\x9f"))  # bytes that are no whole number of tokens
+
+
+@pytest.mark.parametrize("count", [0, 1, 1023, 1024, 1025, 3000])
+def test_token_ids_become_an_array_at_any_length(count):
+    ids = [(7919 * place) % (1 << 31) - (place % 3) for place in range(count)]
+    assert token_array(ids) == token_array(tuple(ids)) == array("i", ids)
+    assert token_array(array("i", ids)) == array("i", ids)
+
+
+@pytest.mark.parametrize(("bad", "error"), [(2.0, TypeError), ("x", TypeError), (1 << 31, OverflowError)])
+@pytest.mark.parametrize("place", [0, 1023, 1500, 2100])
+def test_what_is_no_token_id_is_no_array_wherever_it_stands(bad, error, place):
+    ids: list = [5] * 2200
+    ids[place] = bad
+    with pytest.raises(error):
+        token_array(ids)

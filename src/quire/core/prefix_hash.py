@@ -17,10 +17,10 @@ BlockHash = bytes
 DIGEST_SIZE = 16
 """Bytes a name. 128 bits under a secret key: no collision within any cache that fits in memory."""
 
-SPAN = 16
+SPAN = 64
 """Pages that are looked up by one hash: their names are kept under it, so that a prompt that was seen before costs a
-sixteenth of the hashing."""
-_MOST_SPANS = 1 << 14
+sixty-fourth of the hashes."""
+_MOST_SPANS = 1 << 12
 """Spans whose names are kept: 4 million tokens in pages of 16, about 16 MB."""
 
 
