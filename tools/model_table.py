@@ -56,13 +56,19 @@ OTHER_WORDS: dict[str, Any] = {
 }  # fmt: skip
 
 ELSEWHERE = dict.fromkeys(("CLIPModel", "SiglipModel"), "Transformers (`tests/pooling/test_images.py`)")
-ELSEWHERE["ColQwen2ForRetrieval"] = "Transformers (`tests/pooling/test_retrievers.py`)"
+ELSEWHERE |= dict.fromkeys(
+    ("ColPaliForRetrieval", "ColQwen2ForRetrieval"), "Transformers (`tests/pooling/test_retrievers.py`)"
+)
+CLASSIFIERS = ("ViTForImageClassification", "ViTModel")
+ELSEWHERE |= dict.fromkeys(CLASSIFIERS, "Transformers (`tests/pooling/test_image_classes.py`)")
 ELSEWHERE["UltravoxModel"] = "Transformers' parts (`tests/models/test_parity_hearing.py`)"
 """Whose comparison has a test of its own."""
 
 LIKE = {
+    "ColPaliForRetrieval": "PaliGemmaForConditionalGeneration",
     "ColQwen2ForRetrieval": "Qwen2VLForConditionalGeneration",
     "UltravoxModel": "LlavaForConditionalGeneration",
+    **dict.fromkeys(CLASSIFIERS, "BertModel"),
 }
 """Of which Transformers has no config, or one that wraps another, and whose config stands for it."""
 

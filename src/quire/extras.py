@@ -21,6 +21,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "audio": ("soundfile>=0.13", "soxr>=0.5"),
     "nixl": ("nixl>=1",),
     "mooncake": ("mooncake-transfer-engine>=0.3.6",),
+    "vision": ("torchvision>=0.26",),
     "otel": ("opentelemetry-sdk>=1.27", "opentelemetry-exporter-otlp>=1.27"),
 }
 

@@ -21,6 +21,8 @@ IMAGE_EMBEDS = "image_embeds"
 """An image whose embeddings were made before; they are the item's tensor `EMBEDS`."""
 
 
+SPAN = -2
+"""The token of an item without embeddings, which says of a whole prompt that its tokens see one another."""
 BESIDE = -1
 """The token of an item that stands beside the whole prompt: a model's encoder reads it, and every token sees what it has read."""
 

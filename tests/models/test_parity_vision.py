@@ -7,14 +7,19 @@ import pytest
 from tests.oracles.media_parity import CHUNKS, COMMON, FEW_PAGES, SETTINGS, ask, assert_parity, draw_prompts
 from tests.oracles.tiny_vision import CONFIGS, IMAGE, PROCESSORS, SIGLIP, VisionOracle, draw_image, make_tiny_vision
 
-from quire import LLM
+from quire import LLM, SamplingParams
+from quire.errors import RequestError
 from quire.layers.vision.tower import VisionTower
 
 OWN_SETTINGS = {
     ("Gemma3ForConditionalGeneration", CHUNKS): {"max_num_batched_tokens": 12},
-    ("Gemma3ForConditionalGeneration", FEW_PAGES): {"num_gpu_blocks_override": 40},
+    ("PaliGemmaForConditionalGeneration", CHUNKS): {"max_num_batched_tokens": 88},
+    **{
+        (f"{name}ForConditionalGeneration", FEW_PAGES): {"num_gpu_blocks_override": 40}
+        for name in ("Gemma3", "Llama4", "PaliGemma")
+    },
 }
-"""Where an image is computed in one step, and where pages hold fewer tokens."""
+"""Where an image, or a prompt, is computed in one step, and where pages hold fewer tokens."""
 IMAGES = {
     name: draw_image(seed, *size)
     for seed, (name, size) in enumerate(
@@ -90,6 +95,30 @@ def test_llava_sees_with_other_encoders(variant, tmp_path):
     path = make_tiny_vision("LlavaForConditionalGeneration", tmp_path, processor=processor, **values)
     oracle, llm = VisionOracle(path), LLM(model=str(path), **COMMON)
     assert_sees(llm, oracle, PROMPTS, max_tokens=4)
+
+
+def test_paligemmas_images_stand_before_the_text(tmp_path):
+    """Whether the prompt names them or not; a newline ends it."""
+    path = make_tiny_vision("PaliGemmaForConditionalGeneration", tmp_path)
+    llm, seen = LLM(model=str(path), **COMMON), [IMAGES["wide"], IMAGES["tall"]]
+    (newline,), text = llm.get_tokenizer().encode("\n"), llm.get_tokenizer().encode("caption en")
+    params = SamplingParams(temperature=0.0, max_tokens=3)
+    prompts = ("caption en", "<image><image>caption en", "<|endoftext|><image><image>caption en\n")
+    given = [{"prompt": prompt, "multi_modal_data": {"image": seen}} for prompt in prompts]
+    message = [{"type": "image", "image": pixels} for pixels in seen] + [{"type": "text", "text": "caption en"}]
+    template = "{% for part in messages[0]['content'] %}{{ part['text'] }}{% endfor %}"
+    answers = llm.generate(given, params, use_tqdm=False)
+    answers += llm.chat([{"role": "user", "content": message}], params, chat_template=template, use_tqdm=False)
+    for answer in answers:
+        assert list(answer.prompt_token_ids) == [IMAGE] * 50 + [0, *text, newline]
+        assert answer.outputs[0].token_ids == answers[0].outputs[0].token_ids
+    (plain,) = llm.generate(["caption en"], params, use_tqdm=False)
+    assert list(plain.prompt_token_ids) == text
+    with pytest.raises(RequestError, match="has 1 places for images"):
+        llm.generate({"prompt": "<image>a", "multi_modal_data": {"image": seen}}, params, use_tqdm=False)
+    long = {"prompt_token_ids": [5] * 107, "multi_modal_data": {"image": seen[:1]}}
+    (refused,) = llm.generate(long, params, use_tqdm=False)
+    assert "the whole prompt, has 134 tokens, which are computed in one step" in str(refused.error)
 
 
 def test_gemma3_sees_crops_of_an_image(tmp_path):

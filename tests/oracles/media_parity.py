@@ -25,8 +25,8 @@ Prompt = tuple[list[int], list[str]]
 class MediaOracle(Protocol):
     """Transformers."""
 
-    def logprobs(self, token_ids: Sequence[int], items: Sequence[Any]) -> torch.Tensor:
-        """Of each position of an expanded prompt: [tokens, V]."""
+    def logprobs(self, token_ids: Sequence[int], items: Sequence[Any], num_prompt: int = 0) -> torch.Tensor:
+        """Of each position of an expanded prompt and its answer: [tokens, V]. `num_prompt`: tokens of the prompt."""
         ...
 
 
@@ -62,7 +62,7 @@ def ask(
 def expected_logprobs(oracle: MediaOracle, items: Sequence[Any], output: RequestOutput) -> torch.Tensor:
     """Transformers' logprobs at each place of an answer: [tokens, V]."""
     prompt = list(output.prompt_token_ids or ())
-    return oracle.logprobs([*prompt, *output.outputs[0].token_ids], items)[len(prompt) - 1 : -1]
+    return oracle.logprobs([*prompt, *output.outputs[0].token_ids], items, len(prompt))[len(prompt) - 1 : -1]
 
 
 def largest_difference(expected: torch.Tensor, output: RequestOutput) -> float:

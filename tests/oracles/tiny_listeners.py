@@ -180,7 +180,7 @@ class HearingOracle:
             self.extractor = AutoFeatureExtractor.from_pretrained(str(path))
 
     @torch.no_grad()
-    def logprobs(self, token_ids: Sequence[int], sounds: Sequence[np.ndarray]) -> torch.Tensor:
+    def logprobs(self, token_ids: Sequence[int], sounds: Sequence[np.ndarray], num_prompt: int = 0) -> torch.Tensor:
         """Of each position of an expanded prompt: [tokens, V]."""
         inputs: dict[str, Any] = {"input_ids": torch.tensor([list(token_ids)])}
         if sounds:

@@ -274,10 +274,10 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
             scale = 1.0 / math.sqrt(max(parameter.shape[0 if is_transposed else -1], 1))
         else:
             scale = 0.2
-        is_around_zero = kind.startswith(("Gemma", "Qwen3Next", "Qwen3_5", "Step3")) and not name.endswith(
+        is_around_zero = kind.startswith(("Gemma", "PaliGemma", "Qwen3Next", "Qwen3_5", "Step3")) and not name.endswith(
             "attn.norm.weight"
         )
-        is_around_zero &= not kind.startswith("Gemma4")
+        is_around_zero &= not kind.startswith("Gemma4") and "vision_tower" not in name
         is_norm_scale = parameter.dim() == 1 and name.endswith(("weight", "scale"))
         is_norm_scale &= not is_around_zero
         parameter.copy_(noise * scale + (1.0 if is_norm_scale else 0.0))

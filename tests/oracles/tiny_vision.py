@@ -178,6 +178,28 @@ CONFIGS |= {
         "image_token_index": IMAGE + 1,
     }
     | _APART,
+    "PaliGemmaForConditionalGeneration": {
+        "text_config": TEXT
+        | {"model_type": "gemma2", "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 96}
+        | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+        "vision_config": SIGLIP | {"image_size": 20, "patch_size": 4, "vision_use_head": False},
+        "image_token_index": IMAGE,
+        "projection_dim": 64,
+    }
+    | _APART,
+    "Llama4ForConditionalGeneration": {
+        "text_config": TEXT
+        | {"head_dim": 16, "intermediate_size_mlp": 80, "num_local_experts": 3, "interleave_moe_layer_step": 2}
+        | {"attention_chunk_size": 24, "no_rope_layer_interval": 3},
+        "vision_config": _CLIP
+        | _PATCHES_OF_4
+        | {"intermediate_size": 128, "vision_output_dim": 40, "projector_input_dim": 40}
+        | {"projector_output_dim": 40, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+        "image_token_index": IMAGE + 1,
+        "boi_token_index": IMAGE + 2,
+        "eoi_token_index": IMAGE + 3,
+    }
+    | _APART,
     "InternVLForConditionalGeneration": {
         "text_config": TEXT | {"model_type": "qwen2"},
         "vision_config": _CLIP | _PATCHES_OF_4 | {"attention_bias": True},
@@ -218,6 +240,29 @@ _GLM_ROPE: dict[str, Any] = {
     },
 }  # fmt: skip
 _GLM_SIGHT["vision_config"]["out_hidden_size"] = 128
+CONFIGS["GlmOcrForConditionalGeneration"] = _GLM_SIGHT | {"text_config": TEXT | _GLM_ROPE} | _APART
+CONFIGS["PaddleOCRVLForConditionalGeneration"] = {
+    "text_config": TEXT
+    | {"head_dim": 16, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}},
+    "vision_config": {name: value for name, value in SIGLIP.items() if name != "model_type"}
+    | _PATCHES_OF_4
+    | {"image_size": 20},
+    "image_token_id": IMAGE, "video_token_id": IMAGE + 1, "vision_start_token_id": 302, "vision_end_token_id": 303,
+} | _APART  # fmt: skip
+CONFIGS["Exaone4_5_ForConditionalGeneration"] = {
+    "text_config": TEXT | {"model_type": "exaone4", "sliding_window": None, "layer_types": ["full_attention"] * 3},
+    "vision_config": CONFIGS["Qwen2_5_VLForConditionalGeneration"]["vision_config"] | {"num_key_value_heads": 1},
+    "image_token_id": IMAGE, "video_token_id": IMAGE + 1,
+} | _APART  # fmt: skip
+CONFIGS["VipLlavaForConditionalGeneration"] = CONFIGS["LlavaForConditionalGeneration"] | {
+    "vision_feature_layer": [-2, 1]
+}
+CONFIGS["Cohere2VisionForConditionalGeneration"] = {
+    "text_config": TEXT | {"model_type": "cohere2", "head_dim": 16, "sliding_window": 20, "logit_scale": 1.0},
+    "vision_config": SIGLIP | _PATCHES_OF_4,
+    "image_token_id": IMAGE,
+    "alignment_intermediate_size": 80,
+} | _APART
 CONFIGS["Glm4vForConditionalGeneration"] = _GLM_SIGHT | {"text_config": TEXT | _GLM_ROPE} | _APART
 CONFIGS["Glm46VForConditionalGeneration"] = CONFIGS["Glm4vForConditionalGeneration"] | {
     "text_config": TEXT | _GLM_ROPE | {"model_type": "glm4v_text"},
@@ -239,10 +284,14 @@ _QWEN_PIXELS: dict[str, Any] = {
 _GLM_PIXELS = _QWEN_PIXELS | {
     "image_processor_type": "Glm4vImageProcessor", "size": {"shortest_edge": 512, "longest_edge": 3200},
 }  # fmt: skip
+_LLAVA_PIXELS: dict[str, Any] = {
+    "image_processor_type": "CLIPImageProcessor",
+    "size": {"shortest_edge": 28},
+    "crop_size": {"height": 28, "width": 28},
+}
 PROCESSORS: dict[str, dict[str, Any]] = {
-    "LlavaForConditionalGeneration": {
-        "image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28},
-    },
+    "LlavaForConditionalGeneration": _LLAVA_PIXELS,
+    "VipLlavaForConditionalGeneration": _LLAVA_PIXELS,
     "LlavaNextForConditionalGeneration": {
         "image_processor_type": "LlavaNextImageProcessor", "size": {"shortest_edge": 28},
         "crop_size": {"height": 28, "width": 28}, "image_grid_pinpoints": [[28, 56], [56, 28], [56, 56], [28, 84]],
@@ -260,6 +309,9 @@ PROCESSORS: dict[str, dict[str, Any]] = {
     "Idefics3ForConditionalGeneration": {
         "image_processor_type": "Idefics3ImageProcessor", "size": {"longest_edge": 48}, "max_image_size": {"longest_edge": 24},
     },
+    "PaliGemmaForConditionalGeneration": {
+        "image_processor_type": "SiglipImageProcessor", "size": {"height": 20, "width": 20},
+    },
     "Gemma3ForConditionalGeneration": {
         "image_processor_type": "Gemma3ImageProcessor", "size": {"height": 24, "width": 24},
     },
@@ -267,6 +319,10 @@ PROCESSORS: dict[str, dict[str, Any]] = {
         "image_processor_type": "GotOcr2ImageProcessor", "size": {"height": 24, "width": 24}, "crop_to_patches": True,
         "max_patches": 3,
     },
+    "Cohere2VisionForConditionalGeneration": {
+        "size": {"height": 24, "width": 24}, "crop_to_patches": True, "max_patches": 3,
+    },
+    "Llama4ForConditionalGeneration": {"size": {"height": 24, "width": 24}, "crop_to_patches": True, "max_patches": 3},
     "AyaVisionForConditionalGeneration": {
         "image_processor_type": "GotOcr2ImageProcessor", "size": {"height": 24, "width": 24}, "crop_to_patches": True,
         "max_patches": 3,
@@ -278,9 +334,16 @@ PROCESSORS: dict[str, dict[str, Any]] = {
         "image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": 40}, "patch_size": 4,
     },
     **dict.fromkeys(
-        ("Glm4vForConditionalGeneration", "Glm46VForConditionalGeneration", "Glm4vMoeForConditionalGeneration"), _GLM_PIXELS
+        (
+            "Glm4vForConditionalGeneration", "Glm46VForConditionalGeneration", "Glm4vMoeForConditionalGeneration",
+            "GlmOcrForConditionalGeneration",
+        ), _GLM_PIXELS
     ),
-    "Qwen3VLMoeForConditionalGeneration": _QWEN_PIXELS,
+    "PaddleOCRVLForConditionalGeneration": {
+        "image_processor_type": "PaddleOCRVLImageProcessor", "patch_size": 4, "merge_size": 2, "temporal_patch_size": 1,
+        "size": {"shortest_edge": 256, "longest_edge": 1600},
+    },
+    **dict.fromkeys(("Exaone4_5_ForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"), _QWEN_PIXELS),
     "Qwen3_5ForConditionalGeneration": _QWEN_PIXELS,
     "Qwen3_5MoeForConditionalGeneration": _QWEN_PIXELS,
     "Qwen2VLForConditionalGeneration": _QWEN_PIXELS,
@@ -297,6 +360,7 @@ def make_tiny_vision(
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
+    register_tiles()
     path = Path(path)
     path.mkdir(parents=True, exist_ok=True)
     model_class = getattr(transformers, architecture)
@@ -305,12 +369,34 @@ def make_tiny_vision(
     model = model_class(config).eval()
     randomize(model, seed)
     model.save_pretrained(path)
-    _write_tokenizer(path)
+    _write_tokenizer(path, "<|image|>" if architecture.startswith("Llama4") else "<image>")
     (path / "preprocessor_config.json").write_text(json.dumps(_PIXELS | (processor or PROCESSORS[architecture])))
     return path
 
 
-def _write_tokenizer(path: Path) -> None:
+@functools.cache
+def register_tiles() -> None:
+    """A processor for models whose own needs torchvision: squares row by row, and how many rows and columns they are."""
+    from transformers import AutoImageProcessor, Cohere2VisionConfig, Llama4Config
+    from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import (
+        GotOcr2ImageProcessorPil,
+        get_optimal_tiled_canvas,
+    )
+
+    class TilesImageProcessor(GotOcr2ImageProcessorPil):
+        def __call__(self, images: Any, **options: Any) -> Any:
+            found = super().__call__(images, **options)
+            image, side = images[0] if isinstance(images, list) else images, self.size["height"]
+            across, down = get_optimal_tiled_canvas(image.shape[:2], (side, side), self.min_patches, self.max_patches)
+            found["aspect_ratios"] = np.array([[down, across]])
+            return found
+
+    backends = dict.fromkeys(("pil", "torchvision"), TilesImageProcessor)
+    for config in (Cohere2VisionConfig, Llama4Config):
+        AutoImageProcessor.register(config, image_processor_classes=backends, exist_ok=True)
+
+
+def _write_tokenizer(path: Path, marker: str) -> None:
     """The tiny tokenizer, with a marker of images, and a chat template that takes parts."""
     from tokenizers import Tokenizer
 
@@ -320,11 +406,14 @@ def _write_tokenizer(path: Path) -> None:
     places = [f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)]
     around = ["<fake_token_around_image>", "<global-img>", "[IMG_BREAK]", "[IMG_END]", "<img>", "</img>"]
     around += ["<|START_OF_IMG|>", "<|END_OF_IMG|>"]
-    tokenizer.add_special_tokens(["<image>", *around, *places])
-    assert tokenizer.token_to_id("<image>") == IMAGE
+    around += ["<|IMG_LINE_BREAK|>", "<|image_start|>", "<|image_end|>", "<|tile_x_separator|>", "<|tile_y_separator|>"]
+    tokenizer.add_special_tokens([marker, *around, *places])
+    assert tokenizer.token_to_id(marker) == IMAGE
     tokenizer.save(str(path / "tokenizer.json"))
     config = json.loads((path / "tokenizer_config.json").read_bytes())
-    (path / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": _TEMPLATE}))
+    (path / "tokenizer_config.json").write_text(
+        json.dumps(config | {"chat_template": _TEMPLATE.replace("<image>", marker)})
+    )
 
 
 @functools.cache
@@ -345,8 +434,8 @@ class VisionOracle:
         self.processor = AutoImageProcessor.from_pretrained(str(path), backend="pil")
 
     @torch.no_grad()
-    def logprobs(self, token_ids: Sequence[int], images: Sequence[np.ndarray]) -> torch.Tensor:
-        """Of each position of an expanded prompt: [tokens, V]."""
+    def logprobs(self, token_ids: Sequence[int], images: Sequence[np.ndarray], num_prompt: int = 0) -> torch.Tensor:
+        """Of each position of an expanded prompt and its answer: [tokens, V]."""
         inputs: dict[str, Any] = {"input_ids": torch.tensor([list(token_ids)])}
         if len(images):
             name = type(self.model).__name__
@@ -368,6 +457,18 @@ class VisionOracle:
                     inputs[key] = torch.cat([torch.as_tensor(one[key]) for one in each])
         if "image_grid_thw" in inputs:
             inputs["mm_token_type_ids"] = (inputs["input_ids"] == self.model.config.image_token_id).int()
+        if type(self.model).__name__.startswith("PaliGemma") and len(images):
+            inputs["token_type_ids"] = (torch.arange(len(token_ids)) >= num_prompt)[None].int()
         if type(self.model).__name__.startswith("Gemma3"):
             inputs["token_type_ids"] = (inputs["input_ids"] == self.model.config.image_token_index).int()
+        if type(self.model).__name__.startswith("Llama4"):
+            return self._llama4(**inputs).logits[0].log_softmax(-1)
         return self.model(**inputs).logits[0].log_softmax(-1)
+
+    def _llama4(self, input_ids: torch.Tensor, pixel_values: torch.Tensor | None = None) -> Any:
+        """The model's parts in the order of its own forward, which ends in an error (Transformers 5.24)."""
+        embeds = self.model.get_input_embeddings()(input_ids)
+        if pixel_values is not None:
+            seen = self.model.multi_modal_projector(self.model.vision_model(pixel_values).last_hidden_state)
+            embeds[input_ids == self.model.config.image_token_id] = seen.flatten(0, 1)
+        return self.model.language_model(inputs_embeds=embeds)

@@ -103,12 +103,54 @@ def test_texts_and_images_become_the_vectors_of_transformers(architecture, folde
             llm.embed([wrong], use_tqdm=False)
 
 
+def part_of(pixels):
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "png")
+    url = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def test_texts_and_images_are_scored(folders):
+    path = folders("CLIPModel")
+    oracle, shown = Oracle(path, "CLIPModel"), [part_of(pixels) for pixels in IMAGES]
+    llm = LLM(model=str(path), **SETTINGS)
+    asked = np.array(llm.embed("a cat", use_tqdm=False)[0].outputs.embedding)
+    expected = [float(asked @ oracle.image(pixels)) for pixels in IMAGES]
+    whole = {"content": shown}
+    for data in (whole, shown, [{"content": [part]} for part in shown]):
+        scores = [output.outputs.score for output in llm.score("a cat", data, use_tqdm=False)]
+        np.testing.assert_allclose(scores, expected, atol=1e-4)
+    (same,) = llm.score(shown[0], [{"content": [{"type": "image", "image": IMAGES[0]}]}], use_tqdm=False)
+    assert same.outputs.score == pytest.approx(1.0, abs=1e-5)
+    with pytest.raises(RequestError, match="parts of a message"):
+        llm.score("a cat", [{"image": IMAGES[0]}], use_tqdm=False)
+    engine = AsyncLLMEngine.from_engine_args(AsyncEngineArgs(model=str(path), **SETTINGS), core="inproc")
+    broken = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+
+    async def main():
+        async with serve(engine) as server:
+            post = server.client.post
+            return [
+                await post("/score", json={"queries": "a cat", "documents": whole}),
+                await post("/rerank", json={"query": "a cat", "documents": [*shown, {"text": "a cat"}]}),
+                await post("/score", json={"text_1": "a cat", "text_2": [shown[0], broken]}),
+            ]
+
+    try:
+        scored, ranked, refused = asyncio.run(main())
+    finally:
+        engine.shutdown()
+    np.testing.assert_allclose([each["score"] for each in scored.json()["data"]], expected, atol=1e-4)
+    first, second, *_ = ranked.json()["results"]
+    assert first["index"] == 3 and first["document"]["text"] == "a cat"
+    assert second["document"]["multi_modal"] == shown[second["index"]]
+    assert second["index"] == int(np.argmax(expected))
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "text_2[1]", refused.text
+
+
 def test_an_image_comes_as_a_message(folders):
     path = folders("CLIPModel")
-    buffer = io.BytesIO()
-    Image.fromarray(IMAGES[0]).save(buffer, "png")
-    url = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
-    image = {"type": "image_url", "image_url": {"url": url}}
+    image = part_of(IMAGES[0])
     engine = AsyncLLMEngine.from_engine_args(AsyncEngineArgs(model=str(path), **SETTINGS), core="inproc")
 
     def message(content):

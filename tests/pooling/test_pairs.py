@@ -88,7 +88,7 @@ def test_a_template_may_join_the_pair(llm):
 
 
 def test_lists_of_different_lengths_are_refused(llm):
-    with pytest.raises(RequestError, match="data_1 has 2 texts and data_2 3"):
+    with pytest.raises(RequestError, match="data_1 has 2 inputs and data_2 3"):
         llm.score([QUERY] * 2, DOCUMENTS, use_tqdm=False)
     with pytest.raises(RequestError, match="data_2 must be a text"):
         llm.score(QUERY, [], use_tqdm=False)

@@ -103,6 +103,30 @@ def test_each_token_of_texts_and_images_becomes_the_vector_of_transformers(folde
         llm.embed(prompts[:1], use_tqdm=False)
 
 
+def test_colpali_sees_in_both_directions(tmp_path):
+    """Texts and pages of one batch."""
+    import transformers
+
+    path = make_tiny_vision("PaliGemmaForConditionalGeneration", tmp_path, seed=4)
+    vlm = transformers.PaliGemmaConfig(**CONFIGS["PaliGemmaForConditionalGeneration"])
+    model = transformers.ColPaliForRetrieval(transformers.ColPaliConfig(vlm_config=vlm.to_dict(), embedding_dim=16))
+    randomize(model.eval(), 3)
+    model.save_pretrained(path)
+    oracle, llm = Oracle(path, "ColPaliForRetrieval"), LLM(model=str(path), **SETTINGS)
+    (newline,) = llm.get_tokenizer().encode("\n")
+    prompts = [([5, 6, 7, 8], None), ([21, 22], 0), ([], 1), ([9, 10, 11], 0)]
+    given = [prompt_of([0, *ids], [] if number is None else [number]) for ids, number in prompts]
+    for order in (1, -1):
+        outputs = llm.encode(given[::order], use_tqdm=False)
+        for output, (ids, number) in zip(outputs, prompts[::order], strict=True):
+            whole = [0, *ids] if number is None else [IMAGE] * 25 + [0, *ids, newline]
+            seen = {} if number is None else oracle.processor([IMAGES[number]], return_tensors="pt")
+            tokens = torch.tensor([whole])
+            with torch.no_grad():
+                vectors = oracle.model(input_ids=tokens, token_type_ids=torch.zeros_like(tokens), **seen).embeddings[0]
+            np.testing.assert_allclose(np.asarray(output.outputs.data), vectors.numpy(), atol=1e-4)
+
+
 def test_a_decoder_that_sees_embeds_images(decoder):
     oracle, llm = (
         Oracle(decoder, "Qwen2VLForConditionalGeneration"),

@@ -25,6 +25,7 @@ GENERATIVE_IN_SPITE_OF_THEIR_NAMES = ("ChatGLMModel", "AquilaModel", "UltravoxMo
 SUFFIXES: dict[str, Convert] = {
     "ForSequenceClassification": "classify",
     "ForTokenClassification": "token_classify",
+    "ForImageClassification": "classify",
     "ForProcessRewardModel": "reward",
     "ForRewardModel": "reward",
     "RewardModel": "reward",
@@ -40,6 +41,7 @@ ENCODERS = {
         ("Bert", "Roberta", "XLMRoberta", "Camembert", "DistilBert", "ModernBert", "New", "GteNew", "Gte"), "cls"
     ),
     "NomicBert": "mean",
+    "ViT": "cls",
     "Siglip": "last",
 }
 """Families in which every token sees every other, and how their texts are pooled if no file says it."""
@@ -47,9 +49,11 @@ POSITIONS_AFTER_PADDING = ("Roberta", "XLMRoberta", "Camembert")
 """Families whose table of positions begins behind the padding token's id."""
 PAIRED = ("CLIP", "Siglip")
 """Families that make one vector of a text, or of an image."""
+IMAGES_ALONE = ("ViT",)
+"""Families that read an image and no text."""
 FILLED_UP = ("Siglip",)
 """Families whose texts are filled up with padding to their full length, as they were in training."""
-RETRIEVERS = ("ColQwen2",)
+RETRIEVERS = ("ColPali", "ColQwen2")
 """Families that make a vector of each token, of texts and of images, to be compared one by one."""
 KINDS = ("last", "cls", "mean", "weighted_mean", "mean_sqrt", "max")
 _SBERT_MODES = {
@@ -298,7 +302,7 @@ def _default_kind(convert: Convert, family: str, hf_config: HFConfig) -> str:
 def _is_causal(architecture: str, family: str, hf_config: HFConfig) -> bool:
     if family in ENCODERS:
         return family in ("Bert", *POSITIONS_AFTER_PADDING) and bool(hf_config.get("is_decoder", False))
-    if "Bidirectional" in architecture:
+    if "Bidirectional" in architecture or family == "ColPali":
         return False
     return hf_config.get("is_causal") is not False and not hf_config.get("use_bidirectional_attention", False)
 

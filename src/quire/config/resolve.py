@@ -7,6 +7,7 @@ rows of queries and keys have another order there; the reader of the weights cha
 """
 
 import json
+import math
 import os
 import re
 from collections import Counter
@@ -184,9 +185,19 @@ def load_hf_config(path: str, overrides: "dict[str, Any] | Callable[[dict[str, A
 
 
 def _unwrapped(values: dict[str, Any]) -> dict[str, Any]:
-    """The fields of `vlm_config` beside the others: retrievers wrap what a model that sees has at the top."""
+    """The fields of `vlm_config` beside the others: retrievers wrap what a model that sees has at the top. Of encoders of images
+    alone, what the others tell of tokens."""
     inner = values.get("vlm_config")
+    if values.get("model_type") == "vit":
+        return _rows_of_images(values) | values
     return inner | {name: value for name, value in values.items() if name != "vlm_config"} if is_dict(inner) else values
+
+
+def _rows_of_images(values: dict[str, Any]) -> dict[str, Any]:
+    """What an encoder of images alone has in the place of tokens: a row for each patch, and one for its class."""
+    size, patch = values.get("image_size", 224), values.get("patch_size", 16)
+    sides = size if is_sequence(size) else (size, size)
+    return {"vocab_size": 1, "max_position_embeddings": 1 + math.prod(side // patch for side in sides)}
 
 
 def _with_quantization(values: dict[str, Any], path: str) -> dict[str, Any]:

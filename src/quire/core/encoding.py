@@ -101,8 +101,8 @@ class Encoding(NoEncoding):
         longest = max((item.length for item in source.media if item.sees), default=0)
         if longest > self._most_whole:
             raise RequestError(
-                f"an image of the prompt has {longest} tokens, which are computed in one step: at most {self._most_whole} are "
-                "(max_num_batched_tokens less max_num_seqs)",
+                f"an image, or the whole prompt, has {longest} tokens, which are computed in one step: at most "
+                f"{self._most_whole} are (max_num_batched_tokens less max_num_seqs)",
                 param="multi_modal_data",
             )
         most = min(self._budget, self._room)
@@ -213,7 +213,9 @@ def _without_cut(request: Request, start: int, count: int, most: int) -> int:
 
 
 def _needed(request: Request, start: int, count: int) -> list[MediaItem]:
-    """The items that have some of a request's next tokens."""
+    """The items whose embeddings a request's next tokens need."""
     return [
-        item for item in request.source.media if (item.offset < start + count and item.end > start) or item.is_beside
+        item
+        for item in request.source.media
+        if item.num_embeds and ((item.offset < start + count and item.end > start) or item.is_beside)
     ]

@@ -209,8 +209,7 @@ class InputProcessor:
         return 0
 
     def tokenize(self, prompt: PromptType, add_special_tokens: bool = True) -> TokenizedPrompt:
-        """A prompt as token ids.
-        Raises RequestError: it is no prompt, it is empty, or there is no tokenizer for its text."""
+        """A prompt as token ids. Raises RequestError: it is no prompt, it is empty, or there is no tokenizer for its text."""
         if self.halves is not None:
             salt = prompt.get("cache_salt") if isinstance(prompt, Mapping) else None
             ids, text, item = self.halves.read(prompt)
@@ -256,7 +255,9 @@ class InputProcessor:
         if text is None:
             found = ", ".join(map(repr, prompt)) or "nothing"
             raise RequestError(f"a prompt needs 'prompt' or 'prompt_token_ids'; this one has {found}", param="prompt")
-        return self.with_media(TokenizedPrompt(self._encode(text, add_special_tokens), text, salt), prompt)
+        is_image = not text and self.media is not None and self.media.is_alone
+        ids = [] if is_image else self._encode(text, add_special_tokens)
+        return self.with_media(TokenizedPrompt(ids, text, salt), prompt)
 
     def embedded(self, embeds_TD: npt.NDArray[Any], salt: str | None = None) -> TokenizedPrompt:
         """A prompt of embeddings. Raises RequestError: the engine takes none."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from quire.adapters import LoRARequest
 from quire.config import EngineConfig, HFConfig, PoolingConfig
-from quire.config.pooling import FILLED_UP
+from quire.config.pooling import FILLED_UP, IMAGES_ALONE
 from quire.engine.input_processor import (
     InputProcessor,
     ProcessedRequest,
@@ -144,9 +144,7 @@ class PoolingProcessor:
         arrival_time = time.monotonic() if arrival_time is None else arrival_time
         completed = self._complete(params)
         token_ids = self._fit(prompt.token_ids, params)
-        if self.config.family in FILLED_UP and not prompt.media:
-            padding = int(self._model.hf_config.get("text_config", HFConfig({})).get("pad_token_id", 1))
-            token_ids = token_ids + [padding] * (self._model.max_model_len - len(token_ids))
+        token_ids = token_ids if prompt.media else self._filled_up(token_ids)
         if prompt.token_type_ids is not None:
             completed.token_type_ids = prompt.token_type_ids
         types = completed.token_type_ids
@@ -165,6 +163,15 @@ class PoolingProcessor:
         )
         self._inputs.attach([request], adapter)
         return ProcessedRequest(request_id, prompt.with_ids(token_ids), completed, [request], arrival_time, None)
+
+    def _filled_up(self, token_ids: list[int]) -> list[int]:
+        """A text as the model reads it. Raises RequestError: it reads none."""
+        if self.config.family in IMAGES_ALONE:
+            raise RequestError("a prompt of this model is an image: it reads no text", param="prompt")
+        if self.config.family not in FILLED_UP:
+            return token_ids
+        padding = int(self._model.hf_config.get("text_config", HFConfig({})).get("pad_token_id", 1))
+        return token_ids + [padding] * (self._model.max_model_len - len(token_ids))
 
     def _fit(self, token_ids: list[int], params: PoolingParams) -> list[int]:
         """The prompt, shortened if that was asked for; special tokens around it stay."""

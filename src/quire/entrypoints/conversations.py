@@ -199,10 +199,10 @@ def with_media(
 ) -> TokenizedPrompt:
     """The prompt that a template made of a conversation, with the conversation's images and sounds in their markers' places.
     Raises RequestError: one cannot be used, or the template shows other than all of them."""
-    tokenizer = processor.require_tokenizer()
     if isinstance(rendered, list):
         prompt = TokenizedPrompt(rendered)
     else:
+        tokenizer = processor.require_tokenizer()
         token_ids = taken.tokenize(
             rendered, lambda text, is_first: tokenizer.encode(text, add_special_tokens=special and is_first)
         )

@@ -6,18 +6,31 @@ Thin: parameters and prompts are checked by the pooling processor before anythin
 import copy
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypedDict, Unpack, cast
+from typing import Any, TypedDict, Unpack
 
 from quire.engine.input_processor import ProcessedRequest, TokenizedPrompt, check_params
 from quire.engine.io_processor import prompts_of
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.pooling_processor import join_pieces
 from quire.engine.tokenization import Tokenization
-from quire.entrypoints.conversations import Adapters, adapters_per_prompt, as_prompts, check_count
-from quire.entrypoints.scoring import check_scores, pair_prompts, pair_texts, scored_task, similarity
+from quire.entrypoints.conversations import Adapters, adapters_per_prompt, as_prompts, check_count, with_media
+from quire.entrypoints.media_parts import MediaMessages
+from quire.entrypoints.scoring import (
+    Given,
+    Scored,
+    check_scores,
+    check_texts,
+    each_once,
+    key_of,
+    pair_inputs,
+    pair_prompts,
+    scored_task,
+    similarity,
+)
 from quire.errors import EngineError, RequestError
 from quire.guards import is_dict
 from quire.inputs import DataPrompt, PromptType
+from quire.media import IMAGE
 from quire.outputs import (
     ClassificationRequestOutput,
     EmbeddingRequestOutput,
@@ -54,6 +67,7 @@ class PoolingMethods:
     llm_engine: LLMEngine
     _ids: Iterator[str]
     _run: Callable[[list[ProcessedRequest], Any], list[Any]]
+    _render: Callable[..., list[TokenizedPrompt]]
 
     def encode(
         self,
@@ -120,8 +134,8 @@ class PoolingMethods:
 
     def score(
         self,
-        data_1: str | Sequence[str],
-        data_2: str | Sequence[str],
+        data_1: Given,
+        data_2: Given,
         /,
         *,
         pooling_params: PoolingParams | None = None,
@@ -131,7 +145,10 @@ class PoolingMethods:
         tokenization_kwargs: dict[str, Any] | None = None,
         chat_template: str | None = None,
     ) -> list[ScoringRequestOutput]:
-        """How well each text of `data_1` and its partner in `data_2` match; a single text is paired with every other one.
+        """How well each input of `data_1` and its partner in `data_2` match; a single one is paired with every other one.
+
+        An input is a text or, of an embedding model, parts of a message: one, or `{"content": [part, …]}` in a list; a
+        `content` by itself has an input in each of its parts.
 
         A classifier with one label reads both texts as one prompt (a cross-encoder); of an embedding model it is the cosine
         of the two embeddings, and where `pooler_config` has the task `token_embed`, ColBERT's sum over tokens.
@@ -141,13 +158,14 @@ class PoolingMethods:
                 the tokenizer joins pairs.
         """
         pooling_params = Tokenization.of(tokenization_kwargs).of_pooling(pooling_params or PoolingParams())
-        firsts, seconds = pair_texts(data_1, data_2)
+        firsts, seconds = pair_inputs(data_1, data_2)
         config = self.llm_engine.pooling_processor.config
         if config.embeds:
             return self._score_embeddings(
                 firsts, seconds, pooling_params, truncate_prompt_tokens, use_tqdm, lora_request
             )
         check_scores(config)
+        check_texts([*firsts, *seconds], "data_2")
         (params,) = _params_per_prompt(pooling_params, 1, "classify", truncate_prompt_tokens)
         tokenizer, pairs = self.llm_engine.get_tokenizer(), list(zip(firsts, seconds, strict=True))
         template = None if chat_template is None else ChatTemplate.choose(tokenizer.template, chat_template)
@@ -157,26 +175,21 @@ class PoolingMethods:
 
     def _score_embeddings(
         self,
-        firsts: list[str],
-        seconds: list[str],
+        firsts: list[Scored],
+        seconds: list[Scored],
         pooling_params: PoolingParams | None,
         truncate_prompt_tokens: int | None,
         use_tqdm: bool | Callable[..., Any],
         lora_request: Adapters,
     ) -> list[ScoringRequestOutput]:
-        """Each text is embedded once, however often it is paired."""
-        texts = list(dict.fromkeys([*firsts, *seconds]))
-        embedded = PoolingMethods.encode(
-            self,
-            cast("list[PromptType]", texts),
-            pooling_params,
-            pooling_task=scored_task(self.llm_engine.pooling_processor.config),
-            truncate_prompt_tokens=truncate_prompt_tokens,
-            use_tqdm=use_tqdm,
-            lora_request=lora_request,
-        )
-        by_text = dict(zip(texts, embedded, strict=True))
-        pairs = [(by_text[first], by_text[second]) for first, second in zip(firsts, seconds, strict=True)]
+        """Each input is embedded once, however often it is paired."""
+        once, task = each_once([*firsts, *seconds]), scored_task(self.llm_engine.pooling_processor.config)
+        prompts = [self._scored_prompt(one) for one in once]
+        params = _params_per_prompt(pooling_params, len(prompts), task, truncate_prompt_tokens)
+        embedded = dict(zip(map(key_of, once), self._pool(prompts, params, use_tqdm, lora_request), strict=True))
+        pairs = [
+            (embedded[key_of(first)], embedded[key_of(second)]) for first, second in zip(firsts, seconds, strict=True)
+        ]
         return [
             ScoringRequestOutput(
                 request_id=f"{first.request_id}_{second.request_id}",
@@ -187,6 +200,15 @@ class PoolingMethods:
             )
             for first, second in pairs
         ]
+
+    def _scored_prompt(self, one: Scored) -> TokenizedPrompt:
+        if isinstance(one, str):
+            return self.llm_engine.pooling_processor.tokenize_batch([one])[0]
+        messages, processor = [{"role": "user", "content": list(one)}], self.llm_engine.input_processor
+        if processor.media is None or not processor.media.is_alone:
+            return self._render(messages, {"add_generation_prompt": False}, False, None)[0]
+        taken = MediaMessages(messages, {IMAGE: ""}, is_text=False)
+        return with_media(taken, taken.read(processor.media.source), [], processor, True)
 
     def _pool(
         self,

@@ -266,6 +266,8 @@ class Decoder(CausalLM):
             embedded = self.workspace.projected(count, spec.embedding_width)
             self._look_up(ids_T, embedded)
             self.linear_method.apply(embedded, weights["project_in"], residual_TD)
+        elif spec.reads_items:
+            residual_TD.zero_()
         else:
             self._look_up(ids_T, residual_TD)
         if step.media is not None:
@@ -379,13 +381,13 @@ class Decoder(CausalLM):
         spec, context, layers = self.spec, self.context, self._layers
         mlps = [layer.mlp for layer in layers if layer.mlp is not None]
         halves, ends = [*self._mixers(), *mlps], [layer.end for layer in layers if layer.end is not None]
-        narrow = max(part.narrow for part in (*halves, *ends))
+        narrow = max((part.narrow for part in (*halves, *ends)), default=1)
         self.linear_method.reserve(context.max_tokens, max(narrow, spec.hidden), self.device)
         return Workspace(
             max_tokens=context.max_tokens,
             max_logits=context.max_logits if self.stage.is_last else 1,
             hidden=spec.hidden,
-            wide=max(half.wide for half in halves),
+            wide=max((half.wide for half in halves), default=1),
             narrow=narrow,
             projected=spec.embedding_width,
             streams=0 if spec.hyper is None else spec.hyper.streams,

@@ -102,7 +102,7 @@ def modules_of(spec: DecoderSpec) -> list[Module]:
     model = ModuleBuilder(spec)
     width = spec.embedding_width or spec.hidden
     modules = list(_patch_modules(model, spec.patches)) if spec.patches else []
-    if spec.patches is None and spec.frames is None and not spec.borrows_embedding:
+    if spec.patches is None and spec.frames is None and not (spec.borrows_embedding or spec.reads_items):
         modules.append(_embedding(model, width))
     if spec.embedding_width:
         modules.append(model.linear("project_in", (model.hidden,), width))

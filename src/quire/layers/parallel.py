@@ -129,7 +129,8 @@ class StagePlan:
         """
         units, rest = divmod(count // together, self.count)
         sizes = self.split or tuple((units + (stage < rest)) * together for stage in range(self.count))
-        if len(sizes) != self.count or sum(sizes) != count or min(sizes) < 1 or any(size % together for size in sizes):
+        is_whole = not any(size % together for size in sizes)
+        if len(sizes) != self.count or sum(sizes) != count or min(sizes) < min(1, count) or not is_whole:
             what = f"QUIRE_PP_LAYER_PARTITION={','.join(map(str, sizes))}" if self.split else "too few layers"
             raise ConfigError(
                 f"pipeline_parallel_size={self.count} does not fit this model ({what}): it has {count} layers, of which each "

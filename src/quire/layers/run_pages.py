@@ -33,7 +33,7 @@ class RunPages:
 
     def num_bytes(self, length: int) -> int:
         """Memory of the pages of a run of so many rows."""
-        return self._pages_of([length]) * max(spec.page_bytes for spec in self._decoder.kv_cache_specs())
+        return self._pages_of([length]) * max((spec.page_bytes for spec in self._decoder.kv_cache_specs()), default=0)
 
     def describe(self, lengths: Sequence[int], positions_T: torch.Tensor) -> AttentionMetadata:
         """A step of runs of these lengths, one after another; there are pages for it from now on."""
@@ -70,9 +70,10 @@ class RunPages:
 
     def _reserve(self, num_pages: int) -> None:
         """Have at least so many pages."""
-        if num_pages <= self._num_pages:
+        specs = self._decoder.kv_cache_specs()
+        if num_pages <= self._num_pages or not specs:
             return
-        self._num_pages, specs = num_pages, self._decoder.kv_cache_specs()
+        self._num_pages = num_pages
         groups = [0] * len(specs) if self._groups is None else list(self._groups)
         self._decoder.bind_kv_cache([torch.empty(0)] * len(specs), groups)  # the old ones go first
         pages = self._context.backend.allocate(specs[0], num_pages, self._context.device)

@@ -296,7 +296,7 @@ def _module_sources(
         yield from (dataclasses.replace(each, is_whole=is_whole) for each in decoded)
         if stored is PLAIN:
             tensor = Stored(None) if module.is_flattened else plain if columns else VECTOR
-            if module.dims:
+            if module.dims and not module.is_flattened:
                 tensor = Stored((ROWS, *(Axis("none", entries=count) for count in module.dims)))
             yield source(name=prefix + name + ("" if is_bare else ".weight"), suffix="weight", stored=tensor)
         if module.bias and not name.endswith(module.unbiased):

@@ -15,6 +15,7 @@ PREFIXES = (
     "model.text_model.",
     "model.",
     "vlm.language_model.",
+    "vlm.language_model.model.",
     "vlm.model.",
 )
 OTHER_PARTS = (
@@ -25,7 +26,8 @@ OTHER_PARTS = (
     "*vision_embed_tokens.*",
     "*vision_model.*",
     "*connector.modality_projection.*",
-    "*multi_modal_projector.*",
+    "*projector.*",
+    "*mlp_AR.*",
     "*image_newline",
     "*visual.*",
     "*embed_vision.*",

@@ -45,6 +45,7 @@ BUILT_IN_FAMILIES = (
     "lfm2",
     "linear_attention",
     "pooling.bert",
+    "pooling.image_classes",
     "pooling.paired",
     "encoder_decoder.whisper",
     "encoder_decoder.bart",

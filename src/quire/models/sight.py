@@ -19,11 +19,13 @@ class Patches:
         size: pixels of a side. channels: numbers a pixel. frames: images that one patch spans.
         bias: of the matrix.
         class_token: a learned vector stands before the patches of each image.
+        class_last: the class token has the last of the learned positions, not the first.
+        keeps_class: the class token's row is an embedding, too: the first one.
         merge: patches of merge x merge become one embedding; they come in such blocks, if the processor has cut them.
         is_cut: the processor has cut the patches; without it, it gives whole images.
         window: patches of a side of the windows within which the layers in `windowed` look.
         stretch: the learned positions are a square grid that is stretched over the image: `corners` on corners with two by two
-            neighbours for each patch, or whole cells with four by four (`cubic`).
+            neighbours for each patch, or whole cells with two by two (`linear`) or four by four (`cubic`).
         norms_first: the embedding's norm comes before positions.
         embeds_class, embeds_all: an image has one embedding, made of its class token or of all its rows.
     """
@@ -37,10 +39,12 @@ class Patches:
     is_cut: bool = False
     window: int = 0
     windowed: tuple[int, ...] = ()
-    stretch: Literal["", "corners", "cubic"] = ""
+    stretch: Literal["", "corners", "linear", "cubic"] = ""
     norms_first: bool = False
     embeds_class: bool = False
     embeds_all: bool = False
+    class_last: bool = False
+    keeps_class: bool = False
 
     @property
     def values(self) -> int:

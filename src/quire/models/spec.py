@@ -426,6 +426,7 @@ class DecoderSpec:
         vision: how it sees images. hearing: how it hears sounds that are in the prompt.
         frames: what it reads in the place of tokens, of sound.
         encoder: what reads beside the prompt.
+        reads_items: it has no embedding: all its rows are items'.
         borrows_embedding: it has no embedding of its own, but that of the decoder whose encoder it is.
     """
 
@@ -465,6 +466,7 @@ class DecoderSpec:
     encoder: EncoderSpec | None = None
     borrows_embedding: bool = False
     hearing: EncoderSpec | None = None
+    reads_items: bool = False
 
     @property
     def towers(self) -> tuple[DecoderSpec, ...]:
@@ -517,6 +519,12 @@ class DecoderSpec:
     def with_attention(self, **changes: Any) -> DecoderSpec:
         """A copy in which every attention has these fields."""
         return self.map_attention(lambda attention: dataclasses.replace(attention, **changes))
+
+    def with_patches(self, **changes: Any) -> DecoderSpec:
+        """A copy whose patches have these fields; itself where it reads none."""
+        if self.patches is None:
+            return self
+        return dataclasses.replace(self, patches=dataclasses.replace(self.patches, **changes))
 
     def without_windows(self) -> DecoderSpec:
         """A copy in which every layer sees the whole context."""

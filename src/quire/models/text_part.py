@@ -17,20 +17,27 @@ from quire.models.vision.clip import (
     llava_onevision_vision,
     llava_vision,
     mistral_vision,
+    paddle_vision,
+    paligemma_vision,
+    vipllava_vision,
 )
-from quire.models.vision.glm_v import glm_vision
-from quire.models.vision.qwen_vl import qwen2_5_vision, qwen2_vision, qwen3_vision, with_axes
-from quire.models.vision.shuffled import aya_vision, deepseek_vision, intern_vision
+from quire.models.vision.glm_v import glm_ocr_vision, glm_vision
+from quire.models.vision.qwen_vl import exaone_vision, qwen2_5_vision, qwen2_vision, qwen3_vision, with_axes
+from quire.models.vision.shuffled import aya_vision, cohere_vision, deepseek_vision, intern_vision, llama4_vision
 
 ARCHITECTURES = {
     "cohere2": "Cohere2ForCausalLM",
+    **dict.fromkeys(("exaone4", "exaone4_5_text"), "Exaone4ForCausalLM"),
+    "gemma": "GemmaForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
     "gemma4_text": "Gemma4ForCausalLM",
     "gemma4_unified_text": "Gemma4UnifiedForCausalLM",
-    **dict.fromkeys(("glm4", "glm4v_text"), "Glm4ForCausalLM"),
+    **dict.fromkeys(("glm4", "glm4v_text", "glm_ocr_text"), "Glm4ForCausalLM"),
     **dict.fromkeys(("glm4_moe", "glm4v_moe_text"), "Glm4MoeForCausalLM"),
     "llama": "LlamaForCausalLM",
     "llama4_text": "Llama4ForCausalLM",
+    **dict.fromkeys(("paddleocr_vl", "paddleocr_vl_text"), "LlamaForCausalLM"),
     "mistral": "MistralForCausalLM",
     "ministral3": "Ministral3ForCausalLM",
     "persimmon": "PersimmonForCausalLM",
@@ -51,23 +58,31 @@ LEFT_OUT = {
     "mistral": SIZES | {"intermediate_size": 14336, "max_position_embeddings": 131072, "num_key_value_heads": 8},
     "qwen3_vl_moe_text": {"norm_topk_prob": True},
     **{name: {"attention_bias": True} for name in ("glm4v_text", "glm4v_moe_text")},
+    "glm_ocr_text": {"attention_bias": False},
 }
 """What a `text_config` need not say (LLaVA 1.5's tells no size of its layers)."""
 
 
 VISION: dict[str, Callable[[HFConfig], VisionSpec]] = {
     "aya_vision": aya_vision,
+    "cohere2_vision": cohere_vision,
+    "colpali": paligemma_vision,
     "colqwen2": qwen2_vision,
     "deepseek_vl": deepseek_vision,
+    "exaone4_5": exaone_vision,
     "gemma3": gemma3_vision,
     **dict.fromkeys(("glm4v", "glm4v_moe", "glm46v"), glm_vision),
+    "glm_ocr": glm_ocr_vision,
     "idefics3": idefics_vision,
     "internvl": intern_vision,
     "lighton_ocr": lighton_vision,
+    "llama4": llama4_vision,
     "llava": llava_vision,
     "llava_next": llava_next_vision,
     "llava_onevision": llava_onevision_vision,
     "mistral3": mistral_vision,
+    "paddleocr_vl": paddle_vision,
+    "paligemma": paligemma_vision,
     "qwen2_vl": qwen2_vision,
     "qwen2_5_vl": qwen2_5_vision,
     "qwen3_5": qwen3_vision,
@@ -75,12 +90,13 @@ VISION: dict[str, Callable[[HFConfig], VisionSpec]] = {
     "qwen3_vl": qwen3_vision,
     "qwen3_vl_moe": qwen3_vision,
     "smolvlm": idefics_vision,
+    "vipllava": vipllava_vision,
 }
 """By the `model_type` of the whole: how it sees."""
 
 
-SEES_ITEMS = ("gemma3",)
-"""By `model_type`: whose layers let an image's tokens see one another."""
+SEES_ITEMS = ("gemma3", "paligemma")
+"""By `model_type`: whose layers let an image's tokens, or a prompt's, see one another."""
 
 
 @register("AyaVisionForConditionalGeneration", "InternVLForConditionalGeneration")
@@ -88,6 +104,9 @@ SEES_ITEMS = ("gemma3",)
 @register("DeepseekVLForConditionalGeneration", "LightOnOcrForConditionalGeneration")
 @register("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration", "ColQwen2ForRetrieval")
 @register("Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration", "Glm46VForConditionalGeneration")
+@register("PaliGemmaForConditionalGeneration", "ColPaliForRetrieval", "VipLlavaForConditionalGeneration")
+@register("Cohere2VisionForConditionalGeneration", "GlmOcrForConditionalGeneration")
+@register("PaddleOCRVLForConditionalGeneration", "Exaone4_5_ForConditionalGeneration")
 @register("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration")
 @register("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration")
 @register("Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration")
@@ -114,7 +133,9 @@ def text_part(hf: HFConfig) -> DecoderSpec:
     text = HFConfig(LEFT_OUT.get(text.get("model_type", "llama"), {}) | above | text.to_dict())
     spec = ModelRegistry.resolve(architecture).make_spec(text)
     see = VISION.get(hf.get("model_type", "")) if "vision_config" in hf else None
-    if see is not None and text.get("model_type", "").startswith(("glm4v", "qwen2_vl", "qwen2_5_vl", "qwen3_")):
+    if see is not None and text.get("model_type", "").startswith(
+        ("glm4v", "glm_ocr", "paddleocr", "qwen2_vl", "qwen2_5_vl", "qwen3_")
+    ):
         spec = with_axes(spec, text)
     if hf.get("model_type") in SEES_ITEMS and see is not None:
         spec = spec.with_attention(sees_items=True)

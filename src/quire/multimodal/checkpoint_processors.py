@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from quire.config import EngineConfig
+from quire.extras import install_command
 from quire.logger import init_logger
 from quire.media import AUDIO, IMAGE
 
@@ -44,7 +45,25 @@ def _read(kind: str, path: str) -> Any:
         return AutoFeatureExtractor.from_pretrained(path)
     from transformers import AutoImageProcessor
 
-    return AutoImageProcessor.from_pretrained(path, backend="pil")
+    try:
+        processor = AutoImageProcessor.from_pretrained(path, backend="pil")
+    except (ImportError, ValueError) as error:
+        if "torchvision" in str(error).lower():
+            raise ValueError(f"the model's processor needs torchvision: {install_command('vision')}") from None
+        raise
+    is_torchvisions = any(base.__name__ == "TorchvisionBackend" for base in type(processor).__mro__)
+    return _WithTensors(processor) if is_torchvisions else processor
+
+
+class _WithTensors:
+    """A processor that there is with torchvision alone: its tensors as arrays."""
+
+    def __init__(self, processor: Any) -> None:
+        self._processor = processor
+
+    def __call__(self, images: Any, *, return_tensors: str, **options: Any) -> Mapping[str, Any]:
+        given = self._processor(images, return_tensors="pt", **options)
+        return {name: (each.float() if each.is_floating_point() else each).numpy() for name, each in given.items()}
 
 
 def _mel_bins(folder: Path) -> int | None:

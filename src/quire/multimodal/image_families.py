@@ -22,6 +22,10 @@ EMBEDDED = -1
 """In an expansion: the token whose embedding is an image's, whichever that is."""
 
 
+PROMPT = "prompt"
+"""What `Family.sees` says where all tokens of a prompt see one another."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Expansion:
     """What stands in the prompt for one image.
@@ -62,7 +66,8 @@ class Family:
         options: of the processor, that follow from config.json.
         is_alone: an image is a whole prompt, and its one embedding the answer.
         joins_newlines: newlines around an image and those of the text beside it are one token, as in one text.
-        sees: which tokens of an image see one another (`MediaItem.sees`).
+        sees: which tokens of an image see one another (`MediaItem.sees`); `prompt`: all tokens of its prompt do.
+        leads: images stand before the text, which begins behind them and ends with a newline; prompts need not name them.
         of_embeds: what stands in the prompt for an image that is given as so many embeddings, with a grid of patches where
             one is given. None: whatever the model needs besides is not in embeddings.
         marker_text: what users write for an item, where the tokenizer has a token for it; config.json need not name that one.
@@ -78,6 +83,7 @@ class Family:
     is_alone: bool = False
     joins_newlines: bool = False
     sees: str = ""
+    leads: bool = False
     of_embeds: Callable[[HFConfig, int, Sequence[int]], Expansion] | None = None
     samples_each: int = 0
     marker_text: str = ""
@@ -232,6 +238,27 @@ def _aya(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
     return Expansion([*token_ids, *encode("TILE_GLOBAL"), *image, *encode("<|END_OF_IMG|>")], {"pixels": pixels})
 
 
+def _cohere(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
+    """Command A Vision: squares, a token behind each, between two."""
+    pixels = arrays["pixel_values"]
+    side = pixels.shape[-1] // hf.vision_config.get("patch_size", 16) // hf.get("downsample_factor", 2)
+    square = [EMBEDDED] * side**2 + encode("<|IMG_LINE_BREAK|>")
+    squares = square * (pixels.shape[0] if pixels.ndim == 4 else 1)
+    return Expansion([*encode("<|START_OF_IMG|>"), *squares, *encode("<|END_OF_IMG|>")], {"pixels": pixels})
+
+
+def _llama4(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
+    """Llama 4: rows of squares with tokens between them, and the whole image behind them."""
+    pixels, vision = arrays["pixel_values"], hf.vision_config
+    side = int(pixels.shape[-1] // vision.get("patch_size", 14) * vision.get("pixel_shuffle_ratio", 0.5))
+    down, across = (int(count) for count in arrays["aspect_ratios"].reshape(2))
+    image, token_ids = [EMBEDDED] * side**2, encode("<|image_start|>")
+    beside, below = encode("<|tile_x_separator|>"), encode("<|tile_y_separator|>")
+    for _ in range(down if down * across > 1 else 0):
+        token_ids += image + (beside + image) * (across - 1) + below
+    return Expansion([*token_ids, *encode("<|image|>"), *image, *encode("<|image_end|>")], {"pixels": pixels})
+
+
 def _gemma3(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
     """Gemma 3: as many tokens for each square, between two of their own; behind the whole image there may be crops of it."""
     pixels, image = arrays["pixel_values"], [EMBEDDED] * hf.get("mm_tokens_per_image", 256)
@@ -281,13 +308,28 @@ GEMMA3 = Family(
     joins_newlines=True,
     sees="runs",
 )
+PALIGEMMA = dataclasses.replace(LLAVA, usual=257152, options=no_options, sees="prompt", leads=True)
+
+
+def _rows(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
+    """ViT: a class token and one for each patch; all images have one size."""
+    height, width = arrays["pixel_values"].shape[-2:]
+    size, rows = hf.get("patch_size", 16), hf.max_position_embeddings
+    if 1 + (height // size) * (width // size) != rows:
+        raise ValueError(f"the processor's settings make it {height} x {width}; the model's rows are {rows}")
+    return Expansion([EMBEDDED] * rows, {"pixels": arrays["pixel_values"]})
+
+
+ROWS = Family((), 0, _rows, is_alone=True)
 PAIRED = Family(
     (), 0, lambda hf, arrays, encode: Expansion([EMBEDDED], {"pixels": arrays["pixel_values"]}), is_alone=True
 )
 LIGHTON = Family(("image_token_id",), 151655, _lighton, options=_mistral_options)
 DEEPSEEK = Family(("image_token_id",), 100015, _llava)
 INTERN = Family(("image_token_id",), 151667, _intern, options=lambda hf: {"crop_to_patches": True})
+LLAMA4 = Family(("image_token_index", "image_token_id"), 200092, _llama4, marker_text="<|image|>")
 AYA = Family(("image_token_index", "image_token_id"), 255036, _aya, options=lambda hf: {"crop_to_patches": True})
+COHERE = Family(("image_token_id",), 255036, _cohere)
 IDEFICS = Family(("image_token_id",), 128257, _idefics, options=lambda hf: {"return_row_col_info": True})
 
 
@@ -298,6 +340,15 @@ def _qwen_vl(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
     grid = (frames, rows // merge, columns // merge)
     tokens = [EMBEDDED] * math.prod(grid)
     return Expansion(tokens, {"pixels": arrays["pixel_values"], "grid": arrays["image_grid_thw"]}, grid=grid)
+
+
+def _paddle(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
+    """PaddleOCR-VL: patches come row by row, and are brought into the order of blocks."""
+    _, rows, columns = (int(count) for count in arrays["image_grid_thw"].reshape(3))
+    merge = int(hf.vision_config.get("spatial_merge_size", 2))
+    places = np.arange(rows * columns).reshape(rows // merge, merge, columns // merge, merge)
+    pixels = arrays["pixel_values"][places.transpose(0, 2, 1, 3).reshape(-1)]
+    return _qwen_vl(hf, {**arrays, "pixel_values": pixels}, encode)
 
 
 def _qwen_vl_embeds(hf: HFConfig, count: int, grid: Sequence[int]) -> Expansion:
@@ -318,25 +369,35 @@ QWEN_VL = Family(("image_token_id",), 151655, _qwen_vl, of_embeds=_qwen_vl_embed
 QWEN_3_5 = dataclasses.replace(QWEN_VL, usual=248056)
 
 GLM_V = dataclasses.replace(QWEN_VL, usual=151343)
+PADDLE = dataclasses.replace(QWEN_VL, usual=100295, expand=_paddle)
 
 FAMILIES: dict[str, Family] = {
     "AyaVisionForConditionalGeneration": AYA,
+    "Cohere2VisionForConditionalGeneration": COHERE,
     "CLIPModel": PAIRED,
+    "ColPaliForRetrieval": dataclasses.replace(PALIGEMMA, sees=""),  # which sees in both directions anyway
     "ColQwen2ForRetrieval": QWEN_VL,
+    "PaddleOCRVLForConditionalGeneration": PADDLE,
+    "PaliGemmaForConditionalGeneration": PALIGEMMA,
     "SiglipModel": PAIRED,
+    "VipLlavaForConditionalGeneration": LLAVA,
     "DeepseekVLForConditionalGeneration": DEEPSEEK,
     "Gemma3ForConditionalGeneration": GEMMA3,
     **dict.fromkeys(
         ("Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration", "Glm46VForConditionalGeneration"), GLM_V
     ),
+    "Exaone4_5_ForConditionalGeneration": dataclasses.replace(QWEN_VL, usual=67),
+    "GlmOcrForConditionalGeneration": dataclasses.replace(GLM_V, usual=59280),
     "InternVLForConditionalGeneration": INTERN,
     "LightOnOcrForConditionalGeneration": LIGHTON,
+    "Llama4ForConditionalGeneration": LLAMA4,
     "LlavaForConditionalGeneration": LLAVA,
     "LlavaNextForConditionalGeneration": LLAVA_NEXT,
     "LlavaOnevisionForConditionalGeneration": LLAVA_ONEVISION,
     "Mistral3ForConditionalGeneration": MISTRAL,
     "Idefics3ForConditionalGeneration": IDEFICS,
     "SmolVLMForConditionalGeneration": IDEFICS,
+    **dict.fromkeys(("ViTForImageClassification", "ViTModel"), ROWS),
     "Qwen2VLForConditionalGeneration": QWEN_VL,
     "Qwen2_5_VLForConditionalGeneration": QWEN_VL,
     "Qwen3_5ForConditionalGeneration": QWEN_3_5,

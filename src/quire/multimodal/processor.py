@@ -8,7 +8,7 @@ import contextlib
 import functools
 import json
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,12 +19,12 @@ from quire.config.hf_config import HFConfig
 from quire.config.multimodal import GIB
 from quire.errors import RequestError
 from quire.guards import is_mapping
-from quire.media import AUDIO, EMBEDS, IMAGE, IMAGE_EMBEDS, MODALITIES, MediaItem, MediaTensor
+from quire.media import AUDIO, EMBEDS, IMAGE, IMAGE_EMBEDS, MODALITIES, SPAN, MediaItem, MediaTensor
 from quire.multimodal.audio import as_sounds, read_audio
 from quire.multimodal.checkpoint_processors import feature_extractor, image_processor
 from quire.multimodal.content import PARAM, as_list, content_key, name_key, read_image, read_uuids
 from quire.multimodal.image_embeds import GivenEmbeds
-from quire.multimodal.image_families import EMBEDDED, FAMILIES, Arrays, Encode, Expansion, Family
+from quire.multimodal.image_families import EMBEDDED, FAMILIES, PROMPT, Arrays, Encode, Expansion, Family
 from quire.multimodal.media_source import MediaSource
 from quire.multimodal.newlines import Newlines
 from quire.multimodal.processor_cache import Processed, ProcessorCache
@@ -84,6 +84,12 @@ class MediaProcessor:
                     return token_ids[0]
         return family.marker_token(self._hf)
 
+    @property
+    def _begin(self) -> int:
+        """The token that begins texts."""
+        found = [hf.get("bos_token_id") for hf in (self._hf.get("text_config", HFConfig({})), self._hf)]
+        return int(next((token for token in found if token is not None), 2))
+
     def _embedded_of(self, family: Family) -> int:
         """The token that each of an item's places has; one that the model has no row for stands in no prompt."""
         token = family.embedded_token(self._hf)
@@ -100,7 +106,6 @@ class MediaProcessor:
         data: Any,
         uuids: Any = None,
         options: Mapping[str, Any] | None = None,
-        typed: Collection[int] = (),
         fields: Mapping[str, Sequence[str]] | None = None,
     ) -> tuple[list[int], list[MediaItem]]:
         """The prompt in which each marker is replaced by its item's tokens, and the items.
@@ -109,7 +114,6 @@ class MediaProcessor:
             data: `{"image": one or several, "audio": one or several}`.
             uuids: names of items that stand for the hashes of their content.
             options: of the processor, for this request.
-            typed: places of markers that are text which somebody typed; they stay as they are.
             fields: of a request, that the items of each modality come from, for errors.
 
         Raises:
@@ -120,7 +124,7 @@ class MediaProcessor:
             modality: self._process_all(modality, items, uuids, options, (fields or {}).get(modality))
             for modality, items in found.items()
         }
-        return self._expand(token_ids, processed, set(typed))
+        return self._expand(token_ids, processed)
 
     def _read(self, data: Any) -> dict[str, list[Any]]:
         """The items of each modality that the model reads."""
@@ -253,35 +257,50 @@ class MediaProcessor:
         return Processed(*tokens, num_embeds, list(expansion.grid), tensors, modality)
 
     def _expand(
-        self, token_ids: Sequence[int], processed: Mapping[str, list[tuple[str, Processed]]], typed: set[int]
+        self, token_ids: Sequence[int], processed: Mapping[str, list[tuple[str, Processed]]]
     ) -> tuple[list[int], list[MediaItem]]:
+        families = self._families.values()
         if self.is_alone:
-            token_ids, typed = [self.markers[IMAGE]] * len(processed[IMAGE]), set()
+            token_ids = [self.markers[IMAGE]] * len(processed[IMAGE])
             if len(processed[IMAGE]) != 1:
                 what = f"a text or one image, not {len(processed[IMAGE])}"
                 raise RequestError(f"a prompt of this model is {what}", param=PARAM)
         join = operator.add
-        if any(family.joins_newlines for family in self._families.values()):
+        if any(family.joins_newlines for family in families):
             join = Newlines(self._encode).join
+        if any(family.leads for family in families):
+            token_ids = self._led(token_ids, len(processed[IMAGE]))
         expanded: list[int] = []
         items: list[MediaItem] = []
         left = {modality: iter(found) for modality, found in processed.items()}
         start = 0
-        for at, modality in self._places(token_ids, processed, typed):
+        for at, modality in self._places(token_ids, processed):
             family, (key, one) = self._families[modality], next(left[modality])
             expanded = join(join(expanded, list(token_ids[start:at])), one.before)
             own = (len(expanded), len(one.token_ids), self._embedded_of(family), one.num_embeds)
-            items.append(MediaItem(key, one.modality, *own, one.grid, one.tensors, family.sees))
+            sees = "" if family.sees == PROMPT else family.sees
+            items.append(MediaItem(key, one.modality, *own, one.grid, one.tensors, sees))
             expanded += [*one.token_ids, *one.after]
             start = at + 1
-        return join(expanded, list(token_ids[start:])), items
+        expanded = join(expanded, list(token_ids[start:]))
+        if items and any(family.sees == PROMPT for family in families):
+            items.append(_whole(expanded, items))
+        return expanded, items
 
-    def _places(
-        self, token_ids: Sequence[int], processed: Mapping[str, Sequence[Any]], typed: set[int]
-    ) -> list[tuple[int, str]]:
+    def _led(self, token_ids: Sequence[int], count: int) -> list[int]:
+        """A prompt's text behind its images, between the token that begins texts and a newline."""
+        marker, begin, newline = self.markers[IMAGE], self._begin, self._encode("\n")
+        text = list(token_ids)[list(token_ids[:1]) == [begin] :]
+        if marker not in text:
+            text = [marker] * count + text
+        end = len(text) - text[::-1].index(marker) if marker in text else 0
+        ending = [] if text[-len(newline) :] == newline else newline
+        return [*text[:end], begin, *text[end:], *ending]
+
+    def _places(self, token_ids: Sequence[int], processed: Mapping[str, Sequence[Any]]) -> list[tuple[int, str]]:
         """Where the prompt has which kind of item, in order."""
         kinds = {marker: modality for modality, marker in self.markers.items()}
-        places = [(at, kinds[token]) for at, token in enumerate(token_ids) if token in kinds and at not in typed]
+        places = [(at, kinds[token]) for at, token in enumerate(token_ids) if token in kinds]
         for modality, items in processed.items():
             count, several = sum(kind == modality for _, kind in places), MODALITIES[modality]
             if count != len(items):
@@ -291,6 +310,13 @@ class MediaProcessor:
                     param=PARAM,
                 )
         return places
+
+
+def _whole(token_ids: Sequence[int], items: Sequence[MediaItem]) -> MediaItem:
+    """A prompt whose tokens see one another, so that each depends on all of them."""
+    keys = "".join(item.key for item in items).encode()
+    key = content_key(np.asarray(token_ids, dtype=np.int64), keys)
+    return MediaItem(key, PROMPT, 0, len(token_ids), SPAN, 0, sees="item")
 
 
 def _at(param: str, function: Callable[..., ResultT], *args: Any) -> ResultT:

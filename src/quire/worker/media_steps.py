@@ -127,7 +127,7 @@ class MediaSteps:
             return None
         self._encode({piece.item.key for piece in pieces} & self._waiting.keys())
         self.inputs.is_media_T.zero_()
-        for piece in pieces:
+        for piece in (piece for piece in pieces if piece.item.num_embeds):
             self._lay(piece, state.token_ids_RL[piece.row])
         if self.inputs.seen_end_T is not None:
             self._note_ends(pieces, state, self.inputs.seen_end_T)

@@ -313,7 +313,7 @@ async def untemplated(messages: list[dict[str, Any]], processor: InputProcessor)
     if taken.given and text:
         raise bad_field("messages", "a prompt of this model is a text or an image: leave one of them out.")
     if taken.given:
-        return await _with_media(taken, "", processor, True, None)
+        return await _with_media(taken, [], processor, True, None)
     return TokenizedPrompt(await encode_text(processor.require_tokenizer(), text, True), text)
 
 

@@ -1,19 +1,33 @@
-"""The routes that compare texts: `/score` and `/rerank`.
+"""The routes that compare texts, and images: `/score` and `/rerank`.
 
 A cross-encoder reads both texts of a pair as one prompt; of an embedding model a score tells how near two
 embeddings are.
 """
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from quire.config import PoolingConfig, limits
+from quire.engine.input_processor import TokenizedPrompt
 from quire.entrypoints.http.errors import bad_field
 from quire.entrypoints.http.state import ServerState
+from quire.entrypoints.openai.generation import all_of
 from quire.entrypoints.openai.prompts import require_tokenizer, run_sized
 from quire.entrypoints.pooling_api import pooling_protocol as protocol
-from quire.entrypoints.pooling_api.run import activation, require_pooling, run_pooling, usage_of
-from quire.entrypoints.scoring import check_scores, pair_prompts, pair_texts, scored_task, similarity
+from quire.entrypoints.pooling_api.run import activation, read_prompts, require_pooling, run_pooling, usage_of
+from quire.entrypoints.scoring import (
+    Scored,
+    check_scores,
+    check_texts,
+    each_once,
+    key_of,
+    pair_inputs,
+    pair_prompts,
+    scored_task,
+    similarities,
+)
+from quire.inputs import PromptType
 from quire.pooling_params import PoolingParams
 from quire.tokenizers.interface import Tokenizer
 
@@ -29,7 +43,7 @@ _PAIRS_OF_NAMES: tuple[Names, ...] = (
 async def answer_score(state: ServerState, request: protocol.ScoreRequest, public_id: str) -> protocol.ScoreResponse:
     model = state.resolve_model(request.model)
     names = _names(request)
-    firsts, seconds = pair_texts(getattr(request, names[0]), getattr(request, names[1]), names)
+    firsts, seconds = pair_inputs(getattr(request, names[0]), getattr(request, names[1]), names)
     scores, usage = await _score(state, request, firsts, seconds, names, public_id)
     data = [protocol.ScoreData(index, score) for index, score in enumerate(scores)]
     answer_id, created = f"score-{public_id}", int(time.time())
@@ -51,29 +65,47 @@ async def answer_rerank(state: ServerState, request: protocol.RerankRequest, pub
         raise bad_field("documents", "the list is empty.")
     if request.top_n is not None and request.top_n < 0:
         raise bad_field("top_n", f"{request.top_n} is out of range; at least 0 (0 means all).")
-    texts = [_document_text(document, index) for index, document in enumerate(request.documents)]
-    queries = [request.query] * len(texts)
-    scores, usage = await _score(state, request, queries, texts, ("query", "documents"), public_id)
-    order = sorted(range(len(texts)), key=lambda index: (-scores[index], index))
+    given = request.documents
+    given = given if isinstance(given, dict) else [_document(document, index) for index, document in enumerate(given)]
+    names = ("query", "documents")
+    queries, documents = pair_inputs(request.query, given, names)
+    scores, usage = await _score(state, request, queries, documents, names, public_id)
+    order = sorted(range(len(documents)), key=lambda index: (-scores[index], index))
     results = [protocol.RankedResult(index, scores[index]) for index in order[: request.top_n or None]]
     if request.return_documents is not False:
         for result in results:
-            result.document = protocol.RankedDocument(texts[result.index])
+            result.document = _ranked(documents[result.index])
     return protocol.RerankResponse(id=f"rerank-{public_id}", model=model, usage=usage, results=results)
 
 
-def _document_text(document: str | dict[str, Any], index: int) -> str:
-    text = document if isinstance(document, str) else document.get("text")
-    if not isinstance(text, str):
+def _document(document: str | dict[str, Any], index: int) -> str | dict[str, Any]:
+    """A text, or parts of a message."""
+    if isinstance(document, str) or "content" in document or "type" in document:
+        return document
+    if not isinstance(text := document.get("text"), str):
         raise bad_field(f"documents[{index}].text", "expected a string.")
     return text
+
+
+def _ranked(document: Scored) -> protocol.RankedDocument:
+    if isinstance(document, str):
+        return protocol.RankedDocument(document)
+    return protocol.RankedDocument(multi_modal=document[0] if len(document) == 1 else list(document))
+
+
+async def _prompt_of(state: ServerState, one: Scored) -> PromptType | TokenizedPrompt:
+    """What is embedded of an input."""
+    if isinstance(one, str):
+        return one
+    (prompt,) = await read_prompts(state, protocol.InputFields(messages=[{"role": "user", "content": list(one)}]))
+    return prompt
 
 
 async def _score(
     state: ServerState,
     request: protocol.PairFields,
-    firsts: list[str],
-    seconds: list[str],
+    firsts: list[Scored],
+    seconds: list[Scored],
     names: Names,
     public_id: str,
 ) -> tuple[list[float], protocol.PoolingUsage]:
@@ -94,13 +126,13 @@ async def _score(
         truncate_prompt_tokens=request.truncate_prompt_tokens,
     )
     if config.embeds:
-        texts = list(dict.fromkeys([*firsts, *seconds]))  # each is embedded once, however often it is paired
-        outputs = await run_pooling(state, request, texts, params, public_id, field=names[1])
-        by_text = dict(zip(texts, outputs, strict=True))
-        pairs = zip(firsts, seconds, strict=True)
-        return [similarity(by_text[first], by_text[second]) for first, second in pairs], usage_of(outputs)
+        once = each_once([*firsts, *seconds])
+        prompts = await all_of([_prompt_of(state, one) for one in once])
+        outputs = await run_pooling(state, request, prompts, params, public_id, field=names[1])
+        return similarities(firsts, seconds, dict(zip(map(key_of, once), outputs, strict=True))), usage_of(outputs)
+    check_texts([*firsts, *seconds], names[1])
     processor, pairs = state.engine.pooling_processor, list(zip(firsts, seconds, strict=True))
-    size = sum(map(len, firsts)) + sum(map(len, seconds))
+    size = _characters([*firsts, *seconds])
     has_template = state.engine.config.model.chat_template is not None
     variables = dict(request.chat_template_kwargs or {})
     if request.instruction is not None:
@@ -120,15 +152,21 @@ def _check_instruction(state: ServerState, request: protocol.PairFields, config:
                 raise bad_field(field, message, "not_supported")
 
 
-async def _shortened(texts: list[str], keep: int | None, field: str, tokenizer: Tokenizer) -> list[str]:
-    """The texts, each cut to so many tokens of its own."""
+async def _shortened(texts: list[Scored], keep: int | None, field: str, tokenizer: Tokenizer) -> list[Scored]:
+    """The texts, each cut to so many tokens of its own; parts of messages as they are."""
     if not keep:
         return texts
     if keep < 0:
         raise bad_field(field, f"{field} must be a non-negative integer (0: no limit), not {keep}.")
 
-    def cut(text: str) -> str:
+    def cut(text: Scored) -> Scored:
+        if not isinstance(text, str):
+            return text
         token_ids = tokenizer.encode(text, add_special_tokens=False)
         return text if len(token_ids) <= keep else tokenizer.decode(token_ids[:keep])
 
-    return await run_sized(sum(map(len, texts)), lambda: [cut(text) for text in texts])
+    return await run_sized(_characters(texts), lambda: [cut(text) for text in texts])
+
+
+def _characters(inputs: Sequence[Scored]) -> int:
+    return sum(len(one) for one in inputs if isinstance(one, str))

@@ -76,23 +76,27 @@ class PairFields(PoolingFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
+Scored = str | dict[str, Any] | list[str | dict[str, Any]]
+"""A text, parts of a message (`content`, or one), or several of these."""
+
+
 class ScoreRequest(PairFields, kw_only=True):
     """Body of `POST /score`: one text against many, or as many of both; any of four pairs of names."""
 
-    text_1: str | list[str] | None = None
-    text_2: str | list[str] | None = None
-    data_1: str | list[str] | None = None
-    data_2: str | list[str] | None = None
-    queries: str | list[str] | None = None
-    documents: str | list[str] | None = None
-    items: str | list[str] | None = None
+    text_1: Scored | None = None
+    text_2: Scored | None = None
+    data_1: Scored | None = None
+    data_2: Scored | None = None
+    queries: Scored | None = None
+    documents: Scored | None = None
+    items: Scored | None = None
 
 
 class RerankRequest(PairFields, kw_only=True):
-    """Body of `POST /rerank`, in Jina's and Cohere's form. A document is a text, or an object with a `text`."""
+    """Body of `POST /rerank`, in Jina's and Cohere's form. A document is a text, an object with `text`, or parts of a message."""
 
-    query: str
-    documents: list[str | dict[str, Any]]
+    query: str | dict[str, Any]
+    documents: list[str | dict[str, Any]] | dict[str, Any]
     top_n: int | None = None
     return_documents: bool | None = None
 
@@ -198,9 +202,10 @@ class ScoreResponse(PoolingAnswer, kw_only=True):
 
 
 class RankedDocument(msgspec.Struct):
-    """A document's text."""
+    """A document's text, or the parts of its message."""
 
-    text: str
+    text: str | None = None
+    multi_modal: Any = UNSET
 
 
 class RankedResult(msgspec.Struct):

@@ -6,7 +6,7 @@ The layers are those of a generating model, without its matrix of logits. Knows 
 import dataclasses
 
 from quire.config import HFConfig, ModelConfig, PoolingConfig
-from quire.config.pooling import ENCODERS, POSITIONS_AFTER_PADDING, RETRIEVERS
+from quire.config.pooling import ENCODERS, IMAGES_ALONE, POSITIONS_AFTER_PADDING, RETRIEVERS
 from quire.layers.pooling.head import HeadLayer
 from quire.models.spec import DecoderSpec
 
@@ -66,6 +66,8 @@ def pooling_head(config: ModelConfig, hidden: int) -> tuple[HeadLayer, ...]:
     if pooling.family in POSITIONS_AFTER_PADDING and is_classifier:
         dense = HeadLayer(("classifier.dense",), hidden, hidden, activation="tanh")
         return (dense, HeadLayer(("classifier.out_proj",), hidden, labels))
+    if pooling.family in IMAGES_ALONE and is_classifier:
+        return (HeadLayer(("classifier",), hidden, labels),)
     if pooling.family == "DistilBert" and is_classifier:
         dense = HeadLayer(("pre_classifier",), hidden, hidden, activation="relu")
         return (dense, HeadLayer(("classifier",), hidden, labels))

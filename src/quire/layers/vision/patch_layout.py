@@ -68,10 +68,12 @@ def _one(patches: Patches, grid: Grid) -> Layout:
         picked = picked[_blocks(grid, patches.merge)]
     whole = [rows * columns] * frames
     if patches.class_token:
-        source, positions = np.insert(source, 0, -1), np.insert(positions + 1, 0, 0)
-        h, w, picked, whole = np.insert(h, 0, 0), np.insert(w, 0, 0), picked + 1, [length + 1 for length in whole]
+        source, own = np.insert(source, 0, -1), len(positions) if patches.class_last else 0
+        positions = np.insert(positions + (not patches.class_last), 0, own)
+        h, w = np.insert(h + 1, 0, 0), np.insert(w + 1, 0, 0)  # it does not turn
+        picked, whole = np.insert(picked + 1, 0, [0] * patches.keeps_class), [length + 1 for length in whole]
     picked = np.zeros(1, dtype=np.int64) if patches.embeds_class else picked
-    count = 1 if patches.embeds_class or patches.embeds_all else len(order) // patches.merge**2
+    count = 1 if patches.embeds_class or patches.embeds_all else len(picked) // patches.merge**2
     return Layout(source, positions, np.stack((h, w), axis=1), whole, windows, picked, [count])
 
 
@@ -116,7 +118,7 @@ def blend(
     and their weights."""
     places: list[IntArray] = []
     weights: list[npt.NDArray[np.float32]] = []
-    near = _near_cells if patches.stretch == "cubic" else _near_corners
+    near = {"corners": _near_corners, "linear": _near_lines, "cubic": _near_cells}[patches.stretch]
     for frames, rows, columns in grids:
         at_h, at_w = coordinates(patches, (frames, rows, columns))
         (top, down), (left, across) = near(rows, grid_side), near(columns, grid_side)
@@ -130,6 +132,13 @@ def _near_corners(count: int, side: int) -> tuple[IntArray, npt.NDArray[np.float
     axis = np.linspace(0, side - 1, count, dtype=np.float32)
     low = axis.astype(np.int64)
     return np.stack((low, np.minimum(low + 1, side - 1))), np.stack((1 - (axis - low), axis - low))
+
+
+def _near_lines(count: int, side: int) -> tuple[IntArray, npt.NDArray[np.float32]]:
+    """As `_near_corners`, of two cells; beyond the edge the grid goes on as it ends."""
+    axis = (np.arange(count, dtype=np.float32) + np.float32(0.5)) * np.float32(side / count) - np.float32(0.5)
+    low = np.floor(axis).astype(np.int64)
+    return np.stack((low, low + 1)).clip(0, side - 1), np.stack((1 - (axis - low), axis - low))
 
 
 _SHARPNESS = -0.75

@@ -69,10 +69,9 @@ def _text(hf: HFConfig, eps: float, act: str, length: int, *, causal: bool) -> D
 
 def _tower(hf: HFConfig, kind: str) -> DecoderSpec:
     trunk = clip_trunk(HFConfig(hf.to_dict() | {"model_type": kind}))
-    has_class, patches = kind == "clip_vision_model", None
-    if trunk.patches is not None:
-        patches = dataclasses.replace(trunk.patches, embeds_class=has_class, embeds_all=not has_class)
-    return dataclasses.replace(trunk, weights=TOWER_NAMES, final_norm=True, patches=patches)
+    has_class = kind == "clip_vision_model"
+    trunk = dataclasses.replace(trunk, weights=TOWER_NAMES, final_norm=True)
+    return trunk.with_patches(embeds_class=has_class, embeds_all=not has_class)
 
 
 @register("CLIPModel")

@@ -9,6 +9,7 @@ from quire.models.sight import Group, Normed, Patches, Product
 from quire.models.spec import MLP, Attention, DecoderSpec, LearnedPositions, VisionSpec, WeightNames
 from quire.models.vision.pixtral import NAMES as PIXTRAL_NAMES
 from quire.models.vision.pixtral import NO_TOKENS, TOWER, pixtral_trunk
+from quire.models.vision.qwen_vl import rotate_rows_and_columns
 
 LAYER_NAMES: dict[str, str | tuple[str, ...]] = {
     "before_mixer": "layer_norm1",
@@ -116,17 +117,15 @@ def idefics_vision(hf: HFConfig) -> VisionSpec:
     """Idefics3 and SmolVLM: SigLIP's layers over squares of one size; neighbours stand side by side before one matrix."""
     vision = {"patch_size": 32, "hidden_size": 1152, "num_attention_heads": 16} | hf.vision_config.to_dict()
     trunk, scale = clip_trunk(HFConfig(vision | {"model_type": "siglip_vision_model"})), hf.get("scale_factor", 2)
-    patches = None if trunk.patches is None else dataclasses.replace(trunk.patches, merge=scale)
-    trunk = dataclasses.replace(trunk, weights=IDEFICS_NAMES, final_norm=True, patches=patches)
+    trunk = dataclasses.replace(trunk, weights=IDEFICS_NAMES, final_norm=True)
     hidden = hf.text_config.get("hidden_size", 4096)
-    return VisionSpec(trunk, (Group(scale**2), Product("projection", hidden, bias=False)))
+    return VisionSpec(trunk.with_patches(merge=scale), (Group(scale**2), Product("projection", hidden, bias=False)))
 
 
 def mistral_vision(hf: HFConfig) -> VisionSpec:
     """Mistral 3: Pixtral's encoder, whose neighbours become one."""
     merge = hf.get("spatial_merge_size", 2)
     trunk = up_to_layer(pixtral_trunk(hf.vision_config), hf.get("vision_feature_layer", -1))
-    patches = None if trunk.patches is None else dataclasses.replace(trunk.patches, merge=merge)
     hidden, bias = hf.text_config.get("hidden_size", 4096), bool(hf.get("multimodal_projector_bias", False))
     projector = (
         Normed("merge_norm", RMSNorm(hf.text_config.get("rms_norm_eps", 1e-5))),
@@ -135,7 +134,7 @@ def mistral_vision(hf: HFConfig) -> VisionSpec:
         Product("up_projection", hidden, bias, act=hf.get("projector_hidden_act", "gelu")),
         Product("down_projection", hidden, bias),
     )
-    return VisionSpec(dataclasses.replace(trunk, patches=patches), projector)
+    return VisionSpec(trunk.with_patches(merge=merge), projector)
 
 
 GEMMA3_NAMES = dataclasses.replace(
@@ -149,27 +148,71 @@ GEMMA3_NAMES = dataclasses.replace(
 )
 
 
+SO400M: dict[str, object] = {
+    "model_type": "siglip_vision_model",
+    "patch_size": 14,
+    "hidden_size": 1152,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "intermediate_size": 4304,
+}
+"""SigLIP's largest encoder, which Gemma's models see with."""
+
+
+def paligemma_vision(hf: HFConfig) -> VisionSpec:
+    """PaliGemma 1 and 2: SigLIP's rows and a matrix."""
+    trunk = clip_trunk(HFConfig(SO400M | hf.vision_config.to_dict()))
+    names = GEMMA3_NAMES.but(projection="multi_modal_projector.linear")
+    names = dataclasses.replace(names, transposed=(), bare=(), prefixes=("", "model.", "vlm."))
+    hidden = hf.text_config.get("hidden_size", 2048)
+    return VisionSpec(dataclasses.replace(trunk, weights=names, final_norm=True), (Product("projection", hidden),))
+
+
 def gemma3_vision(hf: HFConfig) -> VisionSpec:
     """Gemma 3: SigLIP's rows, the mean of each square of neighbours, a norm and a matrix."""
-    vision = {
-        "image_size": 896,
-        "patch_size": 14,
-        "hidden_size": 1152,
-        "num_hidden_layers": 27,
-        "num_attention_heads": 16,
-    }
-    vision |= {"intermediate_size": 4304, "vision_use_head": False} | hf.vision_config.to_dict()
-    trunk = clip_trunk(HFConfig(vision | {"model_type": "siglip_vision_model"}))
+    vision = SO400M | {"image_size": 896} | hf.vision_config.to_dict()
+    trunk = clip_trunk(HFConfig(vision))
     side = vision["image_size"] // vision["patch_size"] // round(hf.get("mm_tokens_per_image", 256) ** 0.5)
-    patches = None if trunk.patches is None else dataclasses.replace(trunk.patches, merge=side)
     return VisionSpec(
-        dataclasses.replace(trunk, weights=GEMMA3_NAMES, final_norm=True, patches=patches),
+        dataclasses.replace(trunk, weights=GEMMA3_NAMES, final_norm=True).with_patches(merge=side),
         (
             Group(side**2, is_mean=True),
             Normed("merge_norm", RMSNorm(vision.get("layer_norm_eps", 1e-6), weight_offset=1.0)),
             Product("projection", hf.text_config.get("hidden_size", 2304), bias=False),
         ),
     )
+
+
+PADDLE_TOWER = "visual.vision_model."
+PADDLE_NAMES = dataclasses.replace(
+    CLIP_NAMES,
+    layer=PADDLE_TOWER + "encoder.layers.{layer}.",
+    modules=tower_names(PADDLE_TOWER)
+    | {
+        "merge_norm": "projector.pre_norm",
+        "up_projection": "projector.linear_1",
+        "down_projection": "projector.linear_2",
+    },
+    flattened=("patch",),
+    ignored=("*.position_ids", "*.packing_position_embedding.*", "*vision_model.head.*"),
+    aliases={"mlp_AR.": "projector."},
+)
+
+
+def paddle_vision(hf: HFConfig) -> VisionSpec:
+    """PaddleOCR-VL: SigLIP's layers over images of any size, with rotation; neighbours stand side by side before two matrices."""
+    vision = SO400M | {"image_size": 384} | hf.vision_config.to_dict() | {"model_type": "siglip_vision_model"}
+    trunk, merge = clip_trunk(HFConfig(vision)), vision.get("spatial_merge_size", 2)
+    rope = rotate_rows_and_columns(trunk.hidden // vision["num_attention_heads"])
+    trunk = dataclasses.replace(trunk, weights=PADDLE_NAMES, final_norm=True)
+    trunk = trunk.with_patches(merge=merge, is_cut=True, stretch="linear")
+    projector = (
+        Normed("merge_norm", LayerNorm(1e-5)),
+        Group(merge**2),
+        Product("up_projection", trunk.hidden * merge**2, act="gelu"),
+        Product("down_projection", (hf.get("text_config") or hf).hidden_size),
+    )
+    return VisionSpec(trunk.with_attention(rope=rope), projector)
 
 
 LIGHTON_NAMES = dataclasses.replace(
@@ -211,6 +254,14 @@ def llava_vision(hf: HFConfig) -> VisionSpec:
             Product("down_projection", hidden, bias),
         ),
     )
+
+
+def vipllava_vision(hf: HFConfig) -> VisionSpec:
+    """ViP-LLaVA: LLaVA over the rows of several layers side by side, behind a norm."""
+    seen = llava_vision(HFConfig({"vision_feature_layer": [-2, -5, -8, -11, 6]} | hf.to_dict()))
+    names = seen.trunk.weights.but(merge_norm="multi_modal_projector.projector_layernorm")
+    norm = Normed("merge_norm", LayerNorm(hf.get("projector_layernorm_eps", 1e-5)))
+    return VisionSpec(dataclasses.replace(seen.trunk, weights=names), (norm, *seen.projector))
 
 
 def llava_next_vision(hf: HFConfig) -> VisionSpec:

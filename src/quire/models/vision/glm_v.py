@@ -25,6 +25,24 @@ NAMES = dataclasses.replace(
 )
 
 
+def glm_ocr_vision(hf: HFConfig) -> VisionSpec:
+    """GLM-OCR: no learned positions, but norms of queries and keys, and biases."""
+    usual = {"hidden_size": 1024, "num_heads": 16, "out_hidden_size": 1536, "attention_bias": True}
+    vision = HFConfig(usual | {"intermediate_size": 4096} | hf.vision_config.to_dict())
+    wide = vision.out_hidden_size * vision.get("in_channels", 3)
+    seen = glm_vision(HFConfig({"vision_config": vision.to_dict() | {"intermediate_size": wide}}))
+    bias = bool(vision.attention_bias)
+    names = NAMES.but(("positions", "embedding_norm"), q_norm="attn.q_norm", k_norm="attn.k_norm")
+    trunk = dataclasses.replace(
+        seen.trunk.with_patches(stretch="", norms_first=False),
+        weights=names,
+        mlp=GatedMLP(vision.intermediate_size, act=vision.get("hidden_act", "silu"), bias=bias),
+        learned_positions=None,
+        embedding_norm=None,
+    )
+    return dataclasses.replace(seen, trunk=trunk.with_attention(qk_norm=trunk.norm, out_bias=bias))
+
+
 def glm_vision(hf: HFConfig) -> VisionSpec:
     """GLM-4.1V, GLM-4.5V and GLM-4.6V."""
     hf = HFConfig({"hidden_size": 1536, "depth": 24, "num_heads": 12} | hf.vision_config.to_dict())

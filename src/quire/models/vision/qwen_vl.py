@@ -37,7 +37,7 @@ NAMES = WeightNames(
 )
 GATED_NAMES = NAMES.but(drop=("up",), gate_up=("mlp.gate_proj", "mlp.up_proj"), down="mlp.down_proj")
 EPS = 1e-6
-SECTIONS = {"glm4v": (8, 12, 12), "qwen3_vl": (24, 20, 20), "qwen3_5": (11, 11, 10)}
+SECTIONS = {"glm4v": (8, 12, 12), "glm_ocr": (8, 12, 12), "qwen3_vl": (24, 20, 20), "qwen3_5": (11, 11, 10)}
 """Pairs of each axis where a config names none, by its model type."""
 
 
@@ -134,6 +134,13 @@ def qwen2_5_vision(hf: HFConfig) -> VisionSpec:
     mlp = GatedMLP(hf.intermediate_size, act=hf.get("hidden_act", "silu"), bias=True)
     trunk = patches_trunk(hf, hidden, mlp, norm, patches, GATED_NAMES)
     return VisionSpec(trunk, _merger(hidden, patches.merge, hf.get("out_hidden_size", 3584), norm))
+
+
+def exaone_vision(hf: HFConfig) -> VisionSpec:
+    """EXAONE 4.5: Qwen2.5-VL's with fewer heads of keys and values."""
+    seen, kv_heads = qwen2_5_vision(hf), hf.vision_config.get("num_key_value_heads", 8)
+    trunk = dataclasses.replace(seen.trunk, weights=dataclasses.replace(GATED_NAMES, ignored=("*.inv_freq", "mtp.*")))
+    return dataclasses.replace(seen, trunk=trunk.with_attention(kv_heads=kv_heads))
 
 
 def qwen3_vision(hf: HFConfig) -> VisionSpec:

@@ -1,5 +1,5 @@
-"""Encoders over squares of one size whose neighbouring rows stand side by side before a projector (pixel shuffle): InternVL and
-Aya Vision; and DeepSeek-VL, whose rows stay apart.
+"""Encoders over squares of one size whose neighbouring rows stand side by side before a projector (pixel shuffle): InternVL,
+Llama 4 and Aya Vision; and DeepSeek-VL, whose rows stay apart.
 """
 
 import dataclasses
@@ -8,8 +8,9 @@ from quire.config.hf_config import HFConfig
 from quire.models.residual import Joint, LayerNorm, Norm, RMSNorm
 from quire.models.sight import Gated, Group, Normed, Patches, Product, Stage
 from quire.models.spec import MLP, Attention, DecoderSpec, LearnedPositions, VisionSpec, WeightNames
-from quire.models.vision.clip import CLIP_NAMES, clip_trunk, tower_names, up_to_layer
+from quire.models.vision.clip import CLIP_NAMES, GEMMA3_NAMES, LAYER_NAMES, clip_trunk, tower_names, up_to_layer
 from quire.models.vision.pixtral import NO_TOKENS, TOWER
+from quire.models.vision.qwen_vl import rotate_rows_and_columns
 
 INTERN_NAMES = WeightNames(
     prefixes=("", "model."),
@@ -75,8 +76,7 @@ def _intern_trunk(hf: HFConfig) -> DecoderSpec:
 
 def _side_by_side(trunk: DecoderSpec, merge: int, *stages: Stage) -> VisionSpec:
     """Squares of merge x merge rows before a projector."""
-    patches = None if trunk.patches is None else dataclasses.replace(trunk.patches, merge=merge)
-    return VisionSpec(dataclasses.replace(trunk, patches=patches), (Group(merge**2), *stages))
+    return VisionSpec(trunk.with_patches(merge=merge), (Group(merge**2), *stages))
 
 
 def intern_vision(hf: HFConfig) -> VisionSpec:
@@ -91,6 +91,51 @@ def intern_vision(hf: HFConfig) -> VisionSpec:
         Normed("merge_norm", LayerNorm(1e-5)),
         Product("up_projection", hidden, act=act),
         Product("down_projection", hidden),
+    )
+
+
+LLAMA4_TOWER = "vision_model."
+LLAMA4_NAMES = dataclasses.replace(
+    CLIP_NAMES,
+    layer=LLAMA4_TOWER + "model.layers.{layer}.",
+    modules=LAYER_NAMES
+    | {
+        "before_mixer": "input_layernorm",
+        "out": "self_attn.o_proj",
+        "before_mlp": "post_attention_layernorm",
+        "patch": LLAMA4_TOWER + "patch_embedding.linear",
+        "class_token": LLAMA4_TOWER + "class_embedding",
+        "positions": LLAMA4_TOWER + "positional_embedding_vlm",
+        "embedding_norm": LLAMA4_TOWER + "layernorm_pre",
+        "final_norm": LLAMA4_TOWER + "layernorm_post",
+        "merge_up": LLAMA4_TOWER + "vision_adapter.mlp.fc1",
+        "merge_down": LLAMA4_TOWER + "vision_adapter.mlp.fc2",
+        "projection": "multi_modal_projector.linear_1",
+    },
+    bare=("positions",),
+    flattened=("patch",),
+    ignored=(),
+    aliases={},
+)
+
+
+def llama4_vision(hf: HFConfig) -> VisionSpec:
+    """Llama 4: squares whose patches turn by column and row, beside a class token that does not."""
+    usual = {"patch_size": 14, "image_size": 448, "num_hidden_layers": 34, "num_attention_heads": 16}
+    usual |= {"intermediate_size": 5632, "hidden_act": "gelu", "layer_norm_eps": 1e-5}
+    vision = HFConfig(usual | hf.vision_config.to_dict() | {"model_type": "clip_vision_model"})
+    trunk, parameters = clip_trunk(vision), vision.to_dict().get("rope_parameters") or vision.to_dict()
+    each = vision.get("hidden_size", 768) // vision.num_attention_heads // 4
+    rope = rotate_rows_and_columns(4 * each, float(parameters.get("rope_theta", 10000.0)))
+    rope = dataclasses.replace(rope, axes=rope.axes[::-1], interleaved=True)
+    trunk = dataclasses.replace(trunk, weights=LLAMA4_NAMES, final_norm=True).with_patches(class_last=True)
+    wide = vision.get("projector_output_dim", 4096)
+    return _side_by_side(
+        trunk.with_attention(rope=rope),
+        round(1 / vision.get("pixel_shuffle_ratio", 0.5)),
+        Product("merge_up", vision.get("projector_input_dim", 4096), bias=False, act="gelu"),
+        Product("merge_down", wide, bias=False, act="gelu"),
+        Product("projection", hf.text_config.get("hidden_size", 5120), bias=False),
     )
 
 
@@ -116,6 +161,20 @@ def aya_vision(hf: HFConfig) -> VisionSpec:
         Product("up_projection", hf.get("alignment_intermediate_size", hidden)),
         Gated("silu"),
         Product("down_projection", hidden),
+    )
+
+
+def cohere_vision(hf: HFConfig) -> VisionSpec:
+    """Command A Vision: Aya Vision's projector without a norm, behind SigLIP's own."""
+    usual = {"hidden_size": 1152, "intermediate_size": 3072, "image_size": 512, "num_hidden_layers": 27}
+    trunk = clip_trunk(HFConfig(usual | {"model_type": "siglip_vision_model"} | hf.vision_config.to_dict()))
+    names = dataclasses.replace(trunk.weights, ignored=GEMMA3_NAMES.ignored)
+    return _side_by_side(
+        dataclasses.replace(trunk, weights=names, final_norm=True),
+        hf.get("downsample_factor", 2),
+        Product("up_projection", hf.get("alignment_intermediate_size", 36864)),
+        Gated("silu"),
+        Product("down_projection", hf.text_config.get("hidden_size", 8192)),
     )
 
 
