@@ -51,6 +51,30 @@ def test_the_tokens_are_those_of_a_completion(engine, prompt):
     assert text == completion["choices"][0]["text"]
 
 
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 17 + 25?"}]
+
+
+def test_a_request_can_be_rendered_here_and_run_there(engine):
+    asked = {"messages": MESSAGES, "logit_bias": {"5": 1.5}, **GREEDY}
+    answer = post(engine, "/v1/chat/completions", **asked).json()["choices"][0]["message"]["content"]
+    rendered = post(engine, "/v1/chat/completions/render", request_id="mine", **asked).json()
+    assert rendered["request_id"] == "chatcmpl-mine" and rendered["sampling_params"]["logit_bias"] == {"5": 1.5}
+    assert generate(engine, **(rendered | {"output_mode": "text"}))["choices"][0]["text"] == answer
+    thread = {"system": MESSAGES[0]["content"], "messages": MESSAGES[1:], "max_tokens": 8}
+    assert post(engine, "/v1/messages/render", **thread).json()["token_ids"] == rendered["token_ids"]
+    parts = post(engine, "/v1/completions/render", prompt=["one two three", [5, 6]], **GREEDY).json()
+    whole = post(engine, "/v1/completions", prompt=["one two three", [5, 6]], **GREEDY).json()
+    assert parts[1]["token_ids"] == [5, 6]
+    told = [generate(engine, **(part | {"output_mode": "text"}))["choices"][0]["text"] for part in parts]
+    assert told == [choice["text"] for choice in whole["choices"]]
+
+
+def test_what_is_more_than_tokens_is_not_rendered(engine):
+    refused = post(engine, "/v1/completions/render", prompt="one", use_beam_search=True, n=2, temperature=0)
+    assert refused.status_code == 400 and refused.json()["error"]["code"] == "not_supported"
+    assert post(engine, "/v1/chat/completions/render", messages=[]).status_code == 400
+
+
 def test_an_answer_may_run_to_the_end_of_the_context(engine, prompt):
     told = generate(engine, token_ids=prompt, sampling_params={"ignore_eos": True, "temperature": 0})
     assert len(told["choices"][0]["token_ids"]) == 64 - len(prompt)

@@ -29,8 +29,9 @@ from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
 _NOT_YET = ("features", "content_parts", "ec_transfer_params")
-_INTERNAL = ("thinking", "eos_token_ids", "bad_words_token_ids", "logits_processors", "output_kind", "flat_logprobs")
-_KNOWN = frozenset(SamplingParams.__struct_fields__) - frozenset(_INTERNAL)
+INTERNAL = ("thinking", "eos_token_ids", "bad_words_token_ids", "logits_processors", "output_kind", "flat_logprobs")
+"""Parameters that a request of this route does not bring."""
+_KNOWN = frozenset(SamplingParams.__struct_fields__) - frozenset(INTERNAL)
 
 TokenJob = Generation[GenerateRequest]
 
@@ -75,7 +76,7 @@ def read_params(given: dict[str, Any], room: int) -> SamplingParams:
     """
     values = {name: value for name, value in given.items() if name in _KNOWN and value is not None}
     for name, value in given.items():
-        if name not in _KNOWN and name not in _INTERNAL and value not in (None, False, 0, "", [], {}):
+        if name not in _KNOWN and name not in INTERNAL and value not in (None, False, 0, "", [], {}):
             unknown = "this parameter is unknown" + did_you_mean(name[:60], _KNOWN, "; {}", ".", cutoff=0.75)
             raise bad_field(f"sampling_params.{name[:60]}", unknown)
     values.setdefault("max_tokens", room)

@@ -52,6 +52,7 @@ from quire.entrypoints.openai.protocol import (
     TokenizeRequest,
     TokenizeResponse,
 )
+from quire.entrypoints.openai.rendering import render_chat, render_completion, render_message
 from quire.entrypoints.openai.token_generation import TokenStream, answer_tokens, prepare_tokens
 from quire.entrypoints.openai.token_protocol import GenerateRequest, GenerateResponse
 from quire.entrypoints.pooling_api import pooling_protocol
@@ -180,6 +181,30 @@ WORK = (
         body=(GenerateRequest,),
         answer=GenerateResponse,
         example={"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 16, "temperature": 0}},
+    ),
+    Endpoint(
+        "/v1/chat/completions/render",
+        work_route(ChatCompletionRequest, render_chat),
+        "What /inference/v1/generate would be sent for a conversation; runs nothing.",
+        body=(ChatCompletionRequest,),
+        answer=GenerateRequest,
+        example=_QUESTION | _GREEDY,
+    ),
+    Endpoint(
+        "/v1/completions/render",
+        work_route(CompletionRequest, render_completion),
+        "What /inference/v1/generate would be sent for each prompt; runs nothing.",
+        body=(CompletionRequest,),
+        answer=list[GenerateRequest],
+        example={"prompt": "one two three", "max_tokens": 16, "temperature": 0},
+    ),
+    Endpoint(
+        "/v1/messages/render",
+        work_route(MessagesRequest, render_message),
+        "What /inference/v1/generate would be sent for a conversation in Anthropic's protocol; runs nothing.",
+        body=(MessagesRequest,),
+        answer=GenerateRequest,
+        example=_QUESTION | _GREEDY,
     ),
     *responses_api.WORK,
     *audio_routes.WORK,
