@@ -36,7 +36,7 @@ class Endpoint:
     Attributes:
         about: what it does, for the OpenAPI document; routes without a line are not in it.
         body: what a request for work holds, one of several; an operator's request has none.
-        answer: what an answer in JSON holds, where that has a type.
+        answer: what an answer in JSON holds, where that has a type: a Struct, or a list of some.
         example: a body that works.
         query: the parameters of the query, and their types.
         form: the fields of a form with a file (`multipart/form-data`), and their types; `binary` is the file, and what ends with
@@ -50,7 +50,7 @@ class Endpoint:
     about: str = ""
     methods: tuple[str, ...] = ("POST",)
     body: tuple[type[msgspec.Struct], ...] = ()
-    answer: type[msgspec.Struct] | None = None
+    answer: Any = None
     example: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     query: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
     form: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
