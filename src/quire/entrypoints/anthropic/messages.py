@@ -23,6 +23,8 @@ from quire.entrypoints.openai.chat_generation import ChatGeneration, prepare_gen
 from quire.entrypoints.openai.generation import TokenCount
 from quire.entrypoints.openai.prompts import count_prompt_tokens
 from quire.entrypoints.openai.protocol import ChatCompletionRequest
+from quire.entrypoints.openai.rendering import rendered
+from quire.entrypoints.openai.token_protocol import GenerateRequest
 from quire.errors import RequestError
 from quire.json_text import parse_json
 from quire.outputs import CompletionOutput, RequestOutput
@@ -144,6 +146,11 @@ async def prepare_message(state: ServerState, request: protocol.MessagesRequest,
     job = await prepare_generation(state, chat, f"msg_{public_id}", at_most=request.max_tokens)
     assert isinstance(job.params, SamplingParams)
     return MessageJob(job, fills_context=job.params.max_tokens != request.max_tokens)
+
+
+async def render_message(state: ServerState, request: protocol.MessagesRequest, public_id: str) -> GenerateRequest:
+    """A request as tokens, which other servers take. Raises what the client must be told."""
+    return rendered((await prepare_message(state, request, public_id)).chat)
 
 
 async def count_tokens(

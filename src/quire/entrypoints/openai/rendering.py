@@ -4,8 +4,6 @@ from typing import Any
 
 import msgspec
 
-from quire.entrypoints.anthropic.messages import prepare_message
-from quire.entrypoints.anthropic.protocol import MessagesRequest
 from quire.entrypoints.http.errors import HTTPError
 from quire.entrypoints.http.state import ServerState
 from quire.entrypoints.openai.chat import prepare_chat
@@ -18,21 +16,17 @@ from quire.sampling_params import SamplingParams
 
 
 async def render_chat(state: ServerState, request: ChatCompletionRequest, public_id: str) -> GenerateRequest:
-    """A conversation as tokens. Raises what the client must be told, as all three."""
-    return _rendered(await prepare_chat(state, request, public_id))
+    """A conversation as tokens. Raises what the client must be told, as both."""
+    return rendered(await prepare_chat(state, request, public_id))
 
 
 async def render_completion(state: ServerState, request: CompletionRequest, public_id: str) -> list[GenerateRequest]:
     """Each prompt as tokens."""
-    return [_rendered(part) for part in (await prepare_completion(state, request, public_id)).parts]
+    return [rendered(part) for part in (await prepare_completion(state, request, public_id)).parts]
 
 
-async def render_message(state: ServerState, request: MessagesRequest, public_id: str) -> GenerateRequest:
-    """A conversation in Anthropic's protocol as tokens."""
-    return _rendered((await prepare_message(state, request, public_id)).chat)
-
-
-def _rendered(job: Generation[Any]) -> GenerateRequest:
+def rendered(job: Generation[Any]) -> GenerateRequest:
+    """The tokens and parameters of a request that is ready to run. Raises HTTPError: it is more than these."""
     if job.prompt.media or not isinstance(job.params, SamplingParams):
         what = "use_beam_search" if not job.prompt.media else "images and sounds"
         raise HTTPError(400, f"A request with {what} is more than tokens: it cannot be rendered.", code="not_supported")

@@ -10,7 +10,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.config import PoolingConfig
-from quire.entrypoints.anthropic.messages import MessageStream, answer_message, count_tokens, prepare_message
+from quire.entrypoints.anthropic.messages import (
+    MessageStream,
+    answer_message,
+    count_tokens,
+    prepare_message,
+    render_message,
+)
 from quire.entrypoints.anthropic.protocol import (
     CountTokensRequest,
     CountTokensResponse,
@@ -52,7 +58,7 @@ from quire.entrypoints.openai.protocol import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from quire.entrypoints.openai.rendering import render_chat, render_completion, render_message
+from quire.entrypoints.openai.rendering import render_chat, render_completion
 from quire.entrypoints.openai.token_generation import TokenStream, answer_tokens, prepare_tokens
 from quire.entrypoints.openai.token_protocol import GenerateRequest, GenerateResponse
 from quire.entrypoints.pooling_api import pooling_protocol
