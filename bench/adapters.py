@@ -49,6 +49,7 @@ async def run_side(
     drawn = random.choice(args.adapters, args.requests, p=weights / weights.sum())
     prompts = random.integers(10, vocab, (args.requests, args.input_len)).tolist()
     params = SamplingParams(temperature=0.0, max_tokens=args.output_len, ignore_eos=True, detokenize=False)
+    told = _loads(engine)
     began, firsts = time.perf_counter(), np.zeros(args.requests)
 
     async def ask(index: int) -> None:
@@ -68,7 +69,20 @@ async def run_side(
         "requests_per_second": args.requests / seconds,
         "ttft_ms": {f"p{p}": float(np.percentile(firsts, p)) * 1e3 for p in (50, 90, 99)},
         "distinct_adapters": len(set(drawn.tolist())) if adapters else 0,
+        "load_ms": _load_ms(engine, told),
     }
+
+
+def _loads(engine: AsyncLLM) -> tuple[int, float]:
+    """How many adapters were loaded so far, from disk or from the host, and the seconds that took."""
+    metrics = engine.metrics
+    return (0, 0.0) if metrics is None else (sum(metrics.adapter_load_time.counts), metrics.adapter_load_time.total)
+
+
+def _load_ms(engine: AsyncLLM, told: tuple[int, float]) -> float | None:
+    """The mean of those since then."""
+    count, seconds = (now - then for now, then in zip(_loads(engine), told, strict=True))
+    return seconds / count * 1e3 if count else None
 
 
 async def run(args: argparse.Namespace, folder: str) -> dict[str, Any]:

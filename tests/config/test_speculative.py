@@ -43,6 +43,11 @@ def test_the_short_spellings_are_keys_of_the_object() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        (
+            {"method": "eagle", "model": "x", "speculative_token_tree": "[(0,)]"},
+            "speculative_token_tree.*guesses form a chain",
+        ),
+        ({"method": "eagle", "model": "x", "use_heterogeneous_vocab": True}, "method 'eagle' has the model's tokens"),
         ({"method": "ngramm"}, "speculative_config.method='ngramm' is not valid.*did you mean 'ngram'"),
         ({"methods": "ngram"}, "speculative_config has 'methods', which is not known"),
         (

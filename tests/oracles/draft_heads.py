@@ -28,6 +28,7 @@ class Head:
         first: features [k] of [P, D] to what `run` reads beside embeddings.
         run: embeddings and hidden states of all places to what the head leaves there, [P, D].
         logits: of what it leaves at one place, over the model's tokens.
+        mask: the token, and what `first` makes of the features, that stand for the unknown; then all guesses come at once.
     """
 
     def __init__(
@@ -37,7 +38,9 @@ class Head:
         first: Callable[[list[torch.Tensor]], torch.Tensor],
         run: Run,
         logits: Callable[[torch.Tensor], torch.Tensor],
+        mask: tuple[int, torch.Tensor] | None = None,
     ) -> None:
+        self.mask = mask
         self._target, self._layers, self._first, self._run, self._logits = target, layers, first, run, logits
 
     @torch.no_grad()
@@ -46,12 +49,22 @@ class Head:
         states = self._target(torch.tensor([tokens[:-1]]), output_hidden_states=True).hidden_states
         hidden = self._first([states[layer][0] for layer in self._layers])
         embedded = embed(torch.tensor(tokens[1:]))
+        if self.mask is not None:
+            return self._guesses_at_once(embedded, hidden, count, *self.mask)
         found: list[int] = []
         for _ in range(count):
             out = self._run(embedded, hidden)[-1:]
             found.append(int(self._logits(out[0]).argmax()))
             embedded, hidden = torch.cat((embedded, embed(torch.tensor(found[-1:])))), torch.cat((hidden, out))
         return found
+
+    def _guesses_at_once(
+        self, embedded: torch.Tensor, hidden: torch.Tensor, count: int, token: int, feature: torch.Tensor
+    ) -> list[int]:
+        """Behind what is known stand so many of one token, with one feature."""
+        masks = self._target.get_input_embeddings()(torch.tensor([token] * (count - 1)))
+        out = self._run(torch.cat((embedded, masks)), torch.cat((hidden, feature.expand(count - 1, -1))))
+        return [int(self._logits(row).argmax()) for row in out[-count:]]
 
 
 def _layer(model: Any, layer: torch.nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -104,7 +117,20 @@ def make_eagle(path: Path, folder: Path) -> Head:
     return Head(target, [target.config.num_hidden_layers], lambda features: features[0], over, target.lm_head)
 
 
-def make_eagle3(path: Path, folder: Path, vocab: int = 200) -> Head:
+def make_peagle(path: Path, folder: Path) -> Head:
+    """P-EAGLE for a Llama: EAGLE-3 of two layers, which adds to normed features, with a token and features of the unknown."""
+    return make_eagle3(path, folder, layers_behind=1, norms_residual=True, mask_token=311)
+
+
+def make_eagle3(
+    path: Path,
+    folder: Path,
+    vocab: int = 200,
+    *,
+    layers_behind: int = 0,
+    norms_residual: bool = False,
+    mask_token: int | None = None,
+) -> Head:
     """EAGLE-3 for a Llama, with some of the model's tokens."""
     target = load_oracle(path)
     config, layers = target.config, [0, 1, 2]
@@ -120,7 +146,15 @@ def make_eagle3(path: Path, folder: Path, vocab: int = 200) -> Head:
         "midlayer.mlp.down_proj.weight": (hidden, 80),
         "lm_head.weight": (vocab, hidden),
     }
+    for number in range(1, 1 + layers_behind):
+        behind = {name: shape for name, shape in shapes.items() if name.startswith("midlayer.")}
+        for name, (rows, columns) in behind.items():
+            columns = hidden if columns == 2 * hidden else columns
+            shapes[name.replace("midlayer.", f"layers.{number}.")] = (rows, columns)
     w = {name: _random(shape, seed) for seed, (name, shape) in enumerate(shapes.items())}
+    for number in range(1, 1 + layers_behind):
+        for seed, name in enumerate(("input_layernorm", "post_attention_layernorm")):
+            w[f"layers.{number}.{name}.weight"] = _norm(hidden, 70 + 2 * number + seed)
     for seed, name in enumerate(("hidden_norm", "input_layernorm", "post_attention_layernorm")):
         w[f"midlayer.{name}.weight"] = _norm(hidden, 50 + seed)
     w["norm.weight"] = _norm(hidden, 60)
@@ -134,6 +168,12 @@ def make_eagle3(path: Path, folder: Path, vocab: int = 200) -> Head:
         "vocab_size": config.vocab_size, "draft_vocab_size": vocab, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
         "max_position_embeddings": 256, "eagle_config": {"eagle_aux_hidden_state_layer_ids": layers},
     }  # fmt: skip
+    values |= {"norm_before_residual": norms_residual, "num_hidden_layers": 1 + layers_behind}
+    mask = None
+    if mask_token is not None:
+        w["mask_hidden"] = _random((1, 3 * hidden), 90, 1.0)
+        values["ptd_token_id"] = mask_token
+        mask = (mask_token, w["mask_hidden"] @ w["fc.weight"].T)
     _write(folder / "head", values, w | {"d2t": known - torch.arange(vocab), "t2d": is_known})
     w = {name.removeprefix("midlayer.").removesuffix(".weight"): value for name, value in w.items()}
 
@@ -144,7 +184,16 @@ def make_eagle3(path: Path, folder: Path, vocab: int = 200) -> Head:
         return torch.cat((one * cos - other * sin, other * cos + one * sin), -1)
 
     def over(embedded: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        x = torch.cat((rms_norm(embedded, w["input_layernorm"]), rms_norm(states, w["hidden_norm"])), -1)
+        normed = rms_norm(states, w["hidden_norm"])
+        x = torch.cat((rms_norm(embedded, w["input_layernorm"]), normed), -1)
+        states = layer(x, normed if norms_residual else states, w)
+        for number in range(1, 1 + layers_behind):
+            prefix = f"layers.{number}."
+            own = {name.removeprefix(prefix): value for name, value in w.items() if name.startswith(prefix)}
+            states = layer(rms_norm(states, own["input_layernorm"]), states, own)
+        return states
+
+    def layer(x: torch.Tensor, states: torch.Tensor, w: dict[str, torch.Tensor]) -> torch.Tensor:
         q, k, v = (
             (x @ w[f"self_attn.{name}_proj"].T).view(len(x), count, width)
             for name, count in (("q", heads), ("k", kv_heads), ("v", kv_heads))
@@ -163,7 +212,7 @@ def make_eagle3(path: Path, folder: Path, vocab: int = 200) -> Head:
         spread[known] = rms_norm(out, w["norm"]) @ w["lm_head"].T
         return spread
 
-    return Head(target, layers, lambda features: torch.cat(features, -1) @ w["fc"].T, over, logits)
+    return Head(target, layers, lambda features: torch.cat(features, -1) @ w["fc"].T, over, logits, mask)
 
 
 FAMILIES: dict[str, dict[str, Any]] = {

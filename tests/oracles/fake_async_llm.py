@@ -158,6 +158,13 @@ class FakeAsyncLLM:
         self.callers: list[Caller] = []
         self.queue = QueueView(self.config.scheduler)
 
+    @property
+    def tokenizer_source(self) -> "FakeAsyncLLM":
+        return self
+
+    def num_tokens(self) -> int:
+        return self.config.model.vocab_size
+
     def get_tokenizer(self) -> ByteTokenizer | None:
         return self.tokenizer
 

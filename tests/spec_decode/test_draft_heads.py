@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.oracles.draft_heads import FAMILIES, Head, make_eagle, make_eagle3, make_mtp
+from tests.oracles.draft_heads import FAMILIES, Head, make_eagle, make_eagle3, make_mtp, make_peagle
 from tests.oracles.tiny_models import VOCAB_SIZE, make_tiny_model
 from tests.spec_decode.test_draft_model import speculating
 from tests.spec_decode.test_end_to_end import EDITS, PARAMS, make_engine, requests_of, told
@@ -16,7 +16,7 @@ from quire.errors import ConfigError
 
 Made = tuple[Path, dict[str, Any], Head]
 RUNNERS = ["host", "device"]
-KINDS = ["eagle", "eagle3", *FAMILIES]
+KINDS = ["eagle", "eagle3", "peagle", *FAMILIES]
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +33,9 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
                 made[kind] = (folder, keys | {"method": "mtp"}, head)
             else:
                 path = make_tiny_model("LlamaForCausalLM", folder / "model")
-                head = {"eagle": make_eagle, "eagle3": make_eagle3}[kind](path, folder)
-                made[kind] = (path, keys | {"method": kind, "model": str(folder / "head")}, head)
+                head = {"eagle": make_eagle, "eagle3": make_eagle3, "peagle": make_peagle}[kind](path, folder)
+                keys |= {"method": "eagle3", "parallel_drafting": True} if kind == "peagle" else {"method": kind}
+                made[kind] = (path, keys | {"model": str(folder / "head")}, head)
         return made[kind]
 
     return build
@@ -69,7 +70,7 @@ def test_guesses_are_those_of_a_plain_computation(
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
-@pytest.mark.parametrize("kind", ["eagle3", "DeepseekV3ForCausalLM", "Qwen3NextForCausalLM"])
+@pytest.mark.parametrize("kind", ["eagle3", "peagle", "DeepseekV3ForCausalLM", "Qwen3NextForCausalLM"])
 @pytest.mark.parametrize("params", [PARAMS, EDITS], ids=["sampled", "edited"])
 def test_all_that_is_told_is_the_same(
     monkeypatch: pytest.MonkeyPatch, make: Callable[[str], Made], kind: str, runner: str, params: list[dict[str, Any]]

@@ -32,6 +32,7 @@ class ModelConfig:
         pooling: what prompts become; None for a model that generates.
         modalities: what prompts may have besides text.
         encoder_length: the longest that an encoder may read beside a prompt; 0: the model has none.
+        added_tokens: rows of tokens that adapters may have, behind the checkpoint's.
         hub: where weights that are not in `path` yet are fetched from; None for a model of this machine.
     """
 
@@ -73,11 +74,17 @@ class ModelConfig:
     io_processor_plugin: str | None = None
     modalities: tuple[str, ...] = ()
     encoder_length: int = 0
+    added_tokens: int = 0
     hub: HubModel | None = None
 
     @property
     def vocab_size(self) -> int:
-        """Size of the embedding and of the logits, which models that see have in `text_config`."""
+        """Size of the embedding and of the logits."""
+        return self.own_vocab_size + self.added_tokens
+
+    @property
+    def own_vocab_size(self) -> int:
+        """The same of the checkpoint, which models that see have in `text_config`."""
         text = self.hf_config.get("text_config")
         for config in (self.hf_config, text):
             if isinstance(config, HFConfig):

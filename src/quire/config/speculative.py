@@ -16,6 +16,8 @@ from quire.guards import is_mapping, is_sequence
 
 MODEL_METHODS = ("draft_model", "eagle", "eagle3", "mtp", "medusa", "mlp_speculator")
 """Methods in which a model of its own guesses, that the workers run."""
+PARALLEL_METHODS = ("draft_model", "eagle", "eagle3")
+"""Those whose checkpoints may have been trained to make all guesses at once."""
 SUFFIX_METHODS = ("auto", "suffix")
 """Methods that go on as any text at hand does."""
 METHODS = ("auto", "ngram", "suffix", *MODEL_METHODS)
@@ -46,10 +48,13 @@ class SpeculativeConfig:
     Attributes:
         method: `ngram` continues the latest earlier place of a request's own tokens; `suffix` goes on as most earlier places do,
             of its own tokens and of what other requests have answered; `auto` is the same, and off where the model cannot be
-            speculated on. `draft_model`: a smaller model with the same vocabulary;
+            speculated on. `draft_model`: a smaller model;
             `eagle`, `eagle3`: a head over what the model makes of its tokens; `mtp`: the layer for further tokens in the
             model's own checkpoint; `medusa`, `mlp_speculator`: heads over its last hidden state.
         model: of `MODEL_METHODS`: a folder or a hub id. `revision`, `quantization`: its own, where it is not the target's.
+        use_heterogeneous_vocab: a draft model with another tokenizer guesses tokens that both have; False refuses such a model.
+        parallel_drafting: a draft model or an EAGLE head that was trained for it makes all guesses at once, over tokens that
+            stand for those that are not known yet.
         draft_tensor_parallel_size: 1, or the target's: every rank has the whole drafter.
         num_speculative_tokens: most guesses for a row and step; the cost model uses fewer where more do not pay.
         prompt_lookup_max, prompt_lookup_min: tokens that must have occurred before: at least the second number, and no more than
@@ -74,6 +79,8 @@ class SpeculativeConfig:
     model: str | None = setting(None, TEXT)
     revision: str | None = setting(None, TEXT)
     quantization: str | None = setting(None, TEXT)
+    use_heterogeneous_vocab: bool | None = setting(None, FLAG)
+    parallel_drafting: bool = setting(False, FLAG)
     draft_tensor_parallel_size: int | None = setting(None, whole(1))
     prompt_lookup_max: int = setting(16, whole(1, 256))
     prompt_lookup_min: int = setting(2, whole(1, 256))
@@ -112,6 +119,10 @@ class SpeculativeConfig:
             )
 
     def _check_model(self) -> None:
+        if self.use_heterogeneous_vocab and self.method != "draft_model":
+            _refuse("use_heterogeneous_vocab", True, f"method {self.method!r} has the model's tokens")
+        if self.parallel_drafting and self.method not in PARALLEL_METHODS:
+            _refuse("parallel_drafting", True, f"method {self.method!r} has none; {', '.join(PARALLEL_METHODS)} have")
         if self.has_model:
             if self.model is None and self.method != "mtp":
                 _refuse("model", None, f"method {self.method!r} needs one: a folder or a hub id")
@@ -187,6 +198,9 @@ def read_speculative_config(
             raise ConfigError(message, setting=setting_name)
     if not values:
         return None
+    if (tree := values.get("speculative_token_tree")) is not None:
+        why = "guesses form a chain, one behind the other: leave it out (docs/speculative_decoding.md says why)"
+        _refuse("speculative_token_tree", tree, why)
     if str(values.get("method")).endswith("_mtp"):  # vLLM's older names, one a family
         values["method"] = "mtp"
     if "method" not in values and "model" in values:  # vLLM's older spelling of the n-gram method, or a draft model

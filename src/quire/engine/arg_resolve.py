@@ -25,7 +25,7 @@ from quire.config import (
     limits,
 )
 from quire.config.checks import check_keys, read_object
-from quire.config.drafter import check_drafter, check_layout
+from quire.config.drafter import as_drafter, check_drafter, check_layout
 from quire.config.generation import default_sampling, eos_token_ids, load_generation_config
 from quire.config.hub import FoundModel, find_model, find_tokenizer, stored_types
 from quire.config.hub.listing import HubSettings
@@ -117,9 +117,7 @@ class Resolver:
         """Find the model, and let the platform have its word on the settings; returns who set those that are not at their
         defaults. Raises ConfigError: the platform refuses one."""
         self._found = self._find_model()
-        other = self.args.hf_config_path
-        described = find_model(other, self._hub_settings()) if other else self._found
-        self._hf_config = load_hf_config(described.path, self._hf_overrides())
+        self._hf_config = load_hf_config(self._found.path, self._hf_overrides())
         self.args, set_by = settle_settings(self.args, self.platform, self._hf_config)
         check_ranks(self.args, self.platform)
         return set_by
@@ -170,6 +168,7 @@ class Resolver:
             modalities=self._modalities(architecture, hf_config),
             encoder_length=0 if half is None else half.longest(hf_config),
             io_processor_plugin=args.io_processor_plugin,
+            added_tokens=args.lora_extra_vocab_size if args.enable_lora else 0,
             hub=hub,
         )
 
@@ -194,7 +193,6 @@ class Resolver:
             self._check_encoder_decoder(model)
         elif not model.modalities and not takes_embeds:
             return None
-        domains = self.args.allowed_media_domains
         limits_of = {name: _limit_of(self.args.limit_mm_per_prompt, name) for name in self.args.limit_mm_per_prompt}
         budget = MAX_ENCODER_BUDGET if takes_embeds else min(MAX_ENCODER_BUDGET, model.max_model_len)
         if model.is_encoder_decoder:
@@ -206,7 +204,7 @@ class Resolver:
             mm_processor_kwargs=dict(self.args.mm_processor_kwargs or {}),
             mm_processor_cache_gb=float(self.args.mm_processor_cache_gb),
             allowed_local_media_path=self._media_folder(),
-            allowed_media_domains=None if domains is None else _several(domains),
+            allowed_media_domains=self._media_domains(),
             encoder_budget=budget,
             encoder_cache_size=budget,
         )
@@ -217,7 +215,7 @@ class Resolver:
         refused = {
             "enable_lora": args.enable_lora,
             "speculative_config": args.speculative_config is not None or args.spec_method is not None,
-            "kv_transfer_config": args.kv_transfer_config is not None or args.kv_offloading_size is not None,
+            "kv_transfer_config": args.kv_transfer_config is not None,
             "enable_prompt_embeds": args.enable_prompt_embeds,
             "pipeline_parallel_size": args.pipeline_parallel_size > 1,
             "swap_space": bool(args.swap_space),
@@ -236,6 +234,10 @@ class Resolver:
         if given and not os.path.isdir(given):
             raise ConfigError.of("allowed_local_media_path", f"{given!r} is not a folder")
         return os.path.realpath(given) if given else ""
+
+    def _media_domains(self) -> tuple[str, ...] | None:
+        given = self.args.allowed_media_domains
+        return (given,) if isinstance(given, str) else None if given is None else tuple(given)
 
     def _pooling(self, path: str, hf_config: HFConfig, architecture: str) -> PoolingConfig | None:
         """How the model pools; None where it generates. `task` is an older spelling of `runner` and `convert`."""
@@ -314,7 +316,10 @@ class Resolver:
         return ids
 
     def _served_names(self, name: str) -> tuple[str, ...]:
-        return _several(self.args.served_model_name) or (name,)
+        names = self.args.served_model_name
+        if names is None or names == []:
+            return (name,)
+        return (names,) if isinstance(names, str) else tuple(names)
 
     def cache(self, model: ModelConfig) -> CacheConfig:
         args = self.args
@@ -471,9 +476,7 @@ class Resolver:
                 f"lora_dtype={asked!r}: adapters' numbers are kept in the model's type, {model.dtype}; leave it out"
             )
             raise ConfigError(message, setting="lora_dtype")
-        if not self.args.enable_lora:
-            return None
-        return section(LoRAConfig, self.args, target_modules=_several(self.args.lora_target_modules))
+        return section(LoRAConfig, self.args) if self.args.enable_lora else None
 
     def speculative(self, model: ModelConfig) -> SpeculativeConfig | None:
         args = self.args
@@ -503,19 +506,7 @@ class Resolver:
             return model
         found = find_model(config.model, dataclasses.replace(self._hub_settings(), revision=config.revision))
         hf_config = load_hf_config(found.path, {})
-        drafter = dataclasses.replace(
-            model,
-            model=config.model,
-            path=found.path,
-            hub=found.hub,
-            hf_config=hf_config,
-            architecture=resolve_architecture(hf_config),
-            quantization=config.quantization,
-            revision=config.revision,
-            hf_overrides={},
-            rope_scaling=None,
-            rope_theta=None,
-        )
+        drafter = as_drafter(model, config, found.path, found.hub, hf_config, resolve_architecture(hf_config))
         check_drafter(drafter, model, config, self.args.tensor_parallel_size)
         return drafter
 
@@ -526,7 +517,7 @@ class Resolver:
         return DeviceConfig(device=self.platform.name, cpu_threads=self.args.cpu_threads)
 
     def load(self) -> LoadConfig:
-        asked = self.args.load_format
+        patterns, asked = self.args.ignore_patterns, self.args.load_format
         if asked in OTHER_FORMATS:
             message = f"load_format={asked!r} is not read by Quire; it needs {OTHER_FORMATS[asked]}"
             raise ConfigError(message, setting="load_format")
@@ -536,7 +527,7 @@ class Resolver:
             LoadConfig,
             self.args,
             load_format=SAME_FORMATS.get(asked, asked),
-            ignore_patterns=_several(self.args.ignore_patterns),
+            ignore_patterns=(patterns,) if isinstance(patterns, str) else tuple(patterns or ()),
             model_loader_extra_config=dict(self.args.model_loader_extra_config),
         )
 
@@ -572,11 +563,6 @@ def apply_logging(given: Mapping[str, Any]) -> None:
         use_log_level("DEBUG" if config.log_level == "NOTSET" else config.log_level)
     if config.formatter is not None:
         use_log_format(config.formatter)
-
-
-def _several(given: str | Sequence[str] | None) -> tuple[str, ...]:
-    """One text, or some."""
-    return (given,) if isinstance(given, str) else tuple(given or ())
 
 
 def _limit_of(given: Mapping[str, Any], modality: str) -> int | None:

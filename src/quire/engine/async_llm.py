@@ -18,7 +18,7 @@ from quire.engine import messages
 from quire.engine.arg_resolve import UsageContext
 from quire.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from quire.engine.beam_search import BeamSearch, BeamSearches
-from quire.engine.caller import CALLER, Caller, RequestOptions, check_copy, check_options, merge_caller
+from quire.engine.caller import CALLER, Caller, RequestOptions, asking, check_copy, check_options, merge_caller
 from quire.engine.control import NOTED, AsyncControl
 from quire.engine.core_client import CoreClient
 from quire.engine.frontend import Frontend, make_record
@@ -85,8 +85,7 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._num_calls = 0
         self._idle_waiters: list[asyncio.Future[None]] = []
-        bounds = config.observability.custom_histogram_buckets
-        self.metrics = EngineMetrics(config.model.model, config.model.max_model_len, bounds)
+        self.metrics = EngineMetrics(config.model.model, config.model.max_model_len)
 
         def start_core() -> CoreClient:
             if isinstance(core, FrontendSlot):
@@ -159,6 +158,16 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
         Raises EngineDeadError: the core has died."""
         self._check_alive()
         check_options(options)
+        with asking(options.get("lora_request")):
+            return await self._open(prompt, params, request_id, options)
+
+    async def _open(
+        self,
+        prompt: PromptType | TokenizedPrompt,
+        params: SamplingParams | PoolingParams,
+        request_id: str,
+        options: RequestOptions,
+    ) -> RequestStream:
         arrival_time = options.get("arrival_time")
         if arrival_time is None:
             arrival_time = time.monotonic()
@@ -279,7 +288,7 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
         self._check_alive()
         tokenized = await self._tokenize(prompt, SamplingParams(), Tokenization())
         caller = self._caller({}, time.monotonic())
-        search = BeamSearch(self.config.model, self.tokenizer, tokenized, params, priority)
+        search = BeamSearch(self.config.model, self.tokenizer_source.get(), tokenized, params, priority)
         ids = (f"{request_id}.{number}" for number in itertools.count())
         searches = BeamSearches([search], self.input_processor, ids)
         while requests := searches.next_requests():
@@ -562,7 +571,7 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
 
     def get_tokenizer(self) -> Tokenizer | None:
         """The tokenizer, None where the engine works on token ids alone."""
-        return self.tokenizer
+        return self.tokenizer_source.get()
 
     def shutdown(self, timeout: float | None = None) -> None:
         """End the core; unfinished requests get `EngineDeadError`. May be called twice, from any thread."""

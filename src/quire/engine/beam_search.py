@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from quire.adapters import LoRARequest
 from quire.config import ModelConfig, limits
+from quire.engine.caller import asking
 from quire.engine.input_processor import InputProcessor, ProcessedRequest, TokenizedPrompt
 from quire.errors import EngineError, RequestError
 from quire.logprobs import LogprobsOnePosition
@@ -62,7 +63,7 @@ class BeamSearch:
         self.prompt = prompt
         self.priority, self.adapter = priority, adapter
         self.params = params
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._max_tokens = max(1, min(params.max_tokens, model.max_model_len - len(prompt.token_ids)))
         self._eos: frozenset[int] = frozenset() if params.ignore_eos else _eos_ids(model, tokenizer)
         self._num_candidates = max(2, 1 + len(self._eos)) * params.beam_width
@@ -174,9 +175,9 @@ class BeamSearch:
         )
 
     def _text(self, beam: Beam) -> str:
-        if self._tokenizer is None:
+        if self.tokenizer is None:
             return ""
-        return detokenize(self._tokenizer, self.prompt.token_ids, beam.token_ids, self.params.skip_special_tokens)
+        return detokenize(self.tokenizer, self.prompt.token_ids, beam.token_ids, self.params.skip_special_tokens)
 
 
 class BeamSearches:
@@ -200,8 +201,11 @@ class BeamSearches:
     def next_requests(self) -> list[ProcessedRequest]:
         """What to run to its end next; none when all searches have ended."""
         self._active = [search for search in self._searches if not search.is_finished][: self._limit]
-        return [
-            self._processor.process(
+        return [self._process(search, prompt) for search in self._active for prompt in search.next_prompts()]
+
+    def _process(self, search: BeamSearch, prompt: TokenizedPrompt) -> ProcessedRequest:
+        with asking(search.adapter):
+            return self._processor.process(
                 next(self._ids),
                 prompt,
                 search.step_params,
@@ -210,9 +214,6 @@ class BeamSearches:
                 is_continuation=search.has_begun,
                 adapter=search.adapter,
             )
-            for search in self._active
-            for prompt in search.next_prompts()
-        ]
 
     def advance(self, outputs: Iterable[RequestOutput]) -> None:
         """Take in the outputs of `next_requests`, in its order."""

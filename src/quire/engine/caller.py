@@ -3,9 +3,10 @@
 A server's middleware sets the caller; engines read it where requests are queued, so that routes need not pass it on.
 """
 
+import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, TypedDict
 
 from quire.adapters import LoRARequest
@@ -39,6 +40,19 @@ class Caller:
 
 
 CALLER: contextvars.ContextVar[Caller] = contextvars.ContextVar("caller", default=Caller())  # noqa: B039 (it is frozen)
+
+
+@contextlib.contextmanager
+def asking(adapter: LoRARequest | None) -> Generator[None]:
+    """Within this, the caller asks for an adapter; None: for what it asked for before."""
+    if adapter is None:
+        yield
+        return
+    token = CALLER.set(dataclasses.replace(CALLER.get(), adapter=adapter))
+    try:
+        yield
+    finally:
+        CALLER.reset(token)
 
 
 class RequestOptions(TypedDict, total=False):

@@ -136,7 +136,7 @@ def prepare_grammars(config: EngineConfig, source: TokenizerSource) -> "concurre
         return None
 
     def tokenizer() -> Tokenizer:
-        found = source.get()
+        found = source.of_model()
         assert found is not None
         return found
 
@@ -174,9 +174,9 @@ class InputProcessor:
         self._stream_interval = config.scheduler.stream_interval
         self._source = tokenizer_source
         self._allow_functions = allow_functions
-        self._has_adapters, self._virtual = config.lora is not None, VirtualTokens(config.model.max_model_len)
-        self._vocab_size = config.model.vocab_size
-        self._token_ids_type: Any = list[Annotated[int, msgspec.Meta(ge=0, lt=self._vocab_size)]]
+        self._has_adapters = config.lora is not None
+        self._virtual = VirtualTokens(config.model.max_model_len, tokenizer_source.folders)
+        self._token_ids_type: Any = list[Annotated[int, msgspec.Meta(ge=0, lt=config.model.own_vocab_size)]]
         self._eos_token_ids: list[int] | None = None
         self._random = random.Random(config.model.seed)
         self._serial = itertools.count()
@@ -320,9 +320,7 @@ class InputProcessor:
                 token_ids = [operator.index(token_id) for token_id in token_ids]
         except TypeError:
             raise RequestError(f"{param} must be text or a list of token ids (whole numbers)", param=param) from None
-        bad = next((token_id for token_id in token_ids if not 0 <= token_id < self._vocab_size), None)
-        if bad is not None:
-            raise _out_of_vocabulary(bad, self._vocab_size, param)
+        self._check_ids(token_ids, param)
         return token_ids
 
     @staticmethod
@@ -360,7 +358,7 @@ class InputProcessor:
         prompt = prompt.with_ids(self._fit_prompt(prompt.token_ids, params))
         token_ids = prompt.token_ids
         array = token_array(token_ids) if prompt.array is None else prompt.array
-        check_in_vocabulary(array, self._vocab_size, "prompt")
+        check_in_vocabulary(array, self._source.num_tokens(), "prompt")
         params = self._complete_params(params, len(token_ids), tokenizer, is_beam)
         if params.prompt_logprobs is not None and any(item.modality == EMBEDS for item in prompt.media):
             message = "a prompt of embeddings has no tokens, and so no prompt_logprobs: leave them out"
@@ -441,10 +439,6 @@ class InputProcessor:
         """A copy with what depends on the model filled in, after checking it."""
         params = copy.copy(given)
         room = self._model.max_model_len - prompt_len
-        if params.trace_decode_token_ids is not None:
-            self._check_ids(params.trace_decode_token_ids, "trace_decode_token_ids")
-            params.max_tokens, params.min_tokens, params.ignore_eos = len(params.trace_decode_token_ids), 0, True
-            params.stop = params.stop_token_ids = params.repetition_detection = None
         params.max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         params.min_tokens = min(params.min_tokens, params.max_tokens)
         params.eos_token_ids = self._eos(tokenizer)
@@ -503,7 +497,7 @@ class InputProcessor:
     def check_grammar(self, constraint: StructuredOutputsParams) -> None:
         """Wait until a request's grammar is compiled: milliseconds, or seconds with the first one of a large vocabulary.
         Raises RequestError: it cannot be used; `param` names the field."""
-        tokenizer = self._source.get()
+        tokenizer = self._source.of_model()
         if tokenizer is None:
             message = f"structured_outputs need a tokenizer, but {self._source.why_absent}"
             raise RequestError(message, param="structured_outputs")
@@ -521,6 +515,8 @@ class InputProcessor:
 
     def _eos(self, tokenizer: Tokenizer | None) -> list[int]:
         """The ids that end a sequence: the model's and the tokenizer's."""
+        if tokenizer is not self._source.of_model():
+            return _end_token_ids(self._model, tokenizer)
         if self._eos_token_ids is None:
             self._eos_token_ids = _end_token_ids(self._model, tokenizer)
         return self._eos_token_ids
@@ -533,13 +529,16 @@ class InputProcessor:
             self._check_ids(params.stop_token_ids, "stop_token_ids")
 
     def _check_logprobs(self, params: SamplingParams, prompt_len: int) -> None:
-        limit = self._vocab_size if self._model.max_logprobs == -1 else self._model.max_logprobs
+        size = self._source.num_tokens()
+        limit = size if self._model.max_logprobs == -1 else self._model.max_logprobs
         cost = 0
         for name, positions in (("logprobs", (params.max_tokens or 0) * params.n), ("prompt_logprobs", prompt_len)):
             asked: int | None = getattr(params, name)
             if asked is None:
                 continue
-            count = self._vocab_size if asked == -1 else asked
+            if (count := asked) == -1:
+                count = size
+                setattr(params, name, size if self._model.added_tokens else -1)  # logits have those of adapters, too
             if count > limit:
                 what = f"{asked} (the whole vocabulary, {count})" if asked == -1 else str(asked)
                 raise RequestError(f"{name} is {what}, but max_logprobs is {limit}", param=name)
@@ -561,16 +560,16 @@ class InputProcessor:
             self._check_ids(list(params.logit_bias), "logit_bias")
 
     def _check_ids(self, token_ids: Sequence[int], param: str) -> None:
+        count = self._source.num_tokens()
         for token_id in token_ids:
-            if not 0 <= token_id < self._vocab_size:
-                message = f"{param} has token id {token_id}, but the vocabulary has {self._vocab_size}"
-                raise RequestError(message, param=param)
+            if not 0 <= token_id < count:
+                raise _out_of_vocabulary(token_id, count, param)
 
     def _bad_word_ids(self, words: list[str], tokenizer: Tokenizer | None) -> list[list[int]]:
         """Token sequences of each word, as a sentence's start and after a space."""
         if tokenizer is None:
             raise RequestError(f"bad_words need a tokenizer, but {self._source.why_absent}", param="bad_words")
-        key = tuple(words)
+        key = (tokenizer.name_or_path, *words)
         if key in self._bad_words:
             return self._bad_words[key]
         sequences: list[list[int]] = []

@@ -10,6 +10,7 @@ from quire.adapters import LoRARequest
 from quire.config import EngineConfig
 from quire.engine.arg_resolve import UsageContext
 from quire.engine.arg_utils import EngineArgs
+from quire.engine.caller import asking
 from quire.engine.control import EngineControl
 from quire.engine.core_client import BlockingClient, InprocClient, WaitingClient
 from quire.engine.frontend import Frontend, make_record
@@ -53,8 +54,7 @@ class LLMEngine(Frontend[BlockingClient], EngineControl):
     ) -> None:
         self.metrics: EngineMetrics | None = None
         if not config.observability.disable_log_stats:
-            bounds = config.observability.custom_histogram_buckets
-            self.metrics = EngineMetrics(config.model.model, config.model.max_model_len, bounds)
+            self.metrics = EngineMetrics(config.model.model, config.model.max_model_len)
 
         self._ended: list[RequestRecord] = []
         """Requests that ended without an output of the core; `step` gives their last outputs."""
@@ -125,18 +125,13 @@ class LLMEngine(Frontend[BlockingClient], EngineControl):
         del trace_headers, session_id
         if kv_hints is not None:
             raise RequestError("kv_hints are not available yet: leave them out", param="kv_hints")
+        fields: dict[str, Any] = {"prompt_text": prompt_text, "arrival_time": arrival_time, "priority": priority}
         tokenization = Tokenization.of(tokenization_kwargs)
-        processed = self.process(
-            request_id,
-            self.tokenize(prompt, params, tokenization),
-            params,
-            tokenization,
-            prompt_text=prompt_text,
-            arrival_time=arrival_time,
-            priority=priority,
-            tenant=tenant,
-            adapter=lora_request,
-        )
+        with asking(lora_request):
+            tokenized = self.tokenize(prompt, params, tokenization)
+            processed = self.process(
+                request_id, tokenized, params, tokenization, **fields, tenant=tenant, adapter=lora_request
+            )
         self.add_processed([processed])
         return request_id
 
@@ -221,9 +216,10 @@ class LLMEngine(Frontend[BlockingClient], EngineControl):
 
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer. Raises ConfigError: there is none."""
-        if self.tokenizer is None:
+        tokenizer = self.tokenizer_source.get()
+        if tokenizer is None:
             raise ConfigError(f"there is no tokenizer: {self.tokenizer_source.why_absent}", setting="tokenizer")
-        return self.tokenizer
+        return tokenizer
 
     def sleep(self, level: int = 1, mode: str = "abort") -> None:
         """Give memory back until `wake_up`: level 0 none (a pause: new requests wait), 1 the KV cache, 2 the weights too.

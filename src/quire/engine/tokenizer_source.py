@@ -1,8 +1,11 @@
-"""The engine's tokenizer: read in a thread while the weights load, or absent."""
+"""The engine's tokenizer: read in a thread while the weights load, or absent; and those that adapters bring."""
 
 import threading
 
+from quire.adapters import LoRARequest
 from quire.config import ModelConfig
+from quire.engine.adapter_folders import AdapterFolders
+from quire.engine.caller import CALLER
 from quire.errors import QuireError
 from quire.logger import init_logger
 from quire.tokenizers.chat_template import read_template
@@ -27,6 +30,7 @@ class TokenizerSource:
 
     Attributes:
         why_absent: why there is no tokenizer; None where there is one.
+        folders: of adapters.
 
     Raises:
         ConfigError: the setting `chat_template` is no readable file and no valid template.
@@ -36,6 +40,7 @@ class TokenizerSource:
         if model.chat_template:
             read_template(model.chat_template)  # what is wrong is said before the weights are read
         self._model, self._for_server = model, for_server
+        self.folders = AdapterFolders(model)
         self._tokenizer: Tokenizer | None = None
         self._error: QuireError | None = None
         self._thread: threading.Thread | None = None
@@ -63,7 +68,28 @@ class TokenizerSource:
             _use(tokenizer)
 
     def get(self) -> Tokenizer | None:
-        """The tokenizer, or None where there is none (see `why_absent`). Waits until it is read.
+        """The tokenizer of what the caller asks for: the adapter's own if it has one, or the model's; None where there is none
+        (see `why_absent`). Raises ConfigError: its files are broken."""
+        own = self.own(CALLER.get().adapter)
+        found = None if own is None else self.folders.tokenizer(own)
+        return self.of_model() if found is None else found
+
+    def own(self, adapter: object) -> LoRARequest | None:
+        """The adapter, if it has a tokenizer or tokens of its own."""
+        if not isinstance(adapter, LoRARequest):
+            return None
+        folder = self.folders.read(adapter)
+        has_own = folder is not None and (folder.has_tokenizer or folder.num_tokens > self._model.own_vocab_size)
+        return adapter if has_own else None
+
+    def num_tokens(self) -> int:
+        """Ids that requests of the caller may have."""
+        own = self.own(CALLER.get().adapter)
+        folder = None if own is None else self.folders.read(own)
+        return self._model.own_vocab_size if folder is None else folder.num_tokens
+
+    def of_model(self) -> Tokenizer | None:
+        """The model's tokenizer, or None where there is none. Waits until it is read.
         Raises ConfigError: its files are broken."""
         thread = self._thread
         if thread is not None:

@@ -1,45 +1,28 @@
 """Requests and their adapters: an adapter of virtual tokens (prompt tuning, prefix tuning) puts these before the prompt.
 
 A virtual token's id is its place, from 0 on. So chunks, pages, positions and prefixes need nothing of their own; the workers know
-what such a token stands for. Knows the configuration in an adapter's folder; knows none of its numbers.
+what such a token stands for. Knows what an adapter's folder says; knows none of its numbers.
 """
-
-import os
 
 import msgspec
 
-from quire.adapters import CONFIG, LoRARequest, read_config, virtual_tokens_of
-from quire.errors import ConfigError, RequestError
+from quire.adapters import LoRARequest
+from quire.engine.adapter_folders import AdapterFolders
+from quire.errors import RequestError
 from quire.request import EngineRequest, token_array
 from quire.sampling_params import SamplingParams
 
-_MOST_KNOWN = 4096
-"""Adapters whose configurations are remembered."""
-
 
 class VirtualTokens:
-    """How many virtual tokens adapters have, and requests with them.
+    """Requests with virtual tokens.
 
     Args:
         max_model_len: tokens that a request may have, virtual ones among them.
+        folders: say how many virtual tokens an adapter has.
     """
 
-    def __init__(self, max_model_len: int) -> None:
-        self._limit = max_model_len
-        self._known: dict[str, tuple[int, int]] = {}
-
-    def _count(self, adapter: LoRARequest) -> int:
-        """How many an adapter has; 0 where there is no folder to look into, as for a hub's."""
-        try:
-            changed = os.stat(os.path.join(adapter.lora_path, CONFIG)).st_mtime_ns
-        except OSError:
-            return 0
-        known = self._known.get(adapter.lora_path)
-        if known is None or known[0] != changed:
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            known = self._known[adapter.lora_path] = changed, virtual_tokens_of(read_config(adapter.lora_path))
-        return known[1]
+    def __init__(self, max_model_len: int, folders: AdapterFolders) -> None:
+        self._limit, self._folders = max_model_len, folders
 
     def attach(self, requests: list[EngineRequest], adapter: LoRARequest) -> None:
         """Give the sequences of a request their adapter.
@@ -47,13 +30,10 @@ class VirtualTokens:
         Raises:
             RequestError: its virtual tokens cannot be put before this prompt; `param` names what is at fault.
         """
-        try:
-            count = self._count(adapter)
-        except ConfigError as error:
-            raise RequestError(str(error), param="lora_request") from error
-        if count:
-            adapter = msgspec.structs.replace(adapter, num_virtual_tokens=count)
-            self._put_before(requests, count)
+        folder = self._folders.read(adapter)
+        if folder is not None and folder.num_virtual:
+            adapter = msgspec.structs.replace(adapter, num_virtual_tokens=folder.num_virtual)
+            self._put_before(requests, folder.num_virtual)
         for index, request in enumerate(requests):
             request.adapter = adapter if index == 0 else adapter.as_loaded
 

@@ -7,11 +7,12 @@ import copy
 import dataclasses
 import functools
 import itertools
+import operator
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
 from quire import param_checks as checks
 from quire.adapters import LoRARequest
@@ -19,6 +20,7 @@ from quire.config import EngineConfig, ModelConfig
 from quire.engine.arg_resolve import UsageContext
 from quire.engine.arg_utils import EngineArgs
 from quire.engine.beam_search import BeamSearch, BeamSearches
+from quire.engine.caller import asking
 from quire.engine.collector import CollectorPause
 from quire.engine.control import EngineControl
 from quire.engine.frontend import with_processor_options
@@ -69,9 +71,12 @@ class BeamSearchOutput:
     sequences: list[BeamSearchSequence]
 
 
-def build_output(search: BeamSearch, tokenizer: Tokenizer | None) -> BeamSearchOutput:
+ItemT = TypeVar("ItemT")
+
+
+def build_output(search: BeamSearch) -> BeamSearchOutput:
     """A finished search as users get it."""
-    prompt = search.prompt.token_ids
+    prompt, tokenizer = search.prompt.token_ids, search.tokenizer
     skip = search.params.skip_special_tokens
     return BeamSearchOutput(
         [
@@ -172,7 +177,7 @@ class LLM(PoolingMethods, EngineControl):
             mm_processor_kwargs: options of the model's media processor, for prompts that name none of their own.
         """
         with CollectorPause() as pause:
-            tokenized = self._tokenize(prompts, tokenization_kwargs, mm_processor_kwargs)
+            tokenized = self._tokenize(prompts, tokenization_kwargs, mm_processor_kwargs, lora_request)
             return self._run(self._process(tokenized, sampling_params, priority, lora_request), use_tqdm, pause)
 
     def enqueue(
@@ -187,7 +192,7 @@ class LLM(PoolingMethods, EngineControl):
     ) -> list[str]:
         """Queue prompts as `generate` does and return their ids; `wait_for_completion` gives the outputs."""
         del use_tqdm
-        tokenized = self._tokenize(prompts, tokenization_kwargs, mm_processor_kwargs)
+        tokenized = self._tokenize(prompts, tokenization_kwargs, mm_processor_kwargs, lora_request)
         return self._enqueue(self._process(tokenized, sampling_params, priority, lora_request))
 
     def _tokenize(
@@ -195,11 +200,24 @@ class LLM(PoolingMethods, EngineControl):
         prompts: PromptType | Sequence[PromptType],
         tokenization_kwargs: dict[str, Any] | None,
         mm_processor_kwargs: dict[str, Any] | None,
+        lora_request: Adapters,
     ) -> list[TokenizedPrompt]:
         processor, tokenization = self.llm_engine.input_processor, Tokenization.of(tokenization_kwargs)
         given = with_processor_options(as_prompts(prompts), mm_processor_kwargs)
-        tokenized = processor.tokenize_batch(given, tokenization.add_special_tokens is not False)
+        special, tokenized = tokenization.add_special_tokens is not False, list[TokenizedPrompt]()
+        for own, some in self._by_tokenizer(given, lora_request):
+            with asking(own):
+                tokenized += processor.tokenize_batch(some, special)
         return tokenization.cut(tokenized, self.model_config.max_model_len)
+
+    def _by_tokenizer(
+        self, given: Sequence[ItemT], lora_request: Adapters
+    ) -> Iterator[tuple[LoRARequest | None, list[ItemT]]]:
+        """Prompts side by side that are read by one tokenizer: an adapter's own, or (None) the model's."""
+        own = self.llm_engine.tokenizer_source.own
+        pairs = zip(map(own, adapters_per_prompt(lora_request, len(given))), given, strict=True)
+        for adapter, some in itertools.groupby(pairs, key=operator.itemgetter(0)):
+            yield adapter, [each for _, each in some]
 
     def _enqueue(self, requests: list[ProcessedRequest]) -> list[str]:
         self.llm_engine.add_processed(requests)
@@ -280,13 +298,16 @@ class LLM(PoolingMethods, EngineControl):
             "continue_final_message": continue_final_message,
             "content_format": check_content_format(chat_template_content_format),
         } | (chat_template_kwargs or {})
-        prompts = self._render(messages, template, tokenization.add_special_tokens is True, mm_processor_kwargs)
+        special, prompts = tokenization.add_special_tokens is True, list[TokenizedPrompt]()
+        for own, some in self._by_tokenizer(split_conversations(messages), lora_request):
+            with asking(own):
+                prompts += self._render(some, template, special, mm_processor_kwargs)
         prompts = tokenization.cut(prompts, self.model_config.max_model_len)
         return self._process(prompts, sampling_params, priority, lora_request)
 
     def _render(
         self,
-        messages: Sequence[Any],
+        conversations: Sequence[Any],
         template: dict[str, Any],
         add_special_tokens: bool,
         mm_processor_kwargs: dict[str, Any] | None,
@@ -298,13 +319,13 @@ class LLM(PoolingMethods, EngineControl):
                 self._render_media, template=template, special=add_special_tokens, options=mm_processor_kwargs
             )
             is_text = not tokenizer.writes_tokens
-            taken = [MediaMessages(each, markers, is_text=is_text) for each in split_conversations(messages)]
+            taken = [MediaMessages(each, markers, is_text=is_text) for each in conversations]
             return in_threads(render, taken)
         rendered: list[Any] = [
             tokenizer.apply_chat_template(
                 normalize_messages(conversation), tokenize=tokenizer.writes_tokens, **template
             )
-            for conversation in split_conversations(messages)
+            for conversation in conversations
         ]
         if tokenizer.writes_tokens:
             return [TokenizedPrompt(token_ids) for token_ids in rendered]
@@ -332,11 +353,11 @@ class LLM(PoolingMethods, EngineControl):
         params = self._params_per_prompt(sampling_params, len(prompts))
         priorities = _priorities(priority, len(prompts))
         adapters = adapters_per_prompt(lora_request, len(prompts))
-        process = self.llm_engine.input_processor.process
-        return [
-            process(next(self._ids), prompt, one, priority=rank, adapter=adapter)
-            for prompt, one, rank, adapter in zip(prompts, params, priorities, adapters, strict=True)
-        ]
+        process, processed = self.llm_engine.input_processor.process, list[ProcessedRequest]()
+        for prompt, one, rank, adapter in zip(prompts, params, priorities, adapters, strict=True):
+            with asking(adapter):
+                processed.append(process(next(self._ids), prompt, one, priority=rank, adapter=adapter))
+        return processed
 
     def _params_per_prompt(self, given: ParamsPerPrompt, count: int) -> list[SamplingParams]:
         """One for each prompt, asking for the final output only."""
@@ -405,17 +426,18 @@ class LLM(PoolingMethods, EngineControl):
         if concurrency_limit is not None and concurrency_limit < 1:
             raise RequestError(f"concurrency_limit is {concurrency_limit}; at least 1", param="concurrency_limit")
         engine = self.llm_engine
-        tokenized = engine.input_processor.tokenize_batch(as_prompts(prompts))
+        tokenized = self._tokenize(prompts, None, None, lora_request)
         model, count = engine.config.model, len(tokenized)
         priorities, adapters = _priorities(priority, count), adapters_per_prompt(lora_request, count)
-        searches = [
-            BeamSearch(model, engine.tokenizer, prompt, params, rank, adapter)
-            for prompt, rank, adapter in zip(tokenized, priorities, adapters, strict=True)
-        ]
+        searches = list[BeamSearch]()
+        for prompt, rank, adapter in zip(tokenized, priorities, adapters, strict=True):
+            with asking(adapter):
+                tokenizer = engine.tokenizer_source.get()
+            searches.append(BeamSearch(model, tokenizer, prompt, params, rank, adapter))
         driver = BeamSearches(searches, engine.input_processor, self._ids, concurrency_limit)
         while requests := driver.next_requests():
             driver.advance(self._run(requests))
-        return [build_output(search, engine.tokenizer) for search in searches]
+        return [build_output(search) for search in searches]
 
     # --- the rest ---
 

@@ -55,6 +55,8 @@ class AdapterPart:
 
     def to(self, dtype: torch.dtype) -> "AdapterPart":
         """The same with an update in this type."""
+        if self.down.dtype == self.up.dtype == dtype:
+            return self
         return dataclasses.replace(self, down=self.down.to(dtype), up=self.up.to(dtype))
 
     def entries(self, fan: int) -> list[list[int]]:

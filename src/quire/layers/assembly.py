@@ -136,7 +136,7 @@ class Assembler:
             return
         if suffix not in tensors:
             tensors[suffix] = self._buffer(shape, dtype, unfinished)
-            if source.module.unbiased and suffix == "bias":
+            if (source.module.unbiased and suffix == "bias") or source.module.added_rows:
                 tensors[suffix].zero_()
         tensors[suffix][at : at + piece.shape[0]].copy_(piece)
 

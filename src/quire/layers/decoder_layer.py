@@ -128,7 +128,11 @@ def modules_of(spec: DecoderSpec) -> list[Module]:
         modules.append(dataclasses.replace(lm_head, normalized=spec.normalized_head, is_padded=is_padded))
     elif spec.lm_head_bias:
         modules.append(model.vector("lm_head_bias", RowBlock(spec.vocab, 1)))
-    return modules
+    of_tokens = ("embedding", "lm_head", "lm_head_bias")
+    return [
+        dataclasses.replace(module, added_rows=spec.added_tokens) if module.name in of_tokens else module
+        for module in modules
+    ]
 
 
 def _embedding(model: ModuleBuilder, width: int) -> Module:

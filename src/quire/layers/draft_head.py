@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import torch
 
+from quire.errors import ConfigError
 from quire.kernels import ops
 from quire.kernels.types import LinearWeight
 from quire.layers import weights as weight_table
@@ -38,6 +39,7 @@ class PairInput(HalfInput):
     Args:
         embedded_TD: where the first is. scratch_TC: for what the second gives.
         weights: has the second's norm and matrix, once they are loaded.
+        norms_residual: the residual itself becomes normed.
     """
 
     def __init__(
@@ -47,15 +49,19 @@ class PairInput(HalfInput):
         scratch_TC: torch.Tensor,
         weights: dict[str, Any],
         norm: RMSNorm,
+        *,
+        norms_residual: bool,
     ) -> None:
+        self._norms_residual = norms_residual
         self._method, self._embedded_TD, self._scratch_TC = method, embedded_TD, scratch_TC
         self._weights, self._norm = weights, norm
 
     def multiply(self, weight: LinearWeight, out_TN: torch.Tensor, views: TokenViews) -> None:
         count = len(out_TN)
         self._method.apply(self._embedded_TD[:count], weight, out_TN)
-        apply_norm(self._norm, self._weights["hidden_norm"], views.residual_TD, views.normed_TD)
-        self._method.apply(views.normed_TD, self._weights[PAIR], self._scratch_TC[:count])
+        normed_TD = views.residual_TD if self._norms_residual else views.normed_TD
+        apply_norm(self._norm, self._weights["hidden_norm"], views.residual_TD, normed_TD)
+        self._method.apply(normed_TD, self._weights[PAIR], self._scratch_TC[:count])
         ops.add(self._scratch_TC[:count], out_TN)
 
 
@@ -130,6 +136,16 @@ class DraftHead(Decoder):
             if module == "embedding":
                 self.embedding_scale = model.embedding_scale
 
+    def masked(self, max_tokens: int) -> tuple[torch.Tensor, ...]:
+        """Features [max_tokens, D] of tokens that are not known yet: the same for each. Raises ConfigError: it has none."""
+        if not self.features.masked:
+            raise ConfigError(
+                "speculative_config.parallel_drafting cannot be used: the head has no mask_hidden, so it was not trained for it",
+                setting="speculative_config",
+            )
+        vector = cast(torch.Tensor, self._weights["masked"]).view(-1).to(self._embedded_TD.dtype)
+        return tuple(part_D.expand(max_tokens, -1).contiguous() for part_D in vector.chunk(len(self.features.layers)))
+
     # One pass.
 
     def forward(self, step: StepInputs) -> torch.Tensor:
@@ -179,7 +195,8 @@ class DraftHead(Decoder):
         columns = self._layers[0].mixers[0].wide
         scratch_TC = torch.zeros(context.max_tokens, columns, dtype=context.activation_dtype, device=context.device)
         norm = cast(RMSNorm, self.spec.norm)
-        self._first_input = PairInput(self.linear_method, self._embedded_TD, scratch_TC, self._weights, norm)
+        given = (self.linear_method, self._embedded_TD, scratch_TC, self._weights, norm)
+        self._first_input = PairInput(*given, norms_residual=self.features.norms_residual)
         return super()._list_operations(context)
 
 
@@ -205,6 +222,9 @@ def _own_modules(spec: DecoderSpec) -> list[Module]:
         modules.append(builder.norm("hidden_norm", spec.norm, spec.hidden if features.is_beside else features.width))
     if features.normed:
         modules.append(builder.norm("token_norm", spec.norm, spec.hidden))
+    if features.masked:
+        width = features.width * len(features.layers)
+        modules.append(builder.vector("masked", RowBlock(width, 1)))
     if features.maps_tokens:
         modules.append(builder.table("draft_to_target", (RowBlock(spec.vocab, 1),)))
     return modules

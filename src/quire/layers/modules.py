@@ -59,6 +59,7 @@ class Module:
         stacked: the names of the tensors [experts, rows, columns], one of all parts or one for each, that a checkpoint may have
             in place of the sources.
         is_padded: the checkpoint's tensor may have further rows.
+        added_rows: the last rows, which it does not have: they are zeros.
         dims: in the checkpoint a row has these dimensions (a convolution's), which stand here one after the other.
         absorbed: of a matrix whose heads' rows make keys and values of a latent, but which is used the other way round: how many
             rows make keys, and how many values.
@@ -90,6 +91,7 @@ class Module:
     is_bare: bool = False
     is_whole: bool = False
     is_padded: bool = False
+    added_rows: int = 0
     dims: tuple[int, ...] = ()
     absorbed: tuple[int, int] | None = None
     fixed: str = ""

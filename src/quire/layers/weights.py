@@ -126,6 +126,13 @@ def sources_of(
     """
     prefix, method = spec.weights.prefixes[0], method or UnquantizedLinear()
     sources = {source.name: source for module in modules for source in _module_sources(module, prefix, plan, method)}
+    formatted = next((source for source in sources.values() if source.is_decoded and source.module.added_rows), None)
+    if formatted is not None:
+        raise ConfigError(
+            f"lora_extra_vocab_size={spec.added_tokens}: this checkpoint keeps {formatted.source} in a number format, and no "
+            "rows can be added to it",
+            setting="lora_extra_vocab_size",
+        )
     if names is None or not any(source.stored.optional for source in sources.values()):
         return sources
     there = {canonical_name(name, sources, spec) for name in names}
@@ -305,6 +312,11 @@ def _module_sources(
 
 def blocks_of(module: Module, plan: ParallelPlan) -> list[tuple[int, tuple[RowSlice, ...]]]:
     """For each source: its rows in the checkpoint, and this rank's blocks of them."""
+    if module.added_rows:
+        ((rows, every),) = blocks_of(dataclasses.replace(module, added_rows=0), plan)
+        there = rows - module.added_rows
+        cut = (RowSlice(slice(block.rows.start, min(block.rows.stop, there)), block.at) for block in every)
+        return [(there, tuple(block for block in cut if block.rows.start < block.rows.stop))]
     if module.interleaved:
         return [_interleaved_blocks(module, plan)]
     local, skip = module.local_rows(plan), module.skip_rows

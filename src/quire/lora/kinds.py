@@ -14,7 +14,7 @@ import torch
 from quire.adapters import VIRTUAL, read_config, virtual_tokens_of
 from quire.config.gguf.container import read_header
 from quire.errors import ConfigError
-from quire.lora.peft_folder import PREFIX, TRAINED_TOKENS, PeftAdapter, Update, read_lora
+from quire.lora.peft_folder import PREFIX, TRAINED_TOKENS, PeftAdapter, Update, read_file, read_lora, tensors_of
 
 CONTROL = "CONTROL_VECTOR"
 """Our word in the place of PEFT's `peft_type`."""
@@ -38,7 +38,7 @@ def read_adapter(path: str) -> PeftAdapter:
 
 def _read_ia3(path: str, config: Mapping[str, Any]) -> PeftAdapter:
     updates: dict[str, Update] = {}
-    for name, vector in _tensors(path).items():
+    for name, vector in tensors_of(path):
         if not (name.startswith(PREFIX) and name.endswith(".ia3_l")) or vector.ndim != 2 or 1 not in vector.shape:
             known = f"{PREFIX}….ia3_l of shape [out, 1] or [1, in]"
             raise ConfigError(
@@ -63,7 +63,7 @@ def _read_control(path: str, config: Mapping[str, Any]) -> PeftAdapter:
 
 def _read_virtual(path: str, config: Mapping[str, Any]) -> PeftAdapter:
     """Prompt tuning, P-tuning and prefix tuning, all of which PEFT saves as a row of numbers for each virtual token."""
-    tensors, count = _tensors(path), virtual_tokens_of(config)
+    tensors, count = dict(tensors_of(path)), virtual_tokens_of(config)
     shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
     rows = tensors.get("prompt_embeddings")
     if rows is None or len(tensors) > 1 or rows.ndim != 2 or len(rows) != count:
@@ -84,21 +84,7 @@ def _of_updates(path: str, config: Mapping[str, Any], updates: dict[str, Update]
 
 
 def _safetensors_vectors(path: str) -> dict[str, torch.Tensor]:
-    if Path(path).is_dir():
-        return _tensors(path)
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise ConfigError(f"{path} is no safetensors file: {error}", setting="lora_path") from error
-
-
-def _tensors(folder: str) -> dict[str, torch.Tensor]:
-    from quire.model_loader.safetensors_reader import SafetensorsReader
-
-    return {name: tensor[:] for name, tensor in SafetensorsReader(folder).stream()}
+    return dict(tensors_of(path)) if Path(path).is_dir() else read_file(Path(path))
 
 
 def _gguf_vectors(path: str) -> dict[str, torch.Tensor]:

@@ -8,7 +8,8 @@ Legend: R rank, K inputs, N outputs of a matrix.
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ import torch
 from quire.adapters import CONFIG
 from quire.errors import ConfigError
 
-PREFIX = "base_model.model."
+PREFIX, WEIGHTS = "base_model.model.", "adapter_model.safetensors"
 MAX_RANK = 512
 TRAINED_TOKENS = "TRAINABLE_TOKENS"
 """PEFT's `peft_type` of an adapter that has rows of tokens and nothing else."""
@@ -35,6 +36,11 @@ _PARTS = {
 """How names of tensors end, and what they are."""
 _COPY = ".base_layer.weight"
 """How the copy of an embedding ends that PEFT saves with an update of it."""
+NEW_ROWS_FILE, NEW_ROWS = (
+    "new_embeddings.safetensors",
+    {"input_embeddings": "embedding", "output_embeddings": "lm_head"},
+)
+"""A file beside an adapter, with its rows of new tokens: its tensors, and our modules."""
 _REFUSED = {
     "alora_invocation_tokens": "activated LoRA",
     "use_qalora": "QALoRA",
@@ -85,14 +91,16 @@ class PeftAdapter:
     Attributes:
         config: its adapter_config.json.
         updates: by the name of the base model's matrix.
-        num_tokens: of its base, where a copy of the embedding is there; None: it does not say.
+        copies: of the base's matrices that have a row for each token, by name; they may have more tokens than the model here.
+        new_rows: of tokens behind the model's own, by the module, as adapters of vLLM's older releases have them.
         virtual: a row for each virtual token, of its embedding, or of its keys and values in all layers. `is_keys`: the latter.
     """
 
     path: str
     config: Mapping[str, Any]
     updates: dict[str, Update]
-    num_tokens: int | None = None
+    copies: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict[str, torch.Tensor])
+    new_rows: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict[str, torch.Tensor])
     virtual: torch.Tensor | None = None
     is_keys: bool = False
 
@@ -102,33 +110,65 @@ class PeftAdapter:
         return max((update.rank for update in self.updates.values() if not update.is_bare), default=0)
 
 
-def read_lora(path: str, config: Mapping[str, Any]) -> PeftAdapter:
+def read_lora(
+    path: str, config: Mapping[str, Any], tensors: Iterable[tuple[str, torch.Tensor]] | None = None
+) -> PeftAdapter:
     """A LoRA adapter, or one of trained tokens alone.
+
+    Args:
+        tensors: in the place of the folder's.
 
     Raises:
         ConfigError: it needs what is not computed here, or a tensor is unknown, missing, or has another shape than its partner.
     """
-    from quire.model_loader.safetensors_reader import SafetensorsReader  # the loader's package imports adapters
-
     for setting, what in _REFUSED.items():
         if config.get(setting):
             raise ConfigError(f"{path}: {setting} is set in {CONFIG}, and {what} cannot be served", setting="lora_path")
     updates: dict[str, Update] = {}
-    num_tokens: int | None = None
-    for name, tensor in SafetensorsReader(path).stream():
+    adapter = PeftAdapter(path, config, updates)
+    adapter.new_rows = _new_rows(path)
+    for name, tensor in tensors_of(path) if tensors is None else tensors:
         module, part = _split(path, name)
         if name.endswith(_COPY):
-            num_tokens = len(tensor[:])
+            adapter.copies[module.removesuffix(_COPY).removesuffix(".token_adapter")] = tensor
         if part:
-            setattr(updates.setdefault(module, Update()), part, tensor[:])
+            setattr(updates.setdefault(module, Update()), part, tensor)
         if part == "bias" and not name.endswith("lora_B.bias"):
             updates[module].is_whole_bias = True
-    adapter = PeftAdapter(path, config, updates, num_tokens)
     for module, update in updates.items():
         _check(adapter, module, update)
     if not updates:
         raise ConfigError(f"{path} has no tensors of an adapter", setting="lora_path")
     return adapter
+
+
+def tensors_of(path: str) -> Iterable[tuple[str, torch.Tensor]]:
+    """An adapter's tensors by name. Raises ConfigError: there are none, or a file is damaged."""
+    file = Path(path) / WEIGHTS
+    if not file.is_file():  # several files, or another name
+        from quire.model_loader.safetensors_reader import SafetensorsReader  # the loader's package imports adapters
+
+        return ((name, tensor[:]) for name, tensor in SafetensorsReader(path, [NEW_ROWS_FILE]).stream())
+    return read_file(file).items()
+
+
+def read_file(file: Path) -> dict[str, torch.Tensor]:
+    """The tensors of one file by name. Raises ConfigError: it is damaged."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise ConfigError(f"{file} is no safetensors file: {error}", setting="lora_path") from error
+
+
+def _new_rows(path: str) -> dict[str, torch.Tensor]:
+    file = Path(path) / NEW_ROWS_FILE
+    tensors = read_file(file) if file.is_file() else {}
+    if unknown := tensors.keys() - NEW_ROWS:
+        raise ConfigError(f"{file} has {min(unknown)!r}; it may have {' and '.join(NEW_ROWS)}", setting="lora_path")
+    return {NEW_ROWS[name]: rows for name, rows in tensors.items()}
 
 
 def _split(path: str, name: str) -> tuple[str, str]:

@@ -17,8 +17,7 @@ from quire.kernels.adapters import TILE, AdapterPart
 from quire.layers.decoder_layer import modules_of
 from quire.layers.modules import Module
 from quire.layers.parallel import ParallelPlan
-from quire.layers.weights import CheckpointTensor, RowSlice
-from quire.lora.fewer_tokens import fill_up, forbid, num_tokens
+from quire.layers.weights import CheckpointTensor, RowSlice, blocks_of
 from quire.lora.magnitude import NONE
 from quire.lora.method import INPUTS, RESIDUAL
 from quire.lora.peft_folder import MAX_RANK, PeftAdapter, Update, complete_scale
@@ -38,7 +37,11 @@ from quire.lora.several import (
 )
 from quire.lora.spellings import other_spellings
 from quire.lora.virtual import embedding_part, key_parts, key_tables
+from quire.lora.vocabularies import OF_TOKENS, fill_up, tokens_of, too_many, with_rows
 from quire.models.spec import DecoderSpec
+
+MOST_FOUND = 1 << 16
+"""Names whose places are remembered: adapters have them in common."""
 
 
 class Places:
@@ -71,6 +74,7 @@ class Places:
         self._plan, self._bias_of = plan, bias_of
         self._spec, self._max_positions = spec, max_positions or spec.max_positions
         self._segments: dict[str, Segment] = {}
+        self._found: dict[str, Segment | None] = {}
         self.modules: dict[str, int] = {}
         self.shapes: dict[str, tuple[int, int]] = {}
         self.several: dict[str, Several] = {}
@@ -91,9 +95,10 @@ class Places:
                 columns = source.columns or slice(0, source.module.columns)
                 rows, width = source.module.local_shape(plan)[0], columns.stop - columns.start
                 self.shapes[name] = (rows, width) if source.module.kind == "linear" else (width, rows)
-                self._segments[matrix] = Segment(
-                    source.module, number, source.rows, source.blocks, columns, fixed(module)
-                )
+                rows, blocks = source.rows, source.blocks
+                if source.module.added_rows:
+                    ((rows, blocks),) = blocks_of(dataclasses.replace(source.module, added_rows=0), plan)
+                self._segments[matrix] = Segment(source.module, number, rows, blocks, columns, fixed(module))
         here = {source.module.name for source in sources.values()}
         for module in modules_of(spec):
             if module.kind == "experts" and module.columns and module.name in here:
@@ -161,6 +166,13 @@ class Places:
 
     def find(self, name: str) -> Segment | None:
         """The segment that a matrix of the checkpoint, as an adapter names it, fills."""
+        if name not in self._found:
+            if len(self._found) >= MOST_FOUND:
+                self._found.clear()
+            self._found[name] = self._find(name)
+        return self._found[name]
+
+    def _find(self, name: str) -> Segment | None:
         known = self._segments
         found = next((each for each in self._spellings(name) if each in known), None)
         others = (other for each in self._spellings(name) for other in other_spellings(each))
@@ -201,7 +213,7 @@ class Places:
         found: dict[str, list[tuple[Segment, Update]]] = {}
         wrong: list[str] = []
         parts: dict[str, AdapterPart] = {}
-        for name, update in self._with_tied(adapter.updates).items():
+        for name, update in self._with_rows(adapter).items():
             try:
                 if update.input_gain is not None or name.endswith(RESIDUAL):
                     parts |= self._vector(name, update)
@@ -227,25 +239,45 @@ class Places:
                 parts[module] = join_experts(self.several[module], updates).to(dtype)
             else:
                 parts[module] = self._join(module, updates, dtype)
-        return parts | self._without_tokens(adapter, parts.get("lm_head"), dtype)
+        return parts
 
-    def _without_tokens(
-        self, adapter: PeftAdapter, part: AdapterPart | None, dtype: torch.dtype
-    ) -> dict[str, AdapterPart]:
-        """The head's part, where an adapter's base had fewer tokens than the model."""
+    @property
+    def own_tokens(self) -> int:
+        """The checkpoint's; those behind them are adapters'."""
+        return self._spec.vocab - self._spec.added_tokens
+
+    def num_tokens(self, adapter: PeftAdapter) -> int:
+        """The tokens that rows with an adapter that was placed have."""
         found = ((self.find(name), update) for name, update in adapter.updates.items())
-        count = min((num_tokens(each, update) for each, update in found if each is not None), default=self._spec.vocab)
-        count = min(count, adapter.num_tokens or count)
-        head = next((each for each in self._segments.values() if each.module.name == "lm_head"), None)
-        if count >= self._spec.vocab or head is None:
-            return {}
-        return {"lm_head": forbid(part, head, count, self.shapes["lm_head"]).to(dtype)}
+        updates = [(segment, update) for segment, update in found if segment is not None]
+        return tokens_of(adapter, updates, self.own_tokens, is_tied=self._spec.tied_embeddings)
 
-    def _with_tied(self, updates: Mapping[str, Update]) -> Mapping[str, Update]:
-        """Rows of tokens, once more for a head that is the embedding."""
-        rows = [update for update in updates.values() if update.token_rows is not None]
-        is_tied = self._spec.tied_embeddings and "lm_head" not in updates
-        return {**updates, "lm_head": rows[0]} if rows and is_tied else updates
+    def _with_rows(self, adapter: PeftAdapter) -> Mapping[str, Update]:
+        """An adapter's updates, and its rows of new tokens where it has no other update for them. A head that is the embedding
+        has its rows of tokens, too."""
+        updates, rows = dict(adapter.updates), adapter.new_rows
+        modules = {
+            name: segment.module.name
+            for name in [*updates, *adapter.copies]
+            if (segment := self.find(name)) is not None
+        }
+        for name, copy in adapter.copies.items():
+            if len(copy) > self.own_tokens:
+                rows[modules.get(name, "")] = copy[self.own_tokens :]
+        there = {modules.get(name) for name in updates}
+        if self._spec.tied_embeddings and "lm_head" not in there:
+            trained = [update for update in updates.values() if update.token_rows is not None]
+            updates |= {"lm_head": trained[0]} if trained else {}
+            whole = next((update.whole for name, update in updates.items() if modules.get(name) == "embedding"), None)
+            if whole is not None and len(whole) > self.own_tokens:
+                rows.setdefault("lm_head", whole[self.own_tokens :])
+            rows |= {"lm_head": rows["embedding"]} if "embedding" in rows else {}
+            there |= {"lm_head"} if trained else set()
+        for name, segment in self._segments.items():
+            if segment.module.name in rows.keys() - there:
+                tokens = range(self.own_tokens, self.own_tokens + len(rows[segment.module.name]))
+                updates[name] = Update(token_rows=rows[segment.module.name], tokens=tuple(tokens))
+        return updates
 
     def _place_virtual(self, adapter: PeftAdapter, rows_VX: torch.Tensor) -> dict[str, AdapterPart]:
         """What virtual tokens have in the place of what is computed."""
@@ -288,6 +320,9 @@ class Places:
         elif update.is_bare:
             complete_scale(adapter, name, update)
         update = fill_up(segment, update)
+        rows = adapter.new_rows.get(segment.module.name)
+        if rows is not None:
+            update = with_rows(segment, update, rows, self.own_tokens)
         problem = _problem(segment, update) or (self._problem_of_tokens(segment, update) if update.tokens else "")
         if problem:
             raise ValueError(problem)
@@ -303,7 +338,7 @@ class Places:
         if rows_ND is None or rows_ND.ndim != 2 or rows_ND.shape[1] != module.columns:
             return f"has rows of {module.columns} numbers in the model, and others in the adapter"
         if not all(0 <= token < segment.rows for token in update.tokens):
-            return f"has {segment.rows} tokens in the model, and the adapter trained token {max(update.tokens)}"
+            return f"{too_many(max(update.tokens) + 1, segment.rows)} (the adapter trained token {max(update.tokens)})"
         return (
             ""
             if len(update.tokens) <= MAX_RANK
@@ -317,14 +352,15 @@ class Places:
             return _embedding_part(updates[0][1], updates[0][0].rows, dtype)
         wholes = [update.whole is not None for _, update in updates]
         rank = inputs if any(wholes) else max(update.rank for _, update in updates)
-        part = AdapterPart(torch.zeros(num_segments * rank, inputs), torch.zeros(rank, outputs), 0)
+        down, up = torch.zeros(num_segments * rank, inputs, dtype=dtype), torch.zeros(rank, outputs, dtype=dtype)
+        part = AdapterPart(down, up, 0)
         if any(wholes) or any(_has_vectors(update) for _, update in updates):
             part.gain, part.shift = torch.ones(outputs), torch.zeros(outputs)
         if any(update.magnitude is not None for _, update in updates):
             part.magnitude = torch.full((outputs,), NONE)
         for segment, update in updates:
             self._fill(part, segment, update, rank)
-        return part.to(dtype)
+        return part
 
     def _fill(self, part: AdapterPart, segment: Segment, update: Update, rank: int) -> None:
         """Put one segment's update in its place."""
@@ -404,8 +440,8 @@ def _problem(segment: Segment, update: Update) -> str:
     elif update.whole is not None:
         theirs = list(update.whole.shape[::-1] if is_embedding else update.whole.shape)
     if theirs != [outputs, inputs]:
-        is_of_tokens = module.name in ("embedding", "lm_head")
-        hint = " (added tokens: save the base with as many, and serve the adapter over that)" if is_of_tokens else ""
+        count, own = theirs[is_embedding], segment.rows
+        hint = f"; it {too_many(count, own)}" if module.name in OF_TOKENS and count > own else ""
         return f"is [{outputs}, {inputs}] in the model, and {theirs} in the adapter{hint}"
     for name, vector in (("bias", update.bias), ("magnitude", update.magnitude), ("vector", update.gain)):
         if vector is not None and list(vector.shape) != [outputs]:

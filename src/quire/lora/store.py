@@ -8,10 +8,8 @@ Legend: L slots, M modules.
 
 import concurrent.futures
 import contextlib
-import dataclasses
-import math
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 
 import torch
 
@@ -28,58 +26,13 @@ from quire.logger import init_logger
 from quire.lora.kinds import read_adapter
 from quire.lora.magnitude import apply_magnitude, squared_rows, update_squares
 from quire.lora.method import Adapters
-from quire.lora.peft_folder import PeftAdapter
+from quire.lora.packed_adapter import Packed
 from quire.lora.placement import Places
+from quire.lora.recipes import Recipes
 from quire.lora.several import HEADS
 from quire.platforms.interface import DeviceRuntime
 
 logger = init_logger(__name__)
-
-ALIGNMENT = 64
-"""Bytes at whose multiples tensors begin."""
-
-
-@dataclasses.dataclass
-class Packed:
-    """An adapter in one piece of memory, and its parts, which are views of it.
-
-    Attributes:
-        num_virtual: tokens that it puts before prompts. It then changes nothing but these.
-    """
-
-    memory: torch.Tensor
-    parts: dict[str, AdapterPart]
-    num_virtual: int = 0
-
-    @classmethod
-    def of(cls, parts: Mapping[str, AdapterPart], num_virtual: int, runtime: DeviceRuntime) -> "Packed":
-        """A copy in memory that the device can read fast."""
-        size = sum(_padded(tensor.nbytes) for part in parts.values() for tensor in _tensors(part).values())
-        memory = runtime.pinned(torch.empty(size, dtype=torch.uint8))
-        packed = cls(memory, dict(parts), num_virtual).viewed_in(memory)
-        for name, part in parts.items():
-            for field, tensor in _tensors(part).items():
-                getattr(packed.parts[name], field).copy_(tensor)
-        return packed
-
-    def viewed_in(self, memory: torch.Tensor) -> "Packed":
-        """The same parts as views of a copy of the memory."""
-        at, viewed = 0, dict[str, AdapterPart]()
-        for name, part in self.parts.items():
-            views: dict[str, torch.Tensor] = {}
-            for field, tensor in _tensors(part).items():
-                views[field] = memory[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-                at += _padded(tensor.nbytes)
-            viewed[name] = dataclasses.replace(part, **views)
-        return Packed(memory, viewed, self.num_virtual)
-
-
-def _tensors(part: AdapterPart) -> dict[str, torch.Tensor]:
-    return {name: value for name, value in vars(part).items() if isinstance(value, torch.Tensor)}
-
-
-def _padded(num_bytes: int) -> int:
-    return math.ceil(num_bytes / ALIGNMENT) * ALIGNMENT
 
 
 class AdapterStore:
@@ -94,6 +47,7 @@ class AdapterStore:
 
     Attributes:
         version: changes with what steps with adapters consist of.
+        tokens_L: int32, how many tokens the rows of each slot have. least_tokens: no slot ever had fewer.
     """
 
     def __init__(
@@ -114,6 +68,8 @@ class AdapterStore:
         self._hosts: OrderedDict[str, Packed] = OrderedDict()
         self._loaded: dict[int, Packed] = {}
         self._slots: list[Packed | None] = [None] * num_slots
+        self.least_tokens = places.own_tokens
+        self.tokens_L = torch.full((num_slots,), places.own_tokens, dtype=torch.int32, device=self._device)
         self._several: dict[str, AdapterTable] = {}
         shape = (len(places.modules), len(FIELDS), num_slots)
         self._entries_MFL = torch.zeros(shape, dtype=torch.int64, device=self._device)
@@ -122,6 +78,7 @@ class AdapterStore:
             for number, (module, num_segments) in enumerate(places.modules.items())
         }
         self._max_tokens = max_tokens
+        self._recipes = Recipes(places, runtime)
         self._activation = model.context.activation_dtype
         self._squares: dict[str, torch.Tensor] = {}
         self._make_room(config.max_lora_rank or FIRST_RANK)
@@ -215,9 +172,11 @@ class AdapterStore:
 
     def _read(self, request: LoRARequest) -> Packed:
         path = find_adapter(request.lora_path, self._hub)
+        return self._recipes.follow(path) or self._place(path, request)
+
+    def _place(self, path: str, request: LoRARequest) -> Packed:
+        """An adapter whose structure is new."""
         adapter = read_adapter(path)
-        if self._config.target_modules:
-            _leave_out(adapter, self._config.target_modules)
         parts, limit = self._places.place(adapter, self._model.dtype), self._config.max_lora_rank
         num_virtual = 0 if adapter.virtual is None else len(adapter.virtual)
         several = (part.rank for name, part in parts.items() if name in self._places.several and not num_virtual)
@@ -227,7 +186,14 @@ class AdapterStore:
                 f"{request.lora_path} has rank {rank}, and max_lora_rank is {limit}: raise it, or leave it out",
                 setting="max_lora_rank",
             )
-        return Packed.of(parts, num_virtual, self._runtime)
+        packed = Packed.of(parts, num_virtual, self._places.num_tokens(adapter), self._runtime)
+        self._recipes.learn(path, packed)
+        return packed
+
+    @property
+    def num_followed(self) -> int:
+        """Adapters that were read as others of their structure were."""
+        return self._recipes.num_followed
 
     def num_virtual(self, slot: int) -> int:
         """Tokens that what is in a place puts before prompts."""
@@ -293,6 +259,10 @@ class AdapterStore:
                 self._adapters.tables[module] = table
                 self.version += 1
         self._slots[slot] = loaded
+        self.tokens_L[slot] = loaded.num_tokens
+        if loaded.num_tokens < self.least_tokens:
+            self.least_tokens = loaded.num_tokens
+            self.version += 1
         self._bound(sum(each is not None for each in self._slots), max(part.rank for part in loaded.parts.values()))
         self._entries_MFL[:, :, slot] = torch.tensor(entries_MF).to(self._device)
         self._make_room(max(part.rank for part in loaded.parts.values()))
@@ -320,20 +290,6 @@ class AdapterStore:
     def shutdown(self) -> None:
         """Read nothing any more."""
         self._thread.shutdown(wait=True, cancel_futures=True)
-
-
-_PACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-"""vLLM's names of matrices that it has in one, and their names in checkpoints."""
-
-
-def _leave_out(adapter: PeftAdapter, targets: Sequence[str]) -> None:
-    """Keep only the updates of these matrices."""
-    wanted = {name for target in targets for name in (target, *_PACKED.get(target, ()))}
-    others = [name for name in adapter.updates if name not in wanted and name.rpartition(".")[2] not in wanted]
-    for name in others:
-        del adapter.updates[name]
-    if others:
-        logger.info("%s: %d matrices are left as they are, as lora_target_modules says", adapter.path, len(others))
 
 
 FIRST_RANK = 64

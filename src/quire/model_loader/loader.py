@@ -116,10 +116,22 @@ def build_spec(config: EngineConfig, entry: Entry) -> DecoderSpec:
         raise ConfigError(f"config.json does not fit {entry.architecture}: {error}{hint}", setting="model") from error
     if (spec.vision is not None or spec.hearing is not None) and config.multimodal is None:
         spec = text_only(spec)
+    if config.model.added_tokens:
+        spec = with_added_tokens(spec, config.model.added_tokens)
     check_spec(spec, config.model.hf_config)
     if config.model.pooling is not None:
         spec = as_trunk(spec, config.model)
     return spec.without_windows() if config.model.disable_sliding_window else spec
+
+
+def with_added_tokens(spec: DecoderSpec, count: int) -> DecoderSpec:
+    """A copy with room for further tokens of adapters. Raises ConfigError: its tables of tokens cannot be longer."""
+    if spec.normalized_head or spec.layer_input is not None or spec.vision is not None or spec.hearing is not None:
+        raise ConfigError(
+            f"lora_extra_vocab_size={count}: this model's tables of tokens cannot have further rows",
+            setting="lora_extra_vocab_size",
+        )
+    return dataclasses.replace(spec, vocab=spec.vocab + count, added_tokens=count)
 
 
 def load_model(

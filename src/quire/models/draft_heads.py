@@ -4,6 +4,7 @@ Each is a function of what the head's checkpoint says and of the model's spec. C
 """
 
 import dataclasses
+import re
 from collections.abc import Collection
 
 from quire.config.hf_config import HFConfig
@@ -13,21 +14,21 @@ from quire.models.spec import MLA, Attention, DecoderSpec, Features, WeightNames
 
 _QKV = ("q_proj", "k_proj", "v_proj")
 EAGLE_NAMES = dataclasses.replace(
-    LLAMA_NAMES.but(drop=("q_norm", "k_norm"), features_0="fc.0", features_1="fc.1"),
+    LLAMA_NAMES.but(drop=("q_norm", "k_norm"), features_0="fc.0", features_1="fc.1", masked="mask_hidden"),
     prefixes=("", "model."),
+    flattened=("masked",),
     ignored=("*.inv_freq", "*layers.0.input_layernorm.weight"),
 )
 EAGLE3_NAMES = dataclasses.replace(
     EAGLE_NAMES.but(
         qkv=tuple(f"self_attn.{name}.0" for name in _QKV),
-        pair_qkv=tuple(f"midlayer.self_attn.{name}.1" for name in _QKV),
-        hidden_norm="midlayer.hidden_norm",
+        pair_qkv=tuple(f"layers.0.self_attn.{name}.1" for name in _QKV),
+        hidden_norm="layers.0.hidden_norm",
         features_2="fc.2",
         draft_to_target="d2t",
     ),
-    layer="midlayer.",
     ignored=("*.inv_freq", "t2d"),
-    aliases={"layers.0.": "midlayer."},
+    aliases={"midlayer.": "layers.0."},
 )
 
 
@@ -85,8 +86,6 @@ def head_spec(method: str, hf: HFConfig, names: Collection[str], target: Decoder
         return _mtp(target, architecture)
     if hf.hidden_size != target.hidden and method == "eagle":
         raise _refusal(f"its hidden size is {hf.hidden_size}, and the model's {target.hidden}")
-    if hf.get("norm_before_residual", False):
-        raise _refusal("norm_before_residual of its config.json is not supported")
     spec = _eagle3(hf, names, target) if method == "eagle3" else _eagle(hf, names, target)
     return dataclasses.replace(spec, max_positions=target.max_positions, tied_embeddings=False)
 
@@ -110,6 +109,7 @@ def _eagle(hf: HFConfig, names: Collection[str], target: DecoderSpec) -> Decoder
         target.hidden,
         target.vocab,
         bias=any(name.endswith("fc.bias") for name in names),
+        masked=any(name.endswith("mask_hidden") for name in names),
         borrows=_borrowed(names, ("embedding", "lm_head")),
     )
     spec = llama(HFConfig(hf.to_dict() | {"vocab_size": target.vocab}))
@@ -117,7 +117,8 @@ def _eagle(hf: HFConfig, names: Collection[str], target: DecoderSpec) -> Decoder
 
 
 def _eagle3(hf: HFConfig, names: Collection[str], target: DecoderSpec) -> DecoderSpec:
-    """EAGLE-3 (https://arxiv.org/abs/2503.01840): one layer, features of three depths, a vocabulary of its own."""
+    """EAGLE-3 (https://arxiv.org/abs/2503.01840): one layer, features of three depths, a vocabulary of its own. P-EAGLE has more
+    layers, and features that stand for those of tokens that are not known yet."""
     values, own = hf.to_dict(), hf.get("eagle_config")
     chosen = own.get("eagle_aux_hidden_state_layer_ids") if isinstance(own, HFConfig) else None
     layers = tuple(chosen or (2, target.layers // 2, target.layers - 3))
@@ -130,10 +131,13 @@ def _eagle3(hf: HFConfig, names: Collection[str], target: DecoderSpec) -> Decode
         target.vocab,
         is_beside=True,
         bias=any(name.endswith("fc.bias") for name in names),
+        masked=any(name.endswith("mask_hidden") for name in names),
+        norms_residual=bool(values.get("norm_before_residual", False)),
         maps_tokens="d2t" in names if names else vocab != target.vocab,
         borrows=_borrowed(names, ("embedding",)),
     )
-    spec = llama(HFConfig(values | {"num_hidden_layers": 1, "vocab_size": vocab}))
+    numbers = {int(found[1]) for name in names if (found := re.search(r"(?:^|\.)layers\.(\d+)\.", name))}
+    spec = llama(HFConfig(values | {"num_hidden_layers": max(numbers, default=0) + 1, "vocab_size": vocab}))
     return dataclasses.replace(spec, weights=EAGLE3_NAMES, features=features)
 
 

@@ -384,6 +384,8 @@ class Features:
             (EAGLE-3; norms are the layer's own and `hidden_norm`), and features become the residual. Otherwise a matrix makes
             the residual of embedding and features together.
         normed: of the latter: whether both have a norm before that (`token_norm`, `hidden_norm`). bias: of the matrix.
+        masked: it has features that stand for those of tokens that are not known yet.
+        norms_residual: with `is_beside` the first layer adds to the normed features, not to themselves.
         maps_tokens: the head has its own vocabulary, with a table of how far each of its tokens is from the model's.
         borrows: modules that are the model's.
     """
@@ -394,6 +396,8 @@ class Features:
     is_beside: bool = False
     normed: bool = False
     bias: bool = False
+    masked: bool = False
+    norms_residual: bool = False
     maps_tokens: bool = False
     borrows: tuple[str, ...] = ()
 
@@ -428,6 +432,7 @@ class DecoderSpec:
         encoder: what reads beside the prompt.
         reads_items: it has no embedding: all its rows are items'.
         borrows_embedding: it has no embedding of its own, but that of the decoder whose encoder it is.
+        added_tokens: the last of `vocab` tokens, whose rows the checkpoint does not have.
     """
 
     vocab: int
@@ -467,6 +472,7 @@ class DecoderSpec:
     borrows_embedding: bool = False
     hearing: EncoderSpec | None = None
     reads_items: bool = False
+    added_tokens: int = 0
 
     @property
     def towers(self) -> tuple[DecoderSpec, ...]:

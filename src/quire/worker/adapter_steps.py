@@ -194,6 +194,19 @@ class AdapterSteps:
             part = slice(self._samples.slots.start, self._samples.groups.stop)
             self._buffer[part].copy_(torch.from_numpy(array[part]))
 
+    def limit(self, logits_SV: torch.Tensor) -> None:
+        """Leave to each row the tokens of its adapter, or of the base, and no others."""
+        least = self.store.least_tokens if self._adapters.is_active else self._places.own_tokens
+        if least == logits_SV.shape[1]:
+            return
+        if not self._adapters.is_active:
+            logits_SV[:, least:] = -torch.inf
+        else:
+            assert self._adapters.samples is not None
+            tokens_S = self.store.tokens_L[self._adapters.samples.slots_T[: len(logits_SV)]]
+            columns_X = torch.arange(least, logits_SV.shape[1], device=logits_SV.device)
+            logits_SV[:, least:].masked_fill_(columns_X >= tokens_S[:, None], -torch.inf)
+
     def prepare_empty(self) -> None:
         """No row has an adapter: what then runs with adapters does no harm."""
         self._buffer.zero_()
@@ -208,7 +221,8 @@ class AdapterSteps:
         """Memory in numbers."""
         count, rank = self._expected
         loaded = self.store.num_bytes
-        return {"expected": count, "rank": rank, "reserved_bytes": self.reserved_bytes, "loaded_bytes": loaded}
+        memory = {"expected": count, "rank": rank, "reserved_bytes": self.reserved_bytes, "loaded_bytes": loaded}
+        return memory | {"loads_by_recipe": self.store.num_followed}
 
     def rehearsed(self) -> contextlib.AbstractContextManager[None]:
         """Within this, steps with adapters have them on every matrix."""

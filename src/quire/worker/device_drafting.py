@@ -112,10 +112,11 @@ class DeviceDrafting:
         later draftings of this kind will take as long."""
         plan, drafter, is_usual = drafted.plan, self._drafter, True
         is_head = isinstance(drafter, HeadDrafter)
+        follows = is_head or drafter.reads_steps
         has_prompts = plan.total_num_tokens > len(plan.rows) + sum(map(len, plan.drafts.values()))
         if has_prompts and not is_head:
             self.read(step)
-        drafter.rows.follow(plan, drafted.is_ready, has_read_all=has_prompts or is_head)
+        drafter.rows.follow(plan, drafted.is_ready, has_read_all=has_prompts or follows)
         rows = plan.rows[plan.needs_sample]
         if len(rows):
             self._upload(plan, drafted.batch, rows, verified)
@@ -129,7 +130,13 @@ class DeviceDrafting:
         if is_head and (has_prompts or not count):
             self._guess(shape, step)
         else:
-            is_usual = self._run((shape, drafted.shape if is_head else None), lambda: self._guess(shape, step))
+
+            def run() -> None:
+                if drafter.reads_steps and not has_prompts:
+                    self.read(step)
+                self._guess(shape, step)
+
+            is_usual = self._run((shape, drafted.shape if follows else None), run)
         if count and plan.num_drafts:
             drafts_KN = drafter.batch.drafts_KN[: plan.num_drafts]
             drafted.host_KN = self._runtime.host_empty(drafts_KN.shape, torch.int32)

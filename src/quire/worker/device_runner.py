@@ -525,6 +525,7 @@ class DeviceRunner(Runner):
         if not shape.num_logits:
             return
         logits_SV = self._logits[shape.num_logits] = self._model.compute_logits(step)
+        self._limit_tokens(logits_SV)
         if shape.samples:
             ops.gumbel_argmax(
                 logits_SV,

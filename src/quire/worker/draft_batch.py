@@ -1,4 +1,4 @@
-"""The inputs of a drafter's passes: one or two tokens of each row that drew, in buffers that never move.
+"""The inputs of a drafter's passes: some tokens of each row that drew, in buffers that never move.
 
 Everything is computed where the drafter runs, from how many tokens each row has and what the last ones are: no pass waits for the
 host. Entries behind the rows' own number, up to a graph's size, are made harmless. Knows nothing of models.
@@ -24,6 +24,7 @@ class DraftBatch:
         groups: those that its layers use.
         max_positions: tokens that a row may have.
         most: drafts of a row at most.
+        widest: tokens of a row in a pass, at most.
 
     Attributes:
         columns: the rows' numbers, and what they draw with.
@@ -39,6 +40,7 @@ class DraftBatch:
         max_rows: int,
         max_positions: int,
         most: int,
+        widest: int,
         device: torch.device,
         slot_dtype: torch.dtype,
     ) -> None:
@@ -49,16 +51,20 @@ class DraftBatch:
         self._last_position = max_positions - 1
         self.columns, self.fields_FN = allocate_columns(max_rows, device), zeros(4, max_rows)
         self.live, self.drafts_KN = zeros(1), zeros(most, max_rows)
-        self._ids_T, self._positions_T = zeros(2 * max_rows), zeros(2 * max_rows)
-        self._slots_GT = [zeros(2 * max_rows, dtype=slot_dtype) for _ in tables]
-        self._query_start, self._seq_lens, self._index_N = zeros(max_rows + 1), zeros(max_rows), zeros(max_rows)
+        most_tokens = widest * max_rows
+        self._ids_T, self._positions_T, self._index_S = (zeros(most_tokens) for _ in range(3))
+        self._slots_GT = [zeros(most_tokens, dtype=slot_dtype) for _ in tables]
+        self._query_start, self._seq_lens = zeros(max_rows + 1), zeros(max_rows)
         self._shape = zeros(4, dtype=torch.int64)
         self._count_up = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
-        self._back = {width: torch.arange(1 - width, 1, dtype=torch.int32, device=device) for width in (1, 2)}
-        self._steps: dict[tuple[int, int], StepInputs] = {}
+        self._back = {
+            width: torch.arange(1 - width, 1, dtype=torch.int32, device=device) for width in range(1, widest + 1)
+        }
+        self._steps: dict[tuple[int, int, int], StepInputs] = {}
 
-    def place(self, count: int, width: int, ahead: int) -> StepInputs:
-        """The pass in which each row computes `width` tokens, the last of them so many behind its last known one."""
+    def place(self, count: int, width: int, ahead: int, draws: int = 1) -> StepInputs:
+        """The pass in which each row computes `width` tokens, the last of them so many behind its last known one. The last
+        `draws` of them need logits: first one of each row, then the next one of each."""
         fields, tokens, size, live = self.fields_FN[:, :count], count * width, self._block_size, self.live
         lengths_N, rows_N1 = fields[LENGTH], self.columns.rows_S[:count].long()[:, None]
         positions_NW = (lengths_N[:, None] + (ahead - 1) + self._back[width]).clamp_(0, self._last_position)
@@ -72,24 +78,27 @@ class DraftBatch:
         queries = torch.minimum(self._count_up[: count + 1], live)
         self._query_start[: count + 1] = queries * width
         self._seq_lens[:count] = torch.where(self._count_up[:count] < live, positions_NW[:, -1] + 1, 0)
-        self._index_N[:count] = self._count_up[:count] * width + (width - 1)
+        index_SN = self._index_S[: draws * count].view(draws, count)
+        index_SN[:] = self._count_up[:count] * width + (width - 1) + self._back[draws][:, None]
         self._shape[0], self._shape[1] = live[0] * width, live[0]
         self._shape[2:3] = width  # of one element it would be a copy from the host, which no graph can capture
         self._shape[3] = self._seq_lens[:count].max()
-        return self._step(count, width)
+        return self._step(count, width, draws)
 
     def aim(self, count: int, number: int) -> None:
         """The next draw is of each row's guess of this number: the noise is that of where it will stand."""
         self.columns.positions_S[:count] = self.fields_FN[LENGTH, :count] + number
 
-    def put_ids(self, count: int, *columns: torch.Tensor) -> None:
-        """The tokens of a pass: of each row one of each column."""
-        ids_NW = self._ids_T[: count * len(columns)].view(count, len(columns))
+    def put_ids(self, count: int, *columns: torch.Tensor, masks: int = 0, mask: int = 0) -> None:
+        """The tokens of a pass: of each row one of each column, and behind them so many of this token."""
+        width = len(columns) + masks
+        ids_NW = self._ids_T[: count * width].view(count, width)
+        ids_NW[:, len(columns) :] = mask
         for place, column in enumerate(columns):
             ids_NW[:, place] = column[:count]
 
-    def _step(self, count: int, width: int) -> StepInputs:
-        step = self._steps.get((count, width))
+    def _step(self, count: int, width: int, draws: int) -> StepInputs:
+        step = self._steps.get((count, width, draws))
         if step is None:
             attention = [
                 AttentionMetadata(
@@ -108,6 +117,7 @@ class DraftBatch:
                 )
                 for table, slots in zip(self._tables, self._slots_GT, strict=True)
             ]
-            step = StepInputs(self._ids_T, self._positions_T, self._index_N, attention, count * width, count)
-            self._steps[count, width] = step
+            sizes = (count * width, count * draws)
+            step = StepInputs(self._ids_T, self._positions_T, self._index_S, attention, *sizes)
+            self._steps[count, width, draws] = step
         return step

@@ -8,7 +8,10 @@
 3. It draws each guess with the row's temperature and filters (`draft_drawing.py` says with which noise).
 4. Guesses come back with the step's result (`ModelRunnerOutput.proposals`); the scheduler decides which are verified, and how
    many are made next (`core/model_drafting.py`). Whatever is guessed, the tokens are those of an engine without guesses.
-5. A pass is computed from buffers on the device alone: passes are recorded once on a CPU, and captured together on a GPU.
+5. One that was trained for it makes all guesses at once (`parallel_drafting`; P-EAGLE, and PARD, https://arxiv.org/abs/2504.18583):
+   it reads tokens that stand for those that are not known yet. What it keeps of these counts no more, so that it reads each of
+   the model's steps whole.
+6. A pass is computed from buffers on the device alone: passes are recorded once on a CPU, and captured together on a GPU.
 
 Legend: N rows, V vocabulary, K drafts.
 """
@@ -21,7 +24,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from quire.config import EngineConfig
+from quire.config import EngineConfig, ModelConfig
+from quire.config.drafter import differing_tokens
 from quire.config.kv_spec import KVCacheSpec, KVKind
 from quire.core.output import IntArray, SchedulerOutput
 from quire.errors import ConfigError
@@ -29,6 +33,7 @@ from quire.layers.decoder import Decoder
 from quire.layers.draft_head import DraftHead
 from quire.layers.interface import CausalLM, StepInputs
 from quire.layers.plain_heads import PLAIN_HEADS, PlainHeads
+from quire.logger import init_logger
 from quire.model_loader import load_model
 from quire.model_loader.draft_head import load_head, load_plain_heads
 from quire.model_loader.loader import LoadedModel
@@ -37,6 +42,9 @@ from quire.worker.batch_state import BatchState
 from quire.worker.draft_batch import BEFORE, LAST, DraftBatch
 from quire.worker.draft_drawing import DraftDrawing
 from quire.worker.draft_rows import DraftRows
+from quire.worker.draft_vocabulary import OtherTokens
+
+logger = init_logger(__name__)
 
 Run = Callable[[StepInputs], torch.Tensor]
 
@@ -52,6 +60,7 @@ class Drafter:
         model: the loaded drafter. most: guesses that it makes for a row at most.
         drawing: draws its guesses.
         rows, batch: once pages are there: its rows, and the inputs of its passes.
+        reads_steps: it reads the tokens of each step as the model does, before it guesses behind them.
         behind: how many tokens before a row's last one the last is that it reads in its first pass.
     """
 
@@ -66,8 +75,12 @@ class Drafter:
         self.most, self.vocab = config.speculative.num_speculative_tokens, config.model.vocab_size
         self.max_rows, self._max_len = config.scheduler.max_num_seqs, config.model.max_model_len
         self.target, self._runtime, self._method = target, runtime, config.speculative.method
+        self.is_parallel = config.speculative.parallel_drafting
+        self.reads_steps = self.is_parallel and not self.behind
+        self._widest = self.most + 1 if self.is_parallel else 2
         own = config.of_drafter(config.drafter, target.kv_cache_specs()[0].block_size)
-        loaded = self._load(own, platform, max(max_tokens, 2 * self.max_rows))
+        self._mask = _mask_of(config.drafter) if self.is_parallel else 0
+        loaded = self._load(own, platform, max(max_tokens, self._widest * self.max_rows))
         if type(loaded.backend) is not type(target.attention_backend):
             backends = (loaded.backend.name, target.attention_backend.name)
             raise ConfigError(
@@ -82,18 +95,38 @@ class Drafter:
                 setting="speculative_config",
             )
         self.model, self._explained = loaded.model, loaded.explain()
-        # A family's models have more or fewer rows behind the last token in their embeddings.
-        self._known = (
-            min(config.drafter.vocab_size, self.vocab) if config.speculative.method == "draft_model" else self.vocab
-        )
+        self._other, self._known = self._compare_tokens(config.drafter, config.model), self.vocab
+        if self._method == "draft_model" and self._other is None:
+            # A family's models have more or fewer rows behind the last token in their embeddings.
+            self._known = min(config.drafter.vocab_size, self.vocab)
         shape = (self.most, self.max_rows, self.vocab, self._known)
         self.drawing = DraftDrawing(config.speculative, *shape, runtime.device())
-        size = max_tokens if self._known < self.vocab else 0
+        size = max_tokens if self._known < self.vocab or self._other is not None else 0
         self._readable_T = torch.zeros(size, dtype=torch.int32, device=runtime.device())
+
+    def _compare_tokens(self, drafter: ModelConfig, model: ModelConfig) -> OtherTokens | None:
+        """The tokens of a draft model that has another tokenizer than the model; None: they are the model's."""
+        difference = differing_tokens(drafter, model) if self._method == "draft_model" else ""
+        if not difference:
+            return None
+        other = OtherTokens(drafter, model, self.max_rows, self._runtime.device())
+        logger.info("The draft model guesses %d tokens that both models have: %s", other.num_shared, difference)
+        return other
+
+    def _own_ids(self, ids: torch.Tensor) -> torch.Tensor:
+        """What the drafter reads for tokens of the model."""
+        if self._other is not None:
+            return self._other.own(ids)
+        return ids.clamp(max=self._known - 1) if self._known < self.vocab else ids
+
+    @property
+    def most_logits(self) -> int:
+        """Of a pass."""
+        return self.max_rows * (self.most if self.is_parallel else 1)
 
     def _load(self, config: EngineConfig, platform: Platform, max_tokens: int) -> LoadedModel:
         free, _ = self._runtime.memory_info()
-        return load_model(config, platform, self._runtime.device(), max_tokens, self.max_rows, free)
+        return load_model(config, platform, self._runtime.device(), max_tokens, self.most_logits, free)
 
     def weights_changed(self) -> None:
         """The model's weights are others."""
@@ -115,7 +148,7 @@ class Drafter:
         """The inputs of its passes, which read these page tables."""
         device, most = self._runtime.device(), self.most
         sizes = (self._block_size, self.max_rows, self._max_len, most)
-        self.batch = DraftBatch(tables, self._groups, *sizes, device, slot_dtype)
+        self.batch = DraftBatch(tables, self._groups, *sizes, self._widest, device, slot_dtype)
 
     # Passes.
 
@@ -137,7 +170,7 @@ class Drafter:
         """A step of the model with tokens that the drafter has."""
         if not len(self._readable_T):
             return step
-        torch.clamp(step.input_ids[: step.num_tokens], max=self._known - 1, out=self._readable_T[: step.num_tokens])
+        self._readable_T[: step.num_tokens] = self._own_ids(step.input_ids[: step.num_tokens])
         return dataclasses.replace(step, input_ids=self._readable_T)
 
     def compute(self, step: StepInputs) -> torch.Tensor:
@@ -149,13 +182,13 @@ class Drafter:
 
     def spread(self, logits_NV: torch.Tensor) -> torch.Tensor:
         """Logits of the model's tokens."""
-        return logits_NV
+        return logits_NV if self._other is None else self._other.spread(logits_NV)
 
     def first_pass(self, count: int, run: Run) -> torch.Tensor:
         """The logits of the first guesses of so many rows."""
         batch = self.batch
         step = batch.place(count, 2, 0)
-        batch.put_ids(count, *(batch.fields_FN[field].clamp(max=self._known - 1) for field in (BEFORE, LAST)))
+        batch.put_ids(count, *(self._own_ids(batch.fields_FN[field]) for field in (BEFORE, LAST)))
         return run(step)
 
     def guess(
@@ -168,14 +201,43 @@ class Drafter:
             run: `compute`, or what was recorded of it.
             is_filtered: some row draws only from its likeliest tokens.
         """
+        if self.is_parallel:
+            self._guess_at_once(count, num_drafts, first, run, is_filtered=is_filtered)
+            return
         batch, logits_NV = self.batch, first()
         for number in range(num_drafts):
-            batch.aim(count, number)
-            drafted_N = self.drawing.draw(batch, self.spread(logits_NV), number, is_filtered=is_filtered)
+            drafted_N = self._draw(count, number, logits_NV, is_filtered=is_filtered)
             if number + 1 < num_drafts:
                 step = batch.place(count, 1, number + 1 - self.behind)
-                batch.put_ids(count, drafted_N)
+                batch.put_ids(count, self._own_ids(drafted_N))
                 logits_NV = run(step)
+
+    def _draw(self, count: int, number: int, logits_NV: torch.Tensor, *, is_filtered: bool) -> torch.Tensor:
+        self.batch.aim(count, number)
+        return self.drawing.draw(self.batch, self.spread(logits_NV), number, is_filtered=is_filtered)
+
+    def _guess_at_once(
+        self, count: int, num_drafts: int, first: Callable[[], torch.Tensor], run: Run, *, is_filtered: bool
+    ) -> None:
+        """As `guess`: one pass over tokens that stand for the unknown ones; a head's first guess comes of the step itself."""
+        batch, drawn, known = self.batch, self.behind, list[torch.Tensor]()
+        if self.behind:
+            self._draw(count, 0, first(), is_filtered=is_filtered)
+        else:
+            known = [self._own_ids(batch.fields_FN[field]) for field in (BEFORE, LAST)]
+        draws = num_drafts - drawn
+        if draws:
+            masks = draws if self.behind else draws - 1
+            step = batch.place(count, len(known) + masks, draws - 1, draws)
+            batch.put_ids(count, *known, masks=masks, mask=self._mask)
+            logits_SV = run(self._masked(step))
+            for number in range(draws):
+                part_NV = logits_SV[number * count : (number + 1) * count]
+                self._draw(count, drawn + number, part_NV, is_filtered=is_filtered)
+
+    def _masked(self, step: StepInputs) -> StepInputs:
+        """A pass over tokens that are not known yet."""
+        return step
 
     def proposals(
         self, plan: SchedulerOutput, is_ready: npt.NDArray[np.bool_], drafts_KN: IntArray
@@ -194,7 +256,8 @@ class Drafter:
 
     def explain(self) -> dict[str, Any]:
         """What it is, for `quire explain`."""
-        return {"method": self._method, "kv_layers": len(self.kv_cache_specs()), **self._explained}
+        shared = {} if self._other is None else {"shared_tokens": self._other.num_shared}
+        return {"method": self._method, "kv_layers": len(self.kv_cache_specs()), **shared, **self._explained}
 
 
 class HeadDrafter(Drafter):
@@ -209,9 +272,14 @@ class HeadDrafter(Drafter):
     behind = 1
 
     def _load(self, config: EngineConfig, platform: Platform, max_tokens: int) -> LoadedModel:
-        loaded = load_head(config, self._method, platform, self.target, max_tokens, self.max_rows)
-        self._read_features(cast(DraftHead, loaded.model).features.layers, max_tokens)
+        loaded = load_head(config, self._method, platform, self.target, max_tokens, self.most_logits)
+        head = cast(DraftHead, loaded.model)
+        self._read_features(head.features.layers, max_tokens)
+        self._masks = head.masked(self._widest * self.max_rows) if self.is_parallel else ()
         return loaded
+
+    def _masked(self, step: StepInputs) -> StepInputs:
+        return dataclasses.replace(step, features=self._masks)
 
     def _read_features(self, layers: Sequence[int], max_tokens: int) -> None:
         """Have the model leave what the head reads."""
@@ -258,6 +326,19 @@ class PlainHeadDrafter(HeadDrafter):
 
     def spread(self, logits_NV: torch.Tensor) -> torch.Tensor:
         return logits_NV
+
+
+def _mask_of(drafter: ModelConfig) -> int:
+    """The token that stands for one that is not known yet. Raises ConfigError: the drafter has none."""
+    for name in ("pard_token", "ptd_token_id", "mask_token_id"):
+        token = drafter.hf_config.get(name)
+        if token is not None and 0 <= int(token) < drafter.vocab_size:
+            return int(token)
+    raise ConfigError(
+        f"speculative_config.parallel_drafting cannot be used: config.json of {drafter.model!r} names no pard_token, "
+        "ptd_token_id or mask_token_id of its vocabulary, so it was not trained for it",
+        setting="speculative_config",
+    )
 
 
 def make_drafter(

@@ -84,6 +84,8 @@ class HostDrafting:
         is_head = isinstance(drafter, HeadDrafter)
         num_logits = rows if is_head else 0
         self._over_step.record(runtime, self._step(num_logits), self._sizes[0], rows if is_head else self._sizes[1])
+        if drafter.is_parallel:  # its tokens and its logits could not be told apart: they are as many
+            return
         few = drafter.batch.place(rows, 1 if is_head else 2, 0)
         self._over_rows.record(runtime, few, few.num_tokens, rows + 1 if is_head else rows)
 
@@ -122,7 +124,8 @@ class HostDrafting:
     def _follow(self, plan: SchedulerOutput, is_ready: npt.NDArray[np.bool_], output: ModelRunnerOutput) -> None:
         drafter = self._drafter
         is_head = isinstance(drafter, HeadDrafter)
-        reads_all = is_head or plan.total_num_tokens > len(plan.rows) + sum(map(len, plan.drafts.values()))
+        has_prompts = plan.total_num_tokens > len(plan.rows) + sum(map(len, plan.drafts.values()))
+        reads_all = is_head or has_prompts or drafter.reads_steps
         rows, count = plan.rows[plan.needs_sample], int(np.count_nonzero(plan.needs_sample))
         if isinstance(drafter, HeadDrafter):
             self._point(drafter, plan)

@@ -244,6 +244,8 @@ class ModelRunner(Runner):
         """What `_compute` gives for the prepared step, of which other stages compute the layers before and behind."""
         self._before_layers(self._inputs.step.num_tokens)
         result = self._run_layers()
+        if self._pooler is None and self.is_last_stage:
+            self._limit_tokens(result)
         self._behind_layers(self._inputs.step.num_tokens)
         return result
 

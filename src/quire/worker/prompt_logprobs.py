@@ -27,7 +27,7 @@ class PromptLogprobs:
 
     Args:
         round_up: how many rows of logits are computed where so many are wanted, at most `max_logits`.
-        tell: is told the row, and how many of its logits are computed next.
+        tell: is told the row, and how many of its logits are computed next. `limit`: takes the tokens away that it does not have.
     """
 
     def __init__(
@@ -37,9 +37,10 @@ class PromptLogprobs:
         max_logits: int,
         round_up: Callable[[int], int] = lambda count: count,
         tell: Callable[[int, int], None] = lambda row, count: None,
+        limit: Callable[[torch.Tensor], None] = lambda logits_SV: None,
     ) -> None:
         self._model = model
-        self._round_up, self._tell = round_up, tell
+        self._round_up, self._tell, self._limit = round_up, tell, limit
         self._sampler = sampler
         self._max_logits = max_logits
         self._rows: set[int] = set()
@@ -85,6 +86,7 @@ class PromptLogprobs:
             step.logits_index[: step.num_logits] = torch.from_numpy(index)
             self._tell(row, step.num_logits)
             logits_SV = self._model.compute_logits(step)[: len(chunk)]
+            self._limit(logits_SV)
             part = self._sampler.compute_prompt_logprobs(logits_SV, chunk, row)
             result.token_ids += part.token_ids
             result.logprobs += part.logprobs

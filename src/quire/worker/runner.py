@@ -136,7 +136,7 @@ class Runner(abc.ABC):
             self._adapters = AdapterSteps(
                 config, self._model, runtime, self._max_rows, max_tokens, is_grouped=self.groups_adapters
             )
-        tell = [] if self._adapters is None else [self._adapters.tell_samples]
+        tell = [] if self._adapters is None else [self._adapters.tell_samples, self._adapters.limit]
         self._prompt_logprobs = PromptLogprobs(self._model, self._sampler, self._max_rows, round_up, *tell)
 
         self._axes = AxisPositions(self._max_rows, max_tokens) if self._model.num_axes else None
@@ -229,6 +229,11 @@ class Runner(abc.ABC):
         if self._adapters is None:
             raise EngineError("adapters are off: start the engine with enable_lora")
         return self._adapters
+
+    def _limit_tokens(self, logits_SV: torch.Tensor) -> None:
+        """Leave to each row the tokens that it may have: there may be some of adapters alone."""
+        if self._adapters is not None:
+            self._adapters.limit(logits_SV)
 
     def drop_adapters(self, *, is_base_new: bool = False) -> None:
         """Give back what adapters have on the device. No step is in flight, and rows keep no request.

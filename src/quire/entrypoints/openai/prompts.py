@@ -99,7 +99,7 @@ async def completion_prompts(state: ServerState, request: CompletionRequest, roo
     if request.prompt is None:
         raise bad_field("prompt", "this field is required.", "missing_field")
     items, tokenizer = listed(request.prompt, "prompt", "prompts"), state.engine.get_tokenizer()
-    vocab_size, processor = state.engine.config.model.vocab_size, input_processor(state)
+    vocab_size, processor = state.engine.tokenizer_source.num_tokens(), input_processor(state)
     prompts = [await _completion_prompt(item, request, tokenizer, vocab_size, room) for item in items]
     if processor is None or processor.halves is None:
         return prompts

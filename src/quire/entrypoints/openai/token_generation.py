@@ -46,7 +46,7 @@ async def prepare_tokens(state: ServerState, request: GenerateRequest, public_id
         raise bad_field("output_mode", "'derender' is not supported yet; use tokens or text.", "not_supported")
     if request.stream_options is not None and not request.stream:
         raise bad_field("stream_options", "only allowed when stream is true.")
-    array = check_token_ids(request.token_ids, config.vocab_size, "token_ids")
+    array = check_token_ids(request.token_ids, state.engine.tokenizer_source.num_tokens(), "token_ids")
     room = resolve_max_tokens(
         None, len(request.token_ids), config.max_model_len, config.default_sampling.get("max_tokens"), "", "token_ids"
     )

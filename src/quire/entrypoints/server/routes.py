@@ -112,7 +112,7 @@ async def detokenize(request: Request) -> Response:
     state.resolve_model(body.model)
     tokenizer = require_tokenizer(state.engine.get_tokenizer(), "tokens")
     if body.tokens:
-        check_token_ids(body.tokens, state.engine.config.model.vocab_size, "tokens")
+        check_token_ids(body.tokens, state.engine.tokenizer_source.num_tokens(), "tokens")
     return json_response(DetokenizeResponse(await run_sized(len(body.tokens), tokenizer.decode, body.tokens)))
 
 
