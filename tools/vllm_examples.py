@@ -32,24 +32,17 @@ NEEDS: dict[str, str] = {
     "disaggregated/flexkv": "the package flexkv",
     "kv_load_failure_recovery": "a connector of vLLM's own that fails on purpose",
     "ray_serving": "the package ray",
-    "multimodal/audio_language": "a model that hears",
-    "multimodal/encoder_decoder": "a model that hears",
     "omni/only_thinker": "a model that hears and reads video",
-    "vision_language_multi_image": "pictures from the network",
-    "pooling/embed/vision": "a pooling model that sees",
-    "pooling/score/vision": "a pooling model that sees",
+    "pooling/score/vision": "a picture and a video from the network",
     "pooling/plugin": "a model of satellite pictures (Prithvi)",
-    "jina_embeddings_v4": "a pooling model that sees",
     "qwen_1m": "a file from the network",
-    "features/torchrun": "torchrun with several ranks",
-    "data_parallel": "several GPUs",
+    "multi_instance_data_parallel": "a second engine that is started by hand",
     "rl/rlhf": "several GPUs, Ray and a trainer",
     "rl/routed_experts": "several GPUs",
     "tensorize_vllm_model": "the package tensorizer",
     "api_server/server": "the package fastapi",
-    "forced_alignment": "a model that hears",
-    "qwen3_reranker": "a tokenizer with the words yes and no, and weights of Qwen3",
-    "chat_with_tools": "a tokenizer of Mistral's",
+    "forced_alignment": "a model that aligns sounds with words (Qwen3-ForcedAligner)",
+    "chat_with_tools": "weights that call tools",
 }
 """Parts of paths, and what those scripts need."""
 ARGUMENTS: dict[str, list[str]] = {
@@ -57,9 +50,15 @@ ARGUMENTS: dict[str, list[str]] = {
     "load_sharded_state": ["--model", "{folder}/sharded"],
     "spec_decode_offline": ["--method", "ngram", "--num-prompts", "4", "--dataset-name", "random"],
     "multimodal/vision_language_offline": ["--model-type", "llava"],
+    "multimodal/vision_language_multi": ["--model-type", "mistral3"],
+    "multimodal/audio_language": ["--model-type", "qwen2_audio"],
     "multimodal/mistral-small": ["simple", "--format", "hf"],
+    "pooling/embed/vision_embedding": ["--model", "qwen3_vl"],
+    "data_parallel_offline": ["--data-parallel-size", "2", "--max-model-len", "256"],
 }
 """What scripts want on their command line."""
+RANKS: dict[str, int] = {"torchrun_dp_example": 2, "torchrun_example": 4}
+"""Scripts that `torchrun` starts, and in how many processes."""
 POOLERS: dict[str, tuple[str, dict[str, Any]]] = {
     "BAAI/bge-reranker-v2-m3": ("XLMRobertaForSequenceClassification", {"num_labels": 1}),
     "jinaai/jina-embeddings-v3": ("XLMRobertaModel", {"matryoshka_dimensions": [16, 32]}),
@@ -67,17 +66,43 @@ POOLERS: dict[str, tuple[str, dict[str, Any]]] = {
     "nvidia/llama-nemotron-rerank-1b-v2": ("LlamaForSequenceClassification", {"num_labels": 1}),
     "BAAI/bge-m3": ("XLMRobertaModel", {}),
     "jinaai/jina-reranker-v3": ("Qwen3Model", {}),
+    "Qwen/Qwen3-Reranker-0.6B": ("Qwen3ForCausalLM", {}),
+    "ibm-research/PowerMoE-3b": ("GraniteMoeForCausalLM", {}),
+    "microsoft/Phi-mini-MoE-instruct": ("PhimoeForCausalLM", {}),
 }
 """Stand-ins of models that only examples name, as in `servers.POOLING`."""
-SEERS: dict[str, str] = {
-    "llava-hf/llava-1.5-7b-hf": "LlavaForConditionalGeneration",
-    "mistralai/Mistral-Small-3.1-24B-Instruct-2503": "Mistral3ForConditionalGeneration",
+_VISION, _LISTENER, _HALVES = (
+    "tiny_vision:make_tiny_vision",
+    "tiny_listeners:make_tiny_listener",
+    "tiny_encoder_decoder:make_tiny_encoder_decoder",
+)
+OTHERS: dict[str, tuple[str, str, str]] = {
+    "llava-hf/llava-1.5-7b-hf": (_VISION, "LlavaForConditionalGeneration", "<image>"),
+    "mistralai/Mistral-Small-3.1-24B-Instruct-2503": (_VISION, "Mistral3ForConditionalGeneration", "[IMG]"),
+    "Qwen/Qwen3-VL-Embedding-2B": (_VISION, "Qwen3VLForConditionalGeneration", "<|image_pad|>"),
+    "jinaai/jina-embeddings-v4-vllm-text-matching": (_VISION, "Qwen2_5_VLForConditionalGeneration", "<|image_pad|>"),
+    "Qwen/Qwen2-Audio-7B-Instruct": (_LISTENER, "Qwen2AudioForConditionalGeneration", ""),
+    "openai/whisper-large-v3-turbo": (_HALVES, "WhisperForConditionalGeneration", ""),
 }
-"""Stand-ins of models that see."""
-ADAPTERS: dict[str, str] = {"AmirMohseni/skywork-qwen3-0.6b-reward-lora": "Skywork/Skywork-Reward-V2-Qwen3-0.6B"}
-"""Stand-ins of adapters, and the model that each is for."""
-LONGER = {"max_position_embeddings": 4096}
-SAMPLES = ("cherry_blossom",)
+"""Stand-ins of models that see or hear: who makes them, of `tests.oracles`, their architecture, and how they mark an image."""
+ADAPTERS: dict[str, str] = {
+    "AmirMohseni/skywork-qwen3-0.6b-reward-lora": "Skywork/Skywork-Reward-V2-Qwen3-0.6B",
+    **dict.fromkeys(
+        ("jeeejeee/llama32-3b-text2sql-spider", "timdettmers/qlora-flan-7b", "jashing/tinyllama-colorist-lora"), ""
+    ),
+}
+"""Stand-ins of adapters, and the model that each is for; none: the demo model."""
+STORED: dict[str, str] = {
+    "TheBloke/TinyLlama-1.1B-Chat-v0.3-AWQ": "awq(32)",
+    "TheBloke/TinyLlama-1.1B-Chat-v0.3-GPTQ": "gptq(4, 32)",
+}
+"""Stand-ins that are the demo model in a number format, of `tests.oracles.quantized_models`."""
+LONGER = {"max_position_embeddings": 32768}
+PICTURES = (
+    "vision_model_images/cherry_blossom",
+    *(f"multimodal_asset/{name}" for name in ("duck", "lion", "cat_snow", "eskimo")),
+)
+SOUNDS = ("mary_had_lamb", "winning_call")
 LATER = ("decode_example", "load_sharded_state")
 """Parts of paths of scripts that read what another one writes."""
 _HUB_ID = re.compile(r"[A-Za-z][\w.-]*/[\w.-]*[A-Za-z][\w.-]*")
@@ -109,24 +134,44 @@ def fill_cache(cache: Path, repository: str) -> None:
     (folder / "refs").mkdir(parents=True)
     (folder / "refs" / "main").write_text(commit, encoding="utf-8")
     here = folder / "snapshots" / commit
-    if repository in SEERS:
-        words = (
-            f"from tests.oracles.tiny_vision import CONFIGS, make_tiny_vision as make; name = {SEERS[repository]!r}; "
-        )
-        run_python(
-            words + f"text = CONFIGS[name]['text_config'] | {LONGER!r}; make(name, {str(here)!r}, text_config=text)"
-        )
+    if repository in OTHERS:
+        maker, name, mark = OTHERS[repository]
+        module, function = maker.split(":")
+        longer = f"dict(text_config=CONFIGS[{name!r}]['text_config'] | {LONGER!r})"
+        more = "dict(max_target_positions=448)" if maker == _HALVES else longer
+        words = f"from tests.oracles.{module} import CONFIGS, {function} as make; "
+        run_python(f"{words}make({name!r}, {str(here)!r}, **{more})")
+        for file in here.glob("tokenizer*.json") if mark else ():
+            file.write_text(file.read_text("utf-8").replace("<image>", mark), encoding="utf-8")
     elif repository in ADAPTERS:
         base = checkpoint(ADAPTERS[repository])
-        words = f"from pathlib import Path as P; from tests.oracles.peft_adapters import make_adapter as make; base = {base!r}; "
-        run_python(
-            words + f"make(P(base), P({str(here)!r}), r=4, task_type='SEQ_CLS', target_modules=['q_proj', 'v_proj'])"
-        )
+        task = "SEQ_CLS" if base else "CAUSAL_LM"
+        words = "from pathlib import Path as P; from tests.oracles.peft_adapters import make_adapter as make; "
+        made = f"make(P({base or str(DEMO)!r}), P({str(here)!r}), r=4, task_type={task!r}, target_modules=['q_proj', 'v_proj'])"
+        run_python(words + made)
+    elif repository in STORED:
+        words = f"from pathlib import Path as P; from tests.oracles.quantized_models import *; form = {STORED[repository]}; "
+        run_python(f"{words}store(P({str(DEMO)!r}), P({str(here)!r}), form)")
     else:
         shutil.copytree(checkpoint(repository) or str(DEMO), here)
-    if (tokenizer := here / "tokenizer_config.json").exists() and repository not in ADAPTERS:
-        longer = json.loads(tokenizer.read_text("utf-8")) | {"model_max_length": LONGER["max_position_embeddings"]}
-        tokenizer.write_text(json.dumps(longer), encoding="utf-8")
+    if repository == "Qwen/Qwen3-Reranker-0.6B":
+        from tokenizers import Tokenizer
+
+        words = Tokenizer.from_file(str(here / "tokenizer.json"))
+        words.add_tokens(["yes", "no"])
+        words.save(str(here / "tokenizer.json"))
+    if repository not in ADAPTERS:
+        lengthen(here, is_demo=repository not in {**POOLING, **OTHERS})
+
+
+def lengthen(folder: Path, *, is_demo: bool) -> None:
+    """Let a stand-in be as long as scripts want it; the others are made so."""
+    fields = {"tokenizer_config.json": "model_max_length"} | (
+        {"config.json": "max_position_embeddings"} if is_demo else {}
+    )
+    for name, field in fields.items():
+        known = json.loads((folder / name).read_text("utf-8"))
+        (folder / name).write_text(json.dumps(known | {field: LONGER["max_position_embeddings"]}), encoding="utf-8")
 
 
 def run_python(text: str) -> None:
@@ -135,12 +180,17 @@ def run_python(text: str) -> None:
 
 
 def draw_samples(folder: Path) -> None:
-    """Pictures in place of those that vLLM's examples fetch."""
+    """Pictures and sounds in place of those that vLLM's examples fetch."""
+    import numpy as np
+    import soundfile
     from PIL import Image
 
-    folder.mkdir(parents=True)
-    for number, name in enumerate(SAMPLES):
+    for number, name in enumerate(PICTURES):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         Image.linear_gradient("L").rotate(90 * number).convert("RGB").save(folder / f"{name}.jpg")
+    for number, name in enumerate(SOUNDS):
+        wave = np.sin(np.arange(8000) * (0.05 + 0.02 * number)).astype(np.float32)
+        soundfile.write(folder / f"multimodal_asset/{name}.ogg", wave, 16000)
 
 
 def run_script(path: Path, root: Path, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -152,7 +202,9 @@ def run_script(path: Path, root: Path, folder: Path, arguments: argparse.Namespa
     text = path.read_text("utf-8")
     for repository in hub_ids(text):
         fill_cache(folder / "hub", repository)
-    words = ["-m", "quire.as_vllm", str(path)]
+    ranks = next((number for part, number in RANKS.items() if part in name), 0)
+    torchrun = [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node", str(ranks)] if ranks else []
+    words = ["-m", "quire.as_vllm", *torchrun, str(path)]
     if arguments.rename:
         changed = folder / path.name
         changed.write_text(re.sub(r"\bvllm\b", "quire", text), encoding="utf-8")
@@ -212,7 +264,7 @@ def main() -> None:
     for name, (architecture, config) in (POOLING | POOLERS).items():
         POOLING[name] = (architecture, {"max_position_embeddings": 4096, **config})
     with tempfile.TemporaryDirectory() as folder:
-        draw_samples(Path(folder) / "quire/assets/vision_model_images")
+        draw_samples(Path(folder) / "quire/assets")
         scripts = engine_scripts(root, arguments.only)
         if not scripts:
             sys.exit(f"{root}: no such examples; give the path of an unpacked source distribution of vLLM")

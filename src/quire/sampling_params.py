@@ -234,6 +234,8 @@ class SamplingParams(
         thinking_token_budget: tokens that a model may reason with (-1 or None: no limit); then the end of the reasoning is
             forced. Needs a model whose reasoning is marked.
         repetition_detection: ends an output that repeats itself, with finish reason `repetition`.
+        trace_decode_token_ids: the very tokens of the output, for the logprobs and times that they have; `max_tokens` and what
+            else ends an output are as these say.
         stream_interval: tokens that a stream sends together, after the first one; the engine's setting is the minimum.
         truncate_prompt_tokens: keep that many tokens at the prompt's end; -1 for as many as fit.
 
@@ -275,6 +277,7 @@ class SamplingParams(
     skip_reading_prefix_cache: bool | None = None
     thinking_token_budget: int | None = None
     repetition_detection: RepetitionDetectionParams | None = None
+    trace_decode_token_ids: list[int] | None = None
 
     # The input processor and the server fill these fields, never users.
     thinking: Thinking | None = None
@@ -295,6 +298,11 @@ class SamplingParams(
             checks.refuse("min_tokens", self.min_tokens, f"at most max_tokens={self.max_tokens}")
         if self.stop and not self.detokenize:
             raise RequestError("stop strings need detokenize=True; use stop_token_ids without it", param="stop")
+        if self.trace_decode_token_ids is not None and (
+            self.structured_outputs or self.thinking_token_budget is not None
+        ):
+            message = "trace_decode_token_ids are the whole output: structured_outputs and thinking_token_budget must be left out"
+            raise RequestError(message, param="trace_decode_token_ids")
         if self.temperature < GREEDY_BELOW:
             self._make_greedy()
 
@@ -441,6 +449,10 @@ def _check_bias(name: str, value: Any) -> dict[int, float]:
     return checked
 
 
+def _check_trace(name: str, value: Any) -> list[int]:
+    return checks.token_ids(name, value, limits.MAX_TOKENS) or checks.refuse(name, value, "at least one token id")
+
+
 _TOKENS = limits.MAX_TOKENS
 _SAMPLING_CHECKS = checks.checks_of(
     SamplingParams,
@@ -485,6 +497,7 @@ _SAMPLING_CHECKS = checks.checks_of(
             -1, checks.whole_rule(-1, _TOKENS, f"a whole number from 0 to {_TOKENS}, -1 (no limit), or null")
         ),
         "repetition_detection": _check_repetition,
+        "trace_decode_token_ids": _check_trace,
     },
 )
 

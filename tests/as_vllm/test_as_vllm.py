@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import types
@@ -11,9 +12,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from quire.as_vllm import pictures
 from quire.as_vllm.faces import LLM
 from quire.as_vllm.names import ABSENT, MODULES, PROGRAMS, why_absent
-from quire.as_vllm.pictures import ImageAsset, VideoAsset, convert_image_mode, encode_image_url, fetch_image
+from quire.as_vllm.pictures import (
+    AudioAsset,
+    ImageAsset,
+    VideoAsset,
+    convert_image_mode,
+    encode_image_url,
+    fetch_image,
+    load_audio,
+)
 from quire.entrypoints.cli.main import COMMANDS
 from quire.entrypoints.pooling import PoolingMethods
 from quire.errors import ConfigError
@@ -52,9 +62,12 @@ NAMES = {
     "vllm.envs": "VLLM_HTTP_TIMEOUT_KEEP_ALIVE",
     "vllm.logprobs": "Logprob",
     "vllm.entrypoints.llm": "LLM",
+    "vllm.assets.audio": "AudioAsset",
+    "vllm.benchmarks.datasets": "add_dataset_parser get_samples",
     "vllm.assets.image": "ImageAsset",
     "vllm.assets.video": "VideoAsset",
     "vllm.multimodal.image": "convert_image_mode",
+    "vllm.multimodal.media.audio": "load_audio",
     "vllm.multimodal.utils": "encode_image_url fetch_image",
     "vllm.model_executor.model_loader": "ShardedStateLoader",
 }
@@ -278,15 +291,30 @@ def test_a_picture_goes_through_an_address_and_keeps_what_is_seen_of_it(
     again = fetch_image(encode_image_url(half))
     assert [again.getpixel((x, 0)) for x in (0, 1)] == [(255, 0, 0), (255, 255, 255)]
     assert convert_image_mode(half, "L").mode == "L" and convert_image_mode(again, "RGB") is again
-    monkeypatch.setenv("QUIRE_CACHE_ROOT", str(tmp_path))
-    with pytest.raises(ConfigError, match="put a picture there"):
-        ImageAsset("cherry_blossom").pil_image  # noqa: B018  (a property that raises)
-    folder = tmp_path / "assets/vision_model_images"
-    folder.mkdir(parents=True)
-    again.save(folder / "cherry_blossom.jpg")
-    assert ImageAsset("cherry_blossom").pil_image.size == (2, 1)
     with pytest.raises(ConfigError, match="reads video"):
         VideoAsset("baby_reading", num_frames=4)
+
+
+def test_samples_are_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Image, soundfile = pytest.importorskip("PIL.Image"), pytest.importorskip("soundfile")
+    for folder in ("vision_model_images", "multimodal_asset"):
+        (tmp_path / "there" / folder).mkdir(parents=True)
+    at = f"{(tmp_path / 'there').as_uri()}/"
+    monkeypatch.setattr(pictures, "SAMPLES", at)
+    monkeypatch.setenv("QUIRE_CACHE_ROOT", str(tmp_path / "here"))
+    with pytest.raises(ConfigError, match=r"put a file at .*here/assets/vision_model_images/cherry_blossom\.jpg"):
+        ImageAsset("cherry_blossom").pil_image  # noqa: B018  (a property that raises)
+    Image.new("RGB", (2, 1)).save(tmp_path / "there/vision_model_images/cherry_blossom.jpg")
+    soundfile.write(tmp_path / "there/multimodal_asset/winning_call.ogg", np.zeros((1600, 2), np.float32), 8000)
+    for _ in range(2):  # the second time from the folder
+        assert ImageAsset("cherry_blossom").pil_image.size == (2, 1)
+        assert fetch_image(f"{at}vision_model_images/cherry_blossom.jpg").size == (2, 1)
+        sound = AudioAsset("winning_call")
+        samples, rate = sound.audio_and_sample_rate
+        assert sound.url == f"{at}multimodal_asset/winning_call.ogg" and samples.shape == (1600,) and rate == 8000
+        samples, rate = load_audio(str(sound.get_local_path()), sr=16000)
+        assert (len(samples), rate) == (3200, 16000)
+        shutil.rmtree(tmp_path / "there", ignore_errors=True)
 
 
 def test_weights_that_were_left_out_are_read_by_the_two_calls_of_vllm_and_written_by_a_third(tmp_path: Path) -> None:

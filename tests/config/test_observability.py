@@ -1,9 +1,13 @@
 """From flags to what is measured and logged."""
 
+import pytest
+
 from quire.config import ObservabilityConfig
 from quire.config.observability import ProfilerConfig
 from quire.engine.arg_resolve import UsageContext
 from quire.engine.arg_utils import AsyncEngineArgs, EngineArgs
+from quire.errors import ConfigError
+from quire.metrics.engine_metrics import EngineMetrics
 
 
 def test_by_default_figures_are_logged_and_nothing_of_single_requests(monkeypatch):
@@ -46,3 +50,23 @@ def test_timelines_are_kept_for_servers_unless_they_are_turned_off():
 
     assert keeps(UsageContext.API_SERVER) and not keeps(UsageContext.LLM_CLASS)
     assert not keeps(UsageContext.API_SERVER, record_timelines=False)
+
+
+def test_histograms_have_the_bounds_that_are_asked_for():
+    asked = {"request_latency": [0.5, 2], "request_tokens": [10]}
+    config = EngineArgs(custom_histogram_buckets=asked).create_engine_config().observability
+    metrics = EngineMetrics("m", 100, config.custom_histogram_buckets)
+    (copy,) = metrics.divide(1)
+    for each in (metrics, copy):
+        assert each.end_to_end.bounds == each.queue_time.bounds == (0.5, 2.0) and each.request_max_tokens.bounds == (
+            10.0,
+        )
+        assert each.time_to_first_token.bounds == EngineMetrics("m", 100).time_to_first_token.bounds
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"request_time": [1]}, *({"request_latency": bad} for bad in ([], [2, 1], [0, 1], [1, 1], 5, ["a"], "1"))]
+)
+def test_bounds_that_are_none_are_refused(wrong):
+    with pytest.raises(ConfigError, match="custom_histogram_buckets"):
+        EngineArgs(custom_histogram_buckets=wrong).create_engine_config()

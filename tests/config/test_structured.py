@@ -26,10 +26,10 @@ def test_flags_of_old_and_new_name_a_backend() -> None:
 @pytest.mark.parametrize(
     ("given", "old", "words"),
     [
-        ({"backend": "outlines"}, None, "auto, xgrammar, guidance"),
+        ({"backend": "lark"}, None, "auto, xgrammar, guidance"),
         ({"backned": "auto"}, None, "'backned'"),
         ({"disable_any_whitespace": "yes"}, None, "must be True or False"),
-        (None, "lm-format-enforcer", "guided_decoding_backend"),
+        (None, "lark", "guided_decoding_backend"),
     ],
 )
 def test_wrong_settings_are_refused(given: Any, old: str | None, words: str) -> None:

@@ -468,6 +468,18 @@ def test_a_delay_factor_lets_prompts_gather() -> None:
     harness.run()
 
 
+@pytest.mark.parametrize(("watermark", "together"), [(0.0, 2), (0.5, 1)])
+def test_a_share_of_the_pages_stays_free_when_a_request_starts_beside_others(watermark: float, together: int) -> None:
+    harness = SchedulerHarness(watermark=watermark, num_blocks=12, prefix_caching=False)
+    harness.add("a", list(range(40)), max_tokens=2)  # more than half of the pages: alone it may have them
+    assert len(harness.step().rows) == 1
+    harness.run()
+    for name in "bc":
+        harness.add(name, list(range(14)), max_tokens=2)
+    assert len(harness.step().rows) == together
+    harness.run()
+
+
 def test_whole_prompts_are_not_held_back_by_a_time_limit() -> None:
     harness = SchedulerHarness(
         enable_chunked_prefill=False, max_num_batched_tokens=64, max_step_ms=1.01, prefix_caching=False

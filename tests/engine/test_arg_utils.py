@@ -235,6 +235,24 @@ def test_served_names_may_be_one_or_several(model: str) -> None:
     assert resolve(model, served_model_name=["a", "b"]).model.served_model_name == ("a", "b")
 
 
+def test_the_description_may_be_another_models(model: str, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/config.json").write_text(json.dumps(CONFIG | {"max_position_embeddings": 512}))
+    config = resolve(model, hf_config_path=str(tmp_path / "other"))
+    assert config.model.path == model and config.model.max_model_len == 512
+
+
+def test_memory_for_offloaded_pages_is_short_for_a_connector(model: str) -> None:
+    config = resolve(model, kv_offloading_size=0.5).kv_transfer
+    assert config is not None and config.kv_connector == "memory"
+    assert config.kv_connector_extra_config == {"max_bytes": 1 << 29}
+
+
+def test_other_names_of_backends_of_grammars_are_taken(model: str) -> None:
+    assert resolve(model, structured_outputs_config={"backend": "outlines"}).structured_outputs.backend == "auto"
+    assert resolve(model, guided_decoding_backend="lm-format-enforcer").structured_outputs.backend == "auto"
+
+
 def test_kv_events_are_published_where_they_are_enabled(model: str) -> None:
     assert resolve(model, kv_events_config={"enable_kv_cache_events": False}).kv_events is None
     config = resolve(model, kv_events_config={"enable_kv_cache_events": True, "topic": "kv"}).kv_events
@@ -284,6 +302,10 @@ WRONG = {
     "max_num_waiting": [-1],
     "runner": ["sing"],
     "cpu_offload_gb": [1, -1],
+    "watermark": [-0.1, 1.5],
+    "kv_offloading_size": [0, -1],
+    "kv_offloading_backend": ["lmcache"],
+    "lora_target_modules": [[5]],
     "enable_expert_parallel": ["yes"],
     "disable_log_stats": [None],
     "logits_processors": ["a.b", [5]],
@@ -295,6 +317,11 @@ def test_an_impossible_value_is_refused_by_its_settings_name(model: str, name: s
     with pytest.raises(ConfigError) as error:
         resolve(**{"model": model, name: value})
     assert name in str(error.value) and error.value.setting == name
+
+
+def test_pages_go_to_one_place(model: str) -> None:
+    with pytest.raises(ConfigError, match="kv_transfer_config both say where pages go"):
+        resolve(model, kv_offloading_size=1, kv_transfer_config={"kv_connector": "memory"})
 
 
 def test_every_field_has_a_check_and_its_default_passes_it() -> None:

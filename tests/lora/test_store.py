@@ -1,8 +1,10 @@
 """Adapters across sleep and new weights of the base, and the memory that is set aside for them."""
 
+import shutil
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 from tests.lora.conftest import PROMPTS, assert_parity, request, run
 from tests.oracles.peft_adapters import make_adapter
 from tests.oracles.tiny_models import make_tiny_model
@@ -56,3 +58,16 @@ def test_memory_is_set_aside_for_adapters(base: Path):
     assert "adapters" not in memory() and four["adapters"] == 4 * two["adapters"] > 0
     config = LLM(str(base), max_loras=2, max_lora_rank=8, **SETTINGS)
     assert config.collective_rpc("explain")[0]["adapters"]["reserved_bytes"] == two["adapters"]
+
+
+def test_adapters_change_only_the_modules_that_may_be_changed(base: Path, tmp_path: Path):
+    whole = make_adapter(base, tmp_path / "whole", 1, r=4, target_modules=["q_proj", "k_proj", "o_proj", "up_proj"])
+    part = Path(shutil.copytree(whole, tmp_path / "part"))
+    tensors = load_file(part / "adapter_model.safetensors")
+    kept = {name: tensor for name, tensor in tensors.items() if ".q_proj." not in name and ".k_proj." not in name}
+    save_file(kept, part / "adapter_model.safetensors")
+    assert 0 < len(kept) < len(tensors)
+    expected = run(LLM(str(base), **SETTINGS), PROMPTS, [request(part)] * len(PROMPTS))
+    llm = LLM(str(base), lora_target_modules=["o_proj", "gate_up_proj"], **SETTINGS)
+    found = run(llm, PROMPTS, [request(whole)] * len(PROMPTS))
+    assert [each.outputs[0].logprobs for each in found] == [each.outputs[0].logprobs for each in expected]

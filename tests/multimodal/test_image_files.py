@@ -1,6 +1,8 @@
 """Image files of clients as pixels: every kind that is honest, and none that is dangerous."""
 
 import zlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -151,3 +153,12 @@ def test_a_broken_file_is_an_error_in_words_or_an_image(kind):
             assert decode(bytes(data)).ndim == 3
         except MediaError as error:
             assert str(error)
+
+
+def test_one_open_file_is_read_by_several_threads(tmp_path: Path) -> None:
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (300, 300, 3), np.uint8)).save(tmp_path / "it.png")
+    for _ in range(20):
+        image = Image.open(tmp_path / "it.png")
+        with ThreadPoolExecutor(4) as threads:
+            first, *others = threads.map(lambda _, image=image: read_image(image, "it"), range(4))
+        assert all((each == first).all() for each in others)

@@ -317,6 +317,10 @@ def test_other_compressed_formats_are_refused(change, message):
         compressed.parse(HFConfig(section))
 
 
+def test_what_bitsandbytes_makes_of_plain_checkpoints_is_int4_here():
+    assert linear_method("bitsandbytes", HFConfig({})).name == linear_method("int4", HFConfig({})).name == "int4"
+
+
 def test_compressed_float8_needs_a_checkpoint_that_was_stored_so():
     with pytest.raises(
         ConfigError, match="for checkpoints that were stored so; a plain one can be loaded as fp8, int4, int8"

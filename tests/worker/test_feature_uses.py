@@ -118,7 +118,7 @@ NEEDS = {
     features.PROMPT_LOGPROBS: {"prompt_logprobs": 0},
     features.EDITS: {"min_tokens": 2},
     features.ALLOWED: {"allowed_token_ids": [3]},
-    features.THINKING: {"thinking_token_budget": 4, "thinking": Thinking(end=[3])},
+    features.FORCED: {"thinking_token_budget": 4, "thinking": Thinking(end=[3])},
     features.FORMS: {"structured_outputs": StructuredOutputsParams(regex="a")},
 }
 

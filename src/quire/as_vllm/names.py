@@ -46,6 +46,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "vllm.model_executor.models.registry": ("quire.models.registry",),
     "vllm.model_executor.model_loader": (_FACES,),
     "vllm.plugins": ("quire.plugins",),
+    "vllm.benchmarks.datasets": ("quire.as_vllm.sample_prompts",),
     "vllm.usage.usage_lib": ("quire.engine.arg_utils",),
     "vllm.tokenizers": (_FACES, "quire.tokenizers.loader"),
     "vllm.transformers_utils.tokenizer": (_FACES, "quire.tokenizers.loader"),
@@ -54,7 +55,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "vllm.distributed": (_FACES,),
     "vllm.distributed.parallel_state": (_FACES,),
     **{f"vllm.assets.{kind}": (_PICTURES,) for kind in ("audio", "image", "video")},
-    **{f"vllm.multimodal.{part}": (_PICTURES,) for part in ("image", "utils")},
+    **{f"vllm.multimodal.{part}": (_PICTURES,) for part in ("image", "media.audio", "utils")},
     "vllm.utils": (_FACES,),
     **{f"vllm.utils.{part}": (_FACES,) for part in ("argparse_utils", "network_utils", "print_utils", "system_utils")},
 }
@@ -69,7 +70,6 @@ PROGRAMS: dict[str, tuple[str, ...]] = {
 """Modules that are run with `python -m`, and the words of Quire's command line that they mean."""
 
 ABSENT: dict[str, str] = {
-    "vllm.assets": "Quire fetches no samples",
     "vllm.multimodal": "how models see is a table (docs/multimodal.md)",
     "vllm.distributed.kv_transfer": "KV connectors are classes of plugins (docs/kv_tiers.md)",
     "vllm.distributed.weight_transfer": "a trainer calls the engine's own methods or routes (docs/weights.md)",

@@ -1,10 +1,13 @@
 """What vLLM's scripts use of its modules of media: a picture's mode and address, and the sample files that its examples show.
 
-Samples are files of a folder: nothing is fetched for them. Knows PIL. Knows nothing of models.
+A sample is fetched once, from the address where vLLM keeps it, and is then a file of a folder. Knows PIL and the sounds of
+`quire.multimodal`. Knows nothing of models.
 """
 
 import base64
+import dataclasses
 import io
+import os
 import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,24 +18,49 @@ from quire.errors import ConfigError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["AudioAsset", "ImageAsset", "VideoAsset", "convert_image_mode", "encode_image_url", "fetch_image"]
+    from quire.multimodal.audio import Samples
 
+__all__ = [
+    "AudioAsset",
+    "ImageAsset",
+    "VideoAsset",
+    "convert_image_mode",
+    "encode_image_url",
+    "fetch_image",
+    "load_audio",
+]
+
+SAMPLES = "https://vllm-public-assets.s3.us-west-2.amazonaws.com/"
 TIMEOUT_S = 10.0
-_FOLDER = "vision_model_images"
+
+
+def sample(name: str) -> Path:
+    """The file of a sample: in `assets` of QUIRE_CACHE_ROOT, where it is put once. Raises ConfigError: it cannot be fetched."""
+    path = Path(envs.QUIRE_CACHE_ROOT) / "assets" / name
+    if not path.is_file():
+        try:
+            with urllib.request.urlopen(SAMPLES + name, timeout=TIMEOUT_S) as answer:
+                content = answer.read()
+        except OSError as error:
+            raise ConfigError.of(
+                "assets", f"{SAMPLES}{name} cannot be fetched ({error}): put a file at {path}"
+            ) from None
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f"{path.name}.{os.getpid()}")
+        part.write_bytes(content)
+        part.replace(path)
+    return path
 
 
 class ImageAsset:
-    """A sample picture by its name: a file in `assets/vision_model_images` of QUIRE_CACHE_ROOT."""
+    """A sample picture by its name."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def get_path(self, ext: str) -> Path:
-        """Where the file is. Raises ConfigError: it is not there."""
-        path = Path(envs.QUIRE_CACHE_ROOT) / "assets" / _FOLDER / f"{self.name}.{ext}"
-        if not path.is_file():
-            raise ConfigError.of("assets", f"{path} is not there, and Quire fetches no samples: put a picture there")
-        return path
+        """Where the file is. Raises ConfigError: it is not there, and cannot be fetched."""
+        return sample(f"vision_model_images/{self.name}.{ext}")
 
     @property
     def pil_image(self) -> "Image":
@@ -50,26 +78,46 @@ class ImageAsset:
         return self.get_path(ext).read_bytes()
 
 
-class _Unread:
-    """A sample that no model here can read."""
-
-    kind = ""
+class VideoAsset:
+    """A sample video, which no model here can read."""
 
     def __init__(self, name: str, **options: Any) -> None:
         del options
-        raise ConfigError.of("assets", f"{name!r}: no model of Quire reads {self.kind} (docs/multimodal.md)")
+        raise ConfigError.of("assets", f"{name!r}: no model of Quire reads video (docs/multimodal.md)")
 
 
-class VideoAsset(_Unread):
-    """A sample video."""
+@dataclasses.dataclass(frozen=True)
+class AudioAsset:
+    """A sample of sound by its name."""
 
-    kind = "video"
+    name: str
+
+    @property
+    def url(self) -> str:
+        """Where vLLM keeps it."""
+        return f"{SAMPLES}multimodal_asset/{self.name}.ogg"
+
+    @property
+    def audio_and_sample_rate(self) -> "tuple[Samples, float]":
+        """The samples of one channel, and how many a second has."""
+        return load_audio(self.get_local_path(), sr=None)
+
+    def get_local_path(self) -> Path:
+        """Where the file is. Raises ConfigError: it is not there, and cannot be fetched."""
+        return sample(f"multimodal_asset/{self.name}.ogg")
 
 
-class AudioAsset(_Unread):
-    """A sample of sound."""
+def load_audio(path: str | Path | io.BytesIO, *, sr: float | None = 22050, **options: Any) -> "tuple[Samples, float]":
+    """The samples of a sound file, of several channels the mean, and how many a second has: `sr`, or the file's own number.
+    Raises RequestError: it is no sound."""
+    from quire.multimodal.audio import mono, resampled
+    from quire.multimodal.audio_files import SampleBudget, open_audio
 
-    kind = "sound"
+    del options
+    data = path.read() if isinstance(path, io.BytesIO) else Path(path).read_bytes()
+    samples, own = open_audio(data, SampleBudget())
+    rate = own if sr is None else int(sr)
+    return resampled(mono(samples, "sound"), own, rate, "sound"), rate
 
 
 def convert_image_mode(image: "Image", to_mode: str) -> "Image":
@@ -93,9 +141,11 @@ def encode_image_url(image: "Image", *, image_mode: str = "RGB", format: str | N
 
 
 def fetch_image(image_url: str, *, image_mode: str = "RGB", **options: Any) -> "Image":
-    """The picture at an address (http, https, file or data). Raises OSError."""
+    """The picture at an address (http, https, file or data); a sample is fetched once. Raises OSError."""
     from PIL import Image
 
     del options
+    if image_url.startswith(SAMPLES):
+        image_url = sample(image_url.removeprefix(SAMPLES)).as_uri()
     with urllib.request.urlopen(image_url, timeout=TIMEOUT_S) as answer:
         return convert_image_mode(Image.open(io.BytesIO(answer.read())), image_mode)

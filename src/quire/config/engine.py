@@ -188,6 +188,7 @@ class SchedulerConfig:
         request_timeout: seconds that any request may take in all; 0 means no limit.
         stream_interval: tokens of a stream that are sent together, after the first one.
         record_timelines: keep what happened to requests, for the console.
+        watermark: share of all pages that stays free when a request starts beside others.
     """
 
     max_num_batched_tokens: int = 2048
@@ -211,6 +212,7 @@ class SchedulerConfig:
     request_timeout: float = 0.0
     stream_interval: int = 1
     record_timelines: bool = True
+    watermark: float = 0.0
 
     @property
     def max_open_tokens(self) -> int:
@@ -265,6 +267,8 @@ class LoRAConfig:
         max_cpu_loras: adapters that are kept on the host for their next use; None leaves it to the engine.
         fully_sharded_loras: accepted as in vLLM; ranks share updates as they share the matrices.
         lora_dtype: of adapters' numbers: the model's.
+        target_modules: what adapters may change, by the ends of the matrices' names (or vLLM's names of several that are packed);
+            none: everything.
     """
 
     max_loras: int | None = None
@@ -272,6 +276,7 @@ class LoRAConfig:
     max_cpu_loras: int | None = None
     fully_sharded_loras: bool = False
     lora_dtype: str = "auto"
+    target_modules: tuple[str, ...] = ()
 
     def num_slots(self, max_num_seqs: int) -> int:
         """Adapters that can be on the device at once."""

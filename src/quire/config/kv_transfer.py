@@ -104,8 +104,16 @@ def _own_words(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**given, "kv_connector": name, "kv_connector_extra_config": words}
 
 
-def read_kv_transfer_config(given: Mapping[str, Any] | None) -> KVTransferConfig | None:
-    """What the setting says. Raises ConfigError: a key, a value or the connector is not known."""
+def read_kv_transfer_config(
+    given: Mapping[str, Any] | None, offloading_gib: float | None = None
+) -> KVTransferConfig | None:
+    """What the setting says, or `kv_offloading_size`, which is short for one.
+    Raises ConfigError: a key, a value or the connector is not known, or both are given."""
+    if offloading_gib is not None:
+        if given:
+            message = f"kv_offloading_size={offloading_gib} and {SETTING} both say where pages go: give one of them"
+            raise ConfigError(message, setting="kv_offloading_size")
+        given = {"kv_connector": "memory", "kv_connector_extra_config": {"max_bytes": int(offloading_gib * 2**30)}}
     if not given:
         return None
     given = _own_words(given)

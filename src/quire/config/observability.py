@@ -2,12 +2,17 @@
 
 import dataclasses
 import importlib.util
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from quire.config.checks import FLAG, TEXT, accept_aliases, aliases_of, one_of, read_object, setting, whole
+from quire.config.checks import FLAG, TEXT, accept_aliases, aliases_of, check_keys, one_of, read_object, setting, whole
 from quire.errors import ConfigError, RequestError
 from quire.extras import install_command
+from quire.guards import is_sequence
+from quire.logger import init_logger
+
+logger = init_logger(__name__)
 
 _IGNORED = ("ignore_frontend", "torch_profiler_dump_cuda_time_total")
 """vLLM's keys that have no meaning here: there is no profile of the frontend, and no summary."""
@@ -64,6 +69,7 @@ class ObservabilityConfig:
         max_log_len: characters of a text in the log; None means all.
         otlp_traces_endpoint: where spans of requests go; None means nowhere.
         profiler: how profiles are taken; None means that they cannot be.
+        custom_histogram_buckets: bounds of histograms, by the name of a family of them.
     """
 
     disable_log_stats: bool = False
@@ -74,6 +80,34 @@ class ObservabilityConfig:
     max_log_len: int | None = None
     otlp_traces_endpoint: str | None = None
     profiler: ProfilerConfig | None = None
+    custom_histogram_buckets: dict[str, tuple[float, ...]] = dataclasses.field(
+        default_factory=dict[str, tuple[float, ...]]
+    )
+
+
+HISTOGRAMS = [
+    "request_latency",
+    "time_to_first_token",
+    "inter_token_latency",
+    "iteration_tokens",
+    "request_params_n",
+    "request_num_preemptions",
+    "request_tokens",
+    "kv_cache_residency",
+]
+"""vLLM's families of histograms; of the last Quire has none."""
+
+
+def read_histogram_buckets(given: Mapping[str, Any] | None) -> dict[str, tuple[float, ...]]:
+    """Read `--custom-histogram-buckets`. Raises ConfigError for an unknown family, or bounds that do not ascend above 0."""
+    setting = "custom_histogram_buckets"
+    check_keys(setting, given or {}, HISTOGRAMS)
+    for family, bounds in (given or {}).items():
+        numbers = is_sequence(bounds) and all(isinstance(each, int | float) and 0 < each < math.inf for each in bounds)
+        if not numbers or not bounds or list(bounds) != sorted({float(each) for each in bounds}):
+            message = f"{family}={bounds!r} is not valid: it must be a list of numbers above 0 that ascend"
+            raise ConfigError.of(setting, message)
+    return {family: tuple(map(float, bounds)) for family, bounds in (given or {}).items()}
 
 
 def resolve_profiler(given: Mapping[str, Any] | None) -> ProfilerConfig | None:
@@ -113,6 +147,8 @@ def profile_overrides(
 
 
 BACKENDS = ("auto", "xgrammar", "guidance")
+_OTHERS = ("outlines", "lm-format-enforcer")
+"""vLLM's other backends, whose grammars `auto` takes."""
 _PACKAGES = {"xgrammar": ("xgrammar", "xgrammar"), "guidance": ("llguidance", "structured")}
 
 
@@ -145,7 +181,10 @@ def read_structured_outputs_config(
     setting, values = "structured_outputs_config", dict(given or {})
     if old_backend is not None and "backend" not in values:
         setting, values["backend"] = "guided_decoding_backend", old_backend
-        one_of(*BACKENDS)(setting, old_backend)
+        one_of(*BACKENDS, *_OTHERS)(setting, old_backend)
+    if values.get("backend") in _OTHERS:
+        logger.info("%s: backend=%r is read as 'auto', which takes the same grammars", setting, values["backend"])
+        values["backend"] = "auto"
     config = read_object(StructuredOutputsConfig, "structured_outputs_config", values)
     if config.backend != "auto":
         package, extra = _PACKAGES[config.backend]

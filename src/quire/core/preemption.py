@@ -48,14 +48,14 @@ class PageSaver:
         """The shape of the tables that `restore` will make: 1 where a device page will be taken, 0 for null pages."""
         return [[int(block != NO_HOST_BLOCK) for block in table] for table in request.host_block_ids]
 
-    def has_room(self, request: Request, hit: PrefixHit, max_open_tokens: int) -> bool:
-        """Whether a request fits: its saved pages, or a prefix hit's, and free ones for the rest."""
-        tables, revived = hit.block_ids, 0
+    def has_room(self, request: Request, hit: PrefixHit, max_open_tokens: int, spare: int) -> bool:
+        """Whether a request fits: its saved pages, or a prefix hit's, and free ones for the rest, with `spare` left."""
+        tables, revived = hit.block_ids, spare
         if request.is_swapped:
             tables = self.saved_tables(request)
-            revived = sum(map(sum, tables))
+            revived += sum(map(sum, tables))
         elif hit.num_tokens:
-            revived = self._kv.count_free(hit)
+            revived += self._kv.count_free(hit)
         return self._kv.can_admit(tables, revived, len(request.token_ids), max_open_tokens)
 
     def restore(self, request: Request) -> list[tuple[int, int]]:

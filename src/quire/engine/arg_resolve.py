@@ -117,7 +117,9 @@ class Resolver:
         """Find the model, and let the platform have its word on the settings; returns who set those that are not at their
         defaults. Raises ConfigError: the platform refuses one."""
         self._found = self._find_model()
-        self._hf_config = load_hf_config(self._found.path, self._hf_overrides())
+        other = self.args.hf_config_path
+        described = find_model(other, self._hub_settings()) if other else self._found
+        self._hf_config = load_hf_config(described.path, self._hf_overrides())
         self.args, set_by = settle_settings(self.args, self.platform, self._hf_config)
         check_ranks(self.args, self.platform)
         return set_by
@@ -193,6 +195,7 @@ class Resolver:
             self._check_encoder_decoder(model)
         elif not model.modalities and not takes_embeds:
             return None
+        domains = self.args.allowed_media_domains
         limits_of = {name: _limit_of(self.args.limit_mm_per_prompt, name) for name in self.args.limit_mm_per_prompt}
         budget = MAX_ENCODER_BUDGET if takes_embeds else min(MAX_ENCODER_BUDGET, model.max_model_len)
         if model.is_encoder_decoder:
@@ -204,7 +207,7 @@ class Resolver:
             mm_processor_kwargs=dict(self.args.mm_processor_kwargs or {}),
             mm_processor_cache_gb=float(self.args.mm_processor_cache_gb),
             allowed_local_media_path=self._media_folder(),
-            allowed_media_domains=self._media_domains(),
+            allowed_media_domains=None if domains is None else _several(domains),
             encoder_budget=budget,
             encoder_cache_size=budget,
         )
@@ -215,7 +218,7 @@ class Resolver:
         refused = {
             "enable_lora": args.enable_lora,
             "speculative_config": args.speculative_config is not None or args.spec_method is not None,
-            "kv_transfer_config": args.kv_transfer_config is not None,
+            "kv_transfer_config": args.kv_transfer_config is not None or args.kv_offloading_size is not None,
             "enable_prompt_embeds": args.enable_prompt_embeds,
             "pipeline_parallel_size": args.pipeline_parallel_size > 1,
             "swap_space": bool(args.swap_space),
@@ -234,10 +237,6 @@ class Resolver:
         if given and not os.path.isdir(given):
             raise ConfigError.of("allowed_local_media_path", f"{given!r} is not a folder")
         return os.path.realpath(given) if given else ""
-
-    def _media_domains(self) -> tuple[str, ...] | None:
-        given = self.args.allowed_media_domains
-        return (given,) if isinstance(given, str) else None if given is None else tuple(given)
 
     def _pooling(self, path: str, hf_config: HFConfig, architecture: str) -> PoolingConfig | None:
         """How the model pools; None where it generates. `task` is an older spelling of `runner` and `convert`."""
@@ -316,10 +315,7 @@ class Resolver:
         return ids
 
     def _served_names(self, name: str) -> tuple[str, ...]:
-        names = self.args.served_model_name
-        if names is None or names == []:
-            return (name,)
-        return (names,) if isinstance(names, str) else tuple(names)
+        return _several(self.args.served_model_name) or (name,)
 
     def cache(self, model: ModelConfig) -> CacheConfig:
         args = self.args
@@ -476,7 +472,9 @@ class Resolver:
                 f"lora_dtype={asked!r}: adapters' numbers are kept in the model's type, {model.dtype}; leave it out"
             )
             raise ConfigError(message, setting="lora_dtype")
-        return section(LoRAConfig, self.args) if self.args.enable_lora else None
+        if not self.args.enable_lora:
+            return None
+        return section(LoRAConfig, self.args, target_modules=_several(self.args.lora_target_modules))
 
     def speculative(self, model: ModelConfig) -> SpeculativeConfig | None:
         args = self.args
@@ -517,7 +515,7 @@ class Resolver:
         return DeviceConfig(device=self.platform.name, cpu_threads=self.args.cpu_threads)
 
     def load(self) -> LoadConfig:
-        patterns, asked = self.args.ignore_patterns, self.args.load_format
+        asked = self.args.load_format
         if asked in OTHER_FORMATS:
             message = f"load_format={asked!r} is not read by Quire; it needs {OTHER_FORMATS[asked]}"
             raise ConfigError(message, setting="load_format")
@@ -527,7 +525,7 @@ class Resolver:
             LoadConfig,
             self.args,
             load_format=SAME_FORMATS.get(asked, asked),
-            ignore_patterns=(patterns,) if isinstance(patterns, str) else tuple(patterns or ()),
+            ignore_patterns=_several(self.args.ignore_patterns),
             model_loader_extra_config=dict(self.args.model_loader_extra_config),
         )
 
@@ -563,6 +561,11 @@ def apply_logging(given: Mapping[str, Any]) -> None:
         use_log_level("DEBUG" if config.log_level == "NOTSET" else config.log_level)
     if config.formatter is not None:
         use_log_format(config.formatter)
+
+
+def _several(given: str | Sequence[str] | None) -> tuple[str, ...]:
+    """One text, or some."""
+    return (given,) if isinstance(given, str) else tuple(given or ())
 
 
 def _limit_of(given: Mapping[str, Any], modality: str) -> int | None:

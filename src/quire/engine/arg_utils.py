@@ -13,7 +13,7 @@ from quire.config import AttentionConfig, EngineConfig, ObservabilityConfig
 from quire.config.checks import FLAG, setting, whole
 from quire.config.kv_events import read_kv_events_config
 from quire.config.kv_transfer import read_kv_transfer_config
-from quire.config.observability import read_structured_outputs_config, resolve_profiler
+from quire.config.observability import read_histogram_buckets, read_structured_outputs_config, resolve_profiler
 from quire.config.reasoning import read_reasoning_config
 from quire.engine import arg_parser
 from quire.engine.arg_resolve import Resolver, UsageContext, apply_logging, attention_backend, section
@@ -92,6 +92,7 @@ class EngineArgs(EngineSettings):
                 log_stats_interval_s=settled.log_stats_interval or envs.QUIRE_LOG_STATS_INTERVAL,
                 otlp_traces_endpoint=settled.otlp_traces_endpoint or None,
                 profiler=resolve_profiler(settled.profiler_config),
+                custom_histogram_buckets=read_histogram_buckets(settled.custom_histogram_buckets),
             ),
             structured_outputs=read_structured_outputs_config(
                 settled.structured_outputs_config, settled.guided_decoding_backend
@@ -102,7 +103,7 @@ class EngineArgs(EngineSettings):
             speculative=speculative,
             drafter=resolver.drafter(model, speculative),
             kv_events=read_kv_events_config(settled.kv_events_config),
-            kv_transfer=read_kv_transfer_config(settled.kv_transfer_config),
+            kv_transfer=read_kv_transfer_config(settled.kv_transfer_config, settled.kv_offloading_size),
             instance_id=instance_id,
             provenance=provenance,
             set_by=set_by,

@@ -85,7 +85,8 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._num_calls = 0
         self._idle_waiters: list[asyncio.Future[None]] = []
-        self.metrics = EngineMetrics(config.model.model, config.model.max_model_len)
+        bounds = config.observability.custom_histogram_buckets
+        self.metrics = EngineMetrics(config.model.model, config.model.max_model_len, bounds)
 
         def start_core() -> CoreClient:
             if isinstance(core, FrontendSlot):

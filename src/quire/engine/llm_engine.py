@@ -54,7 +54,8 @@ class LLMEngine(Frontend[BlockingClient], EngineControl):
     ) -> None:
         self.metrics: EngineMetrics | None = None
         if not config.observability.disable_log_stats:
-            self.metrics = EngineMetrics(config.model.model, config.model.max_model_len)
+            bounds = config.observability.custom_histogram_buckets
+            self.metrics = EngineMetrics(config.model.model, config.model.max_model_len, bounds)
 
         self._ended: list[RequestRecord] = []
         """Requests that ended without an output of the core; `step` gives their last outputs."""

@@ -95,6 +95,9 @@ class EngineSettings:
     hf_overrides: dict[str, Any] | Callable[[dict[str, Any]], dict[str, Any]] = setting(
         {}, mapping(function=True), "JSON object of values that replace those of config.json"
     )
+    hf_config_path: str | None = setting(
+        None, TEXT, "folder or hub id whose config.json takes the place of the model's"
+    )
     rope_scaling: dict[str, Any] | None = setting(None, mapping(), "JSON object that replaces config.json's")
     rope_theta: float | None = setting(None, number(0.0, above=True), "replaces config.json's")
     quantization: str | None = setting(
@@ -192,6 +195,10 @@ class EngineSettings:
         mapping(),
         "a connector for pages of elsewhere: kv_connector is memory, disk, tcp, nixl, mooncake or a plugin's; a JSON object",
     )
+    kv_offloading_size: float | None = setting(
+        None, number(0.0, above=True), "GiB of host memory for computed pages: short for kv_connector memory"
+    )
+    kv_offloading_backend: str = setting("native", one_of("native"), "native: Quire's own host memory")
     kv_events_config: dict[str, Any] | None = setting(
         None,
         mapping(),
@@ -277,6 +284,9 @@ class EngineSettings:
         number_or("auto", 0.0),
         "a step with a prompt is predicted to take at most this long; auto: in servers, twice as long as without; 0: any time",
     )
+    watermark: float = setting(
+        0.0, number(0.0, 1.0), "share of the KV-cache pages that stays free when a request starts beside others"
+    )
     max_num_waiting: int = setting(
         0,
         whole(0),
@@ -331,6 +341,9 @@ class EngineSettings:
     fully_sharded_loras: bool = setting(
         False, FLAG, "accepted as in vLLM; ranks always share updates as they share the matrices"
     )
+    lora_target_modules: list[str] | None = setting(
+        None, strings("a module's name, or a list of names"), "modules that adapters change, for example o_proj (all)"
+    )
     lora_dtype: str = setting("auto", TEXT, "type of adapters' numbers; auto and the model's own can be served")
     lora_extra_vocab_size: int = setting(
         0,
@@ -367,6 +380,9 @@ class EngineSettings:
         None, number(0.001), "seconds between two log lines with statistics (QUIRE_LOG_STATS_INTERVAL, 10)"
     )
     record_timelines: bool = setting(True, FLAG, "keep timelines of the last requests, for the console (on)")
+    custom_histogram_buckets: dict[str, Any] | None = setting(
+        None, mapping(), 'JSON object: bounds of metrics by family, for example {"request_latency": [0.1, 0.5, 1, 5]}'
+    )
     otlp_traces_endpoint: str | None = setting(
         None, TEXT, "endpoint for OpenTelemetry spans of requests, for example http://localhost:4317"
     )

@@ -9,7 +9,7 @@ Legend: L slots, M modules.
 import concurrent.futures
 import contextlib
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -27,6 +27,7 @@ from quire.lora.kinds import read_adapter
 from quire.lora.magnitude import apply_magnitude, squared_rows, update_squares
 from quire.lora.method import Adapters
 from quire.lora.packed_adapter import Packed
+from quire.lora.peft_folder import PeftAdapter
 from quire.lora.placement import Places
 from quire.lora.recipes import Recipes
 from quire.lora.several import HEADS
@@ -177,6 +178,8 @@ class AdapterStore:
     def _place(self, path: str, request: LoRARequest) -> Packed:
         """An adapter whose structure is new."""
         adapter = read_adapter(path)
+        if self._config.target_modules:
+            _leave_out(adapter, self._config.target_modules)
         parts, limit = self._places.place(adapter, self._model.dtype), self._config.max_lora_rank
         num_virtual = 0 if adapter.virtual is None else len(adapter.virtual)
         several = (part.rank for name, part in parts.items() if name in self._places.several and not num_virtual)
@@ -290,6 +293,20 @@ class AdapterStore:
     def shutdown(self) -> None:
         """Read nothing any more."""
         self._thread.shutdown(wait=True, cancel_futures=True)
+
+
+_PACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+"""vLLM's names of matrices that it has in one, and their names in checkpoints."""
+
+
+def _leave_out(adapter: PeftAdapter, targets: Sequence[str]) -> None:
+    """Keep only the updates of these matrices."""
+    wanted = {name for target in targets for name in (target, *_PACKED.get(target, ()))}
+    others = [name for name in adapter.updates if name not in wanted and name.rpartition(".")[2] not in wanted]
+    for name in others:
+        del adapter.updates[name]
+    if others:
+        logger.info("%s: %d matrices are left as they are, as lora_target_modules says", adapter.path, len(others))
 
 
 FIRST_RANK = 64

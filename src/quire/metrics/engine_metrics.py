@@ -6,7 +6,7 @@ Knows `SchedulerStats` and what a finished request tells. Knows nothing of HTTP.
 import bisect
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from quire.logger import init_logger
 from quire.metrics.events import EventKind, EventLog
@@ -71,15 +71,22 @@ def _bounds(numbers: str) -> tuple[float, ...]:
     return tuple(map(float, numbers.split()))
 
 
-TTFT_BOUNDS = _bounds("0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1.0 2.5 5.0 7.5 10.0 20.0 40.0 80.0")
-TOKEN_BOUNDS = _bounds("0.0005 0.001 0.002 0.005 0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1.0 2.5 5.0")
-REQUEST_BOUNDS = _bounds(
-    "0.001 0.005 0.02 0.05 0.1 0.3 0.5 0.8 1.0 1.5 2.0 2.5 5.0 10.0 15.0 20.0 30.0 40.0 50.0 60.0 120.0 240.0"
-)
+BOUNDS: dict[str, Sequence[float]] = {
+    "time_to_first_token": _bounds(
+        "0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1.0 2.5 5.0 7.5 10.0 20.0 40.0 80.0"
+    ),
+    "inter_token_latency": _bounds(
+        "0.0005 0.001 0.002 0.005 0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1.0 2.5 5.0"
+    ),
+    "request_latency": _bounds(
+        "0.001 0.005 0.02 0.05 0.1 0.3 0.5 0.8 1.0 1.5 2.0 2.5 5.0 10.0 15.0 20.0 30.0 40.0 50.0 60.0 120.0 240.0"
+    ),
+    "iteration_tokens": (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384),
+    "request_params_n": (1, 2, 5, 10, 20),
+    "request_num_preemptions": (0, 1, 2, 5, 10, 20),
+}
+"""Of histograms, by the family of vLLM's that they belong to; `request_tokens` follows the model's length."""
 STEP_BOUNDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
-ITERATION_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-CHOICE_BOUNDS = (1, 2, 5, 10, 20)
-PREEMPTION_BOUNDS = (0, 1, 2, 5, 10, 20)
 FINISH_REASONS: tuple[str, ...] = ("stop", "length", "abort", "error", "repetition")
 
 
@@ -120,6 +127,7 @@ class EngineMetrics:
     Args:
         model_name: the label that every metric carries.
         max_model_len: the largest prompt or answer, for the bounds of the length histograms.
+        bounds: others in the place of `BOUNDS`.
 
     Attributes:
         events: what happened besides answers.
@@ -131,11 +139,15 @@ class EngineMetrics:
         first_copy: the number of the first of them.
     """
 
-    def __init__(self, model_name: str, max_model_len: int) -> None:
-        self.model_name, self._max_model_len = model_name, max_model_len
+    def __init__(
+        self, model_name: str, max_model_len: int, bounds: Mapping[str, Sequence[float]] | None = None
+    ) -> None:
+        self.model_name, self._max_model_len, self._bounds = model_name, max_model_len, bounds
         self.copies: list[EngineMetrics] = []
         self.first_copy = 0
-        lengths = steps_1_2_5(max_model_len)
+        all_bounds = {**BOUNDS, "request_tokens": steps_1_2_5(max_model_len), **(bounds or {})}
+        seconds, tokens = all_bounds["request_latency"], all_bounds["inter_token_latency"]
+        first, lengths = all_bounds["time_to_first_token"], all_bounds["request_tokens"]
         self.num_running = 0
         self.num_waiting = 0
         self.num_deferred = 0
@@ -156,31 +168,31 @@ class EngineMetrics:
         self.adapters: AdapterStats | None = None
         self.max_loras = 0
         self.num_adapter_failures = self.num_adapter_evictions = 0
-        self.adapter_load_time = Histogram(TTFT_BOUNDS)
+        self.adapter_load_time = Histogram(first)
         self.success: dict[str, int] = dict.fromkeys(FINISH_REASONS, 0)
-        self.iteration_tokens = Histogram(ITERATION_BOUNDS)
+        self.iteration_tokens = Histogram(all_bounds["iteration_tokens"])
         self.step_time = Histogram(STEP_BOUNDS)
-        self.time_to_first_token = Histogram(TTFT_BOUNDS)
-        self.inter_token_latency = Histogram(TOKEN_BOUNDS)
-        self.time_per_output_token = Histogram(TOKEN_BOUNDS)
-        self.end_to_end = Histogram(REQUEST_BOUNDS)
-        self.queue_time = Histogram(REQUEST_BOUNDS)
-        self.prefill_time = Histogram(REQUEST_BOUNDS)
-        self.inference_time = Histogram(REQUEST_BOUNDS)
-        self.decode_time = Histogram(REQUEST_BOUNDS)
+        self.time_to_first_token = Histogram(first)
+        self.inter_token_latency = Histogram(tokens)
+        self.time_per_output_token = Histogram(tokens)
+        self.end_to_end = Histogram(seconds)
+        self.queue_time = Histogram(seconds)
+        self.prefill_time = Histogram(seconds)
+        self.inference_time = Histogram(seconds)
+        self.decode_time = Histogram(seconds)
         self.request_prompt_tokens = Histogram(lengths)
         self.request_generation_tokens = Histogram(lengths)
         self.request_computed_tokens = Histogram(lengths)
         self.request_most_tokens = Histogram(lengths)
         self.request_max_tokens = Histogram(lengths)
-        self.request_n = Histogram(CHOICE_BOUNDS)
-        self.request_preemptions = Histogram(PREEMPTION_BOUNDS)
+        self.request_n = Histogram(all_bounds["request_params_n"])
+        self.request_preemptions = Histogram(all_bounds["request_num_preemptions"])
         self.history = History()
         self.last_hour = LastHour(self.counters)
 
     def divide(self, num_copies: int) -> Sequence["EngineMetrics"]:
         """Have figures for each of the model's copies as well; returns them."""
-        self.copies = [EngineMetrics(self.model_name, self._max_model_len) for _ in range(num_copies)]
+        self.copies = [EngineMetrics(self.model_name, self._max_model_len, self._bounds) for _ in range(num_copies)]
         return self.copies
 
     def record_step(self, stats: SchedulerStats) -> None:

@@ -4,6 +4,7 @@ Knows pixels. Knows no model, no file and no network.
 """
 
 import hashlib
+import threading
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -19,6 +20,8 @@ Pixels = npt.NDArray[np.uint8]
 DIGEST_SIZE = 16
 """Bytes of a content's hash: 128 bits of a cryptographic hash, so that nobody finds two contents with one key."""
 PARAM = "multi_modal_data"
+_LOADING = [threading.Lock() for _ in range(64)]
+"""Pillow reads an open file when its pixels are first asked for, which two threads must not do at once."""
 
 
 def as_list(given: Any) -> list[Any]:
@@ -41,6 +44,8 @@ def read_image(given: Any, where: str) -> Pixels:
         RequestError: it is none of these.
     """
     if hasattr(given, "convert") and hasattr(given, "getexif"):  # PIL's
+        with _LOADING[id(given) // 16 % len(_LOADING)]:
+            given.load()
         return _checked(_red_green_blue(given), where)
     if hasattr(given, "detach"):  # a tensor, wherever it is
         given = given.detach().cpu().numpy()

@@ -7,6 +7,7 @@ from typing import Literal
 from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
 from quire.layers.linear import LinearMethod, UnquantizedLinear
+from quire.logger import init_logger
 from quire.platforms.interface import Capabilities
 from quire.plugins.registry import Registry
 from quire.quantization import (
@@ -26,6 +27,8 @@ from quire.quantization import (
 )
 from quire.quantization.method import Create, QuantizedLinear
 from quire.quantization.scheme import FP8_FORM, Form, SchemeOf
+
+logger = init_logger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +83,9 @@ ALIASES = {
 """Other names of formats: in checkpoints, and by which users of vLLM ask for them (there they name a kernel too, or coarser
 scales)."""
 
+ROUNDED = {"bitsandbytes": "int4"}
+"""vLLM's names of formats that it makes of plain checkpoints while it reads them, and ours that has as many bits."""
+
 METHODS: Registry[type[LinearMethod] | Format] = Registry(
     "quantization", "quantization", {UnquantizedLinear.name: UnquantizedLinear, **FORMATS}
 )
@@ -110,6 +116,9 @@ def linear_method(quantization: str | None, hf: HFConfig, capabilities: Capabili
     stored = str(section.get("quant_method", "unknown")) if isinstance(section, HFConfig) else None
     quantization = ALIASES.get(quantization or "", quantization)
     stored = ALIASES.get(stored or "", stored)
+    if stored is None and quantization in ROUNDED:
+        logger.info("quantization=%r: a plain checkpoint is rounded to %s", quantization, ROUNDED[quantization])
+        quantization = ROUNDED[quantization]
     name = quantization or stored or "unquantized"
     if stored is not None and name != stored:
         raise ConfigError(f"quantization={name!r}, but the checkpoint is stored as {stored!r}", setting="quantization")

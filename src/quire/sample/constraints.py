@@ -1,5 +1,6 @@
 """Which tokens a row may not draw, and which it should draw more: allowed ids, bad words, min_tokens, logit bias; the
-end of its reasoning, once its budget is spent; and the row's grammar, if it has one, which `grammar_masks` asks.
+end of its reasoning, once its budget is spent; a trace that it repeats; and the row's grammar, if it has one, which
+`grammar_masks` asks.
 
 Knows token ids and positions. Knows nothing of probabilities.
 
@@ -57,6 +58,7 @@ class RowConstraints:
         self._narrows_grammar = bool(len(self.allowed) or self._bad_words or len(self.grammar_ends))
         self.may_jump = grammar is not None and not len(self.allowed) and not self._bad_words
         self.output = output_token_ids
+        self._trace, self._start = params.trace_decode_token_ids or [], num_prompt_tokens
         self.thinking: ThinkingLimit | None = None
         if params.thinking is not None and params.thinking_token_budget is not None:
             budget = params.thinking_token_budget
@@ -70,6 +72,7 @@ class RowConstraints:
             or params.allowed_token_ids
             or params.bad_words_token_ids
             or params.structured_outputs is not None
+            or params.trace_decode_token_ids
             or (params.thinking is not None and params.thinking_token_budget is not None)
             or (params.min_tokens and (params.eos_token_ids or params.stop_token_ids))
         )
@@ -86,12 +89,14 @@ class RowConstraints:
 
     def end_at(self, position: int) -> bool:
         """Whether nothing is left to do from this position on."""
-        others = len(self.bias_ids) or len(self.allowed) or self._bad_words or self.grammar is not None
+        others = len(self.bias_ids) or len(self.allowed) or self._bad_words or self.grammar is not None or self._trace
         may_end = position >= self.min_position and not others
         return may_end and (self.thinking is None or self.thinking.is_over)
 
     def forced(self, position: int) -> int | None:
         """The only token that the row may draw at this position, whatever else is said of it; None where it has a choice."""
+        if (index := position - self._start) < len(self._trace):
+            return self._trace[index]
         return None if self.thinking is None else self.thinking.forced(position)
 
     def banned(self, position: int) -> list[np.ndarray]:

@@ -31,7 +31,7 @@ _USES: Mapping[str, SamplingParams] = {
     features.EDITS: SamplingParams(logit_bias={_TOKEN: 1.0}),
     features.ALLOWED: SamplingParams(allowed_token_ids=[_TOKEN, _TOKEN + 1]),
     features.BAD_WORDS: SamplingParams(bad_words_token_ids=[[_TOKEN], [_TOKEN, _TOKEN]]),
-    features.THINKING: SamplingParams(thinking_token_budget=0, thinking=Thinking(end=[_TOKEN])),
+    features.FORCED: SamplingParams(thinking_token_budget=0, thinking=Thinking(end=[_TOKEN])),
     features.FORMS: SamplingParams(),
 }
 """By feature, parameters that use it."""

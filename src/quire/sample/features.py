@@ -8,10 +8,10 @@ PENALTIES = "penalties"
 LOGPROBS, MANY_LOGPROBS, NAMED_LOGPROBS = "logprobs", "many logprobs", "logprob_token_ids"
 PROMPT_LOGPROBS = "prompt_logprobs"
 EDITS, BAD_WORDS, ALLOWED = "logit_bias", "bad_words", "allowed_token_ids"
-THINKING = "thinking_token_budget"
+FORCED = "thinking_token_budget, trace_decode_token_ids"
 FORMS = "structured_outputs"
 FEATURES = (
-    *(FILTERS, LOGPROBS, PENALTIES, FORMS, EDITS, PROMPT_LOGPROBS, BAD_WORDS, ALLOWED, THINKING),
+    *(FILTERS, LOGPROBS, PENALTIES, FORMS, EDITS, PROMPT_LOGPROBS, BAD_WORDS, ALLOWED, FORCED),
     *(MANY_LOGPROBS, NAMED_LOGPROBS),
 )
 """All of them, the commonest first."""
@@ -38,8 +38,8 @@ def features_of(params: SamplingParams) -> list[str]:
         found.append(BAD_WORDS)
     if params.allowed_token_ids:
         found.append(ALLOWED)
-    if params.thinking is not None and params.thinking_token_budget is not None:
-        found.append(THINKING)
+    if params.trace_decode_token_ids or (params.thinking is not None and params.thinking_token_budget is not None):
+        found.append(FORCED)
     if params.structured_outputs is not None:
         found.append(FORMS)
     return found

@@ -410,7 +410,7 @@ class Sampler:
             row, position = int(rows_S[index]), int(positions_S[index])
             constraints = self.table.objects[row].constraints
             assert constraints is not None
-            if constraints.thinking is not None and (token_id := constraints.forced(position)) is not None:
+            if (token_id := constraints.forced(position)) is not None:
                 forced.append((index, token_id))
             if self._has_grammar_R[row]:
                 continue

@@ -56,7 +56,11 @@ def test_from_a_name_to_an_answer_and_away_again(quire, hub: FakeHub) -> None:
     assert server["names"] == [NAME] and server["url"].startswith("http://127.0.0.1:")
     hub.seen.clear()
     again = quire("run", NAME, "--message", "hello")
-    assert again.returncode == 0 and "It fits" not in again.stderr, again.stderr
+    assert again.returncode == 0 and "It fits" not in again.stderr and "runs already" not in again.stderr, again.stderr
+    other = quire("run", NAME, "--message", "hello", "--max-model-len", "32")
+    assert (
+        other.returncode == 0 and "runs already" in other.stderr and "--max-model-len changed nothing" in other.stderr
+    )
     assert not hub.seen, "the server that runs is taken"
     listed = quire("list").stdout
     assert NAME in listed and server["url"] in listed
@@ -92,6 +96,7 @@ def test_a_model_is_fetched_found_and_deleted(quire, hub: FakeHub) -> None:
     assert unknown.returncode == 2 and f"did you mean '{NAME}'?" in unknown.stderr
     found = quire("search", "llama")
     assert NAME in found.stdout and "1,200" in found.stdout, found.stderr
+    assert NAME in quire("search").stdout
     assert "no model" in quire("search", "whale").stdout
 
 
@@ -186,4 +191,6 @@ def test_the_sentence_says_whether_it_fits_and_what_limits_it() -> None:
     stored = dataclasses.replace(config, model=dataclasses.replace(config.model, quantization="int8"))
     assert "8.6 GB of weights (int8), " in fit_sentence(stored, memory, "a card")
     refused = memory | {"refused": "no room"}
-    assert not fits(refused) and fit_sentence(config, refused, "a card").startswith("It does not fit: ")
+    assert not fits(refused) and fit_sentence(config, refused, "a card").endswith("on a card. no room.")
+    huge = fit_sentence(config, refused | {"weights": 30 << 30}, "a card")
+    assert huge.startswith("It does not fit: 32.2 GB of weights") and "The weights alone are larger: take" in huge

@@ -24,7 +24,8 @@ def fit_sentence(config: EngineConfig, memory: dict[str, Any], device: str) -> s
     stored = f" ({config.model.quantization})" if config.model.quantization else ""
     needs = f"{amount(weights)} of weights{stored}, {amount(total)} of memory ({amount(int(memory['free']))} free) on {device}"
     if not fits(memory):
-        return f"It does not fit: {needs}. {memory['refused']}."
+        too_large = "The weights alone are larger: take a smaller model, --quantization int4, or more devices"
+        return f"It does not fit: {needs}. {too_large if weights > total else memory['refused']}."
     length, tokens = config.model.max_model_len, int(memory["kv_tokens"])
     if config.model.pooling is not None:
         return f"It fits: {needs}; texts of up to {length:,} tokens."

@@ -26,7 +26,7 @@ _DEFAULT_PORT = 8000
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from quire.entrypoints.cli import serve
 
-    serve.add_arguments(parser)
+    serve.add_arguments(parser, "the server that runs, or else the built-in demo model")
     _add_own(parser)
 
 
@@ -42,10 +42,13 @@ def run(args: argparse.Namespace) -> int:
     from quire.entrypoints.cli.serve_words import serve_words
 
     take_model(args)
-    server = _running(args)
+    server, words = _running(args), serve_words(args.command_line, _add_own)
     if server is None:
         _prepare(args)
-        server = start(args.model, serve_words(args.command_line, _add_own), chosen_port(args))
+        server = start(args.model, words, chosen_port(args))
+    elif flags := [word for word in words if word.startswith("-")]:
+        told = f"{server.name} runs already, with the flags it was started with: {', '.join(flags)} changed nothing"
+        print(f"{told} (`quire stop {server.name}` first).", file=sys.stderr)
     if args.web:
         import webbrowser
 

@@ -1,14 +1,15 @@
-"""`quire search WORDS`: models of the hub that generate text, the most used first."""
+"""`quire search [WORDS]`: models of the hub that generate text, the most used first."""
 
 import argparse
 import json
 from typing import Any
 
+from quire.config.hub.huggingface import TIMEOUT_S
 from quire.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("words", nargs="+", metavar="WORD", help="words of the model's name")
+    parser.add_argument("words", nargs="*", metavar="WORD", help="words of the model's name (any)")
     parser.add_argument("--limit", type=int, default=20, metavar="N", help="most models to show (20)")
     parser.add_argument("--any-task", action="store_true", help="also models that do not generate text")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -35,14 +36,20 @@ def run(args: argparse.Namespace) -> int:
 
 def find_models(words: str, limit: int, task: str | None) -> list[tuple[str, int, int]]:
     """Name, downloads and likes. Raises ConfigError: the hub does not answer."""
-    from huggingface_hub import HfApi, constants
+    from huggingface_hub import constants
+    from huggingface_hub.utils import build_hf_headers, get_session
 
-    filters: dict[str, Any] = {"pipeline_tag": task} if task else {}
-    try:
-        found = list(HfApi().list_models(search=words, sort="downloads", limit=limit, **filters))
+    asked: dict[str, Any] = {"search": words, "sort": "downloads", "direction": -1, "limit": limit}
+    asked |= {"pipeline_tag": task} if task else {}
+    try:  # not `HfApi.list_models`, which asks again for half a minute where there is no network
+        answer = get_session().get(
+            f"{constants.ENDPOINT}/api/models", params=asked, headers=build_hf_headers(), timeout=TIMEOUT_S
+        )
+        answer.raise_for_status()
+        found: list[dict[str, Any]] = answer.json()
     except Exception as error:  # the client's, of whatever library it uses
         why = str(error).splitlines()[0]
         raise ConfigError.of(
             "hub", f"{constants.ENDPOINT} does not answer a search: {why}. Is there a network?"
         ) from error
-    return [(each.id, each.downloads or 0, each.likes or 0) for each in found]
+    return [(each["id"], each.get("downloads") or 0, each.get("likes") or 0) for each in found]

@@ -32,12 +32,11 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser, none: str = "the built-in demo model") -> None:
+    """`none`: what no model means."""
     from quire.engine.arg_utils import AsyncEngineArgs
 
-    parser.add_argument(
-        "model_tag", nargs="?", metavar="MODEL", help="a local folder or a hub id; none means the built-in demo model"
-    )
+    parser.add_argument("model_tag", nargs="?", metavar="MODEL", help=f"a local folder or a hub id; none means {none}")
     add_server_arguments(parser)
     AsyncEngineArgs.add_cli_args(parser)
     if isinstance(parser, ArgumentParser):

@@ -1,0 +1,33 @@
+"""`vllm.benchmarks.datasets`: the prompts that scripts of vLLM measure with, from the data sets of `quire bench`."""
+
+import argparse
+import dataclasses
+from typing import Any
+
+from quire.benchmarks import common, datasets
+
+__all__ = ["SampleRequest", "add_dataset_parser", "get_samples"]
+
+
+@dataclasses.dataclass
+class SampleRequest:
+    """A prompt: its text, its tokens, and most tokens of its answer."""
+
+    prompt: Any
+    prompt_len: int | None
+    expected_output_len: int
+    multi_modal_data: None = None
+
+
+def add_dataset_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of data sets to a script's own."""
+    common.add_flags(parser, datasets.flags(num_prompts=1000, input_len=1024, output_len=128))
+    parser.add_argument("--seed", type=int, default=0, help="of random prompts")
+    parser.add_argument("--enable-multimodal-chat", action="store_true", help=argparse.SUPPRESS)
+
+
+def get_samples(args: argparse.Namespace, tokenizer: Any) -> list[SampleRequest]:
+    """The prompts that the flags ask for; random tokens become a text. `tokenizer` is Transformers'."""
+    samples = datasets.load_samples(args, args.seed, len(tokenizer), lambda text: len(tokenizer.encode(text)))
+    texts = (tokenizer.decode(each.prompt) if each.kind == "ids" else each.prompt for each in samples)
+    return [SampleRequest(text, each.prompt_len, each.output_len) for text, each in zip(texts, samples, strict=True)]
