@@ -3,6 +3,7 @@
 Knows pages; chooses no victims.
 """
 
+from quire.config import SchedulerConfig
 from quire.core.block_pool import NULL_BLOCK
 from quire.core.kv_cache_manager import KVCacheManager, PrefixHit
 from quire.core.request_state import Request
@@ -48,15 +49,17 @@ class PageSaver:
         """The shape of the tables that `restore` will make: 1 where a device page will be taken, 0 for null pages."""
         return [[int(block != NO_HOST_BLOCK) for block in table] for table in request.host_block_ids]
 
-    def has_room(self, request: Request, hit: PrefixHit, max_open_tokens: int, spare: int) -> bool:
-        """Whether a request fits: its saved pages, or a prefix hit's, and free ones for the rest, with `spare` left."""
-        tables, revived = hit.block_ids, spare
+    def has_room(self, request: Request, hit: PrefixHit, config: SchedulerConfig, *, is_alone: bool) -> bool:
+        """Whether a request fits: its saved pages, or a prefix hit's, and free ones for the rest; beside others with the
+        watermark's share of all pages left."""
+        tables = hit.block_ids
+        revived = 0 if is_alone else int(config.watermark * self._kv.pool.num_usable)
         if request.is_swapped:
             tables = self.saved_tables(request)
             revived += sum(map(sum, tables))
         elif hit.num_tokens:
             revived += self._kv.count_free(hit)
-        return self._kv.can_admit(tables, revived, len(request.token_ids), max_open_tokens)
+        return self._kv.can_admit(tables, revived, len(request.token_ids), config.max_open_tokens)
 
     def restore(self, request: Request) -> list[tuple[int, int]]:
         """Give a swapped request device pages again. Returns what to copy: (host page, device page).

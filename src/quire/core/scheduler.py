@@ -365,8 +365,7 @@ class Scheduler:
         if count == 0 or (count < remaining and not may_be_partial):
             self._hindrance = "partial prefills" if count else "media" if wanted else "whole prompt"
             return 0
-        spare = int(self._config.watermark * self.kv.pool.num_usable) if self._batch.num_active else 0
-        if not self._saver.has_room(request, hit, self._config.max_open_tokens, spare):
+        if not self._saver.has_room(request, hit, self._config, is_alone=not self._batch.num_active):
             if self._batch.num_active or self._leaving or not self.waiting.prefixes.drop_references():
                 self._blocked = (request, self.kv.pool.num_free)
                 return 0
