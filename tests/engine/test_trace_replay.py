@@ -54,3 +54,16 @@ def test_what_is_no_trace_is_refused(trace, others) -> None:
 def test_a_token_that_the_vocabulary_lacks_is_refused(llm: LLM) -> None:
     with pytest.raises(RequestError, match="trace_decode_token_ids has token id 999999"):
         llm.generate([{"prompt_token_ids": PROMPT}], SamplingParams(trace_decode_token_ids=[999999]), use_tqdm=False)
+
+
+def test_guesses_that_differ_from_the_trace_are_not_taken() -> None:
+    pattern = [31, 32, 33, 34]
+    trace = [*pattern, 31, 32, 40, 33, *pattern] * 2
+    guessing = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+    settings = {"max_model_len": 128, "max_num_seqs": 4, "kv_cache_memory_bytes": 1 << 24}
+    with LLM(dtype="float32", speculative_config=guessing, disable_log_stats=False, **settings) as llm:
+        params = SamplingParams(trace_decode_token_ids=trace, logprobs=0)
+        (output,) = llm.generate([{"prompt_token_ids": pattern * 8}], params, use_tqdm=False)
+        figures = {each.name: each for each in llm.get_metrics()}
+    assert output.outputs[0].token_ids == trace and len(output.outputs[0].logprobs) == len(trace)
+    assert figures["quire:spec_decode_num_accepted_tokens"].value > 0
