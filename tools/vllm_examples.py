@@ -27,82 +27,14 @@ from tools.vllm_faces.servers import POOLING, checkpoint
 ROOT = Path(__file__).parents[1]
 DEMO = ROOT / "src/quire/assets/demo"
 ENGINES = {"LLM", "LLMEngine", "AsyncLLM", "AsyncLLMEngine"}
-NEEDS: dict[str, str] = {
-    "disaggregated/lmcache": "the package lmcache",
-    "disaggregated/flexkv": "the package flexkv",
-    "kv_load_failure_recovery": "a connector of vLLM's own that fails on purpose",
-    "ray_serving": "the package ray",
-    "omni/only_thinker": "a model that hears and reads video",
-    "pooling/score/vision": "a picture and a video from the network",
-    "pooling/plugin": "a model of satellite pictures (Prithvi)",
-    "qwen_1m": "a file from the network",
-    "multi_instance_data_parallel": "a second engine that is started by hand",
-    "rl/rlhf": "several GPUs, Ray and a trainer",
-    "rl/routed_experts": "several GPUs",
-    "tensorize_vllm_model": "the package tensorizer",
-    "api_server/server": "the package fastapi",
-    "forced_alignment": "a model that aligns sounds with words (Qwen3-ForcedAligner)",
-    "chat_with_tools": "weights that call tools",
-}
-"""Parts of paths, and what those scripts need."""
-ARGUMENTS: dict[str, list[str]] = {
-    "save_sharded_state": ["--model", str(DEMO), "--output", "{folder}/sharded"],
-    "load_sharded_state": ["--model", "{folder}/sharded"],
-    "spec_decode_offline": ["--method", "ngram", "--num-prompts", "4", "--dataset-name", "random"],
-    "multimodal/vision_language_offline": ["--model-type", "llava"],
-    "multimodal/vision_language_multi": ["--model-type", "mistral3"],
-    "multimodal/audio_language": ["--model-type", "qwen2_audio"],
-    "multimodal/mistral-small": ["simple", "--format", "hf"],
-    "pooling/embed/vision_embedding": ["--model", "qwen3_vl"],
-    "data_parallel_offline": ["--data-parallel-size", "2", "--max-model-len", "256"],
-}
-"""What scripts want on their command line."""
-RANKS: dict[str, int] = {"torchrun_dp_example": 2, "torchrun_example": 4}
-"""Scripts that `torchrun` starts, and in how many processes."""
-POOLERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "BAAI/bge-reranker-v2-m3": ("XLMRobertaForSequenceClassification", {"num_labels": 1}),
-    "jinaai/jina-embeddings-v3": ("XLMRobertaModel", {"matryoshka_dimensions": [16, 32]}),
-    "Skywork/Skywork-Reward-V2-Qwen3-0.6B": ("Qwen3ForSequenceClassification", {"num_labels": 1}),
-    "nvidia/llama-nemotron-rerank-1b-v2": ("LlamaForSequenceClassification", {"num_labels": 1}),
-    "BAAI/bge-m3": ("XLMRobertaModel", {}),
-    "jinaai/jina-reranker-v3": ("Qwen3Model", {}),
-    "Qwen/Qwen3-Reranker-0.6B": ("Qwen3ForCausalLM", {}),
-    "ibm-research/PowerMoE-3b": ("GraniteMoeForCausalLM", {}),
-    "microsoft/Phi-mini-MoE-instruct": ("PhimoeForCausalLM", {}),
-}
-"""Stand-ins of models that only examples name, as in `servers.POOLING`."""
-_VISION, _LISTENER, _HALVES = (
-    "tiny_vision:make_tiny_vision",
-    "tiny_listeners:make_tiny_listener",
-    "tiny_encoder_decoder:make_tiny_encoder_decoder",
-)
-OTHERS: dict[str, tuple[str, str, str]] = {
-    "llava-hf/llava-1.5-7b-hf": (_VISION, "LlavaForConditionalGeneration", "<image>"),
-    "mistralai/Mistral-Small-3.1-24B-Instruct-2503": (_VISION, "Mistral3ForConditionalGeneration", "[IMG]"),
-    "Qwen/Qwen3-VL-Embedding-2B": (_VISION, "Qwen3VLForConditionalGeneration", "<|image_pad|>"),
-    "jinaai/jina-embeddings-v4-vllm-text-matching": (_VISION, "Qwen2_5_VLForConditionalGeneration", "<|image_pad|>"),
-    "Qwen/Qwen2-Audio-7B-Instruct": (_LISTENER, "Qwen2AudioForConditionalGeneration", ""),
-    "openai/whisper-large-v3-turbo": (_HALVES, "WhisperForConditionalGeneration", ""),
-}
-"""Stand-ins of models that see or hear: who makes them, of `tests.oracles`, their architecture, and how they mark an image."""
-ADAPTERS: dict[str, str] = {
-    "AmirMohseni/skywork-qwen3-0.6b-reward-lora": "Skywork/Skywork-Reward-V2-Qwen3-0.6B",
-    **dict.fromkeys(
-        ("jeeejeee/llama32-3b-text2sql-spider", "timdettmers/qlora-flan-7b", "jashing/tinyllama-colorist-lora"), ""
-    ),
-}
-"""Stand-ins of adapters, and the model that each is for; none: the demo model."""
-STORED: dict[str, str] = {
-    "TheBloke/TinyLlama-1.1B-Chat-v0.3-AWQ": "awq(32)",
-    "TheBloke/TinyLlama-1.1B-Chat-v0.3-GPTQ": "gptq(4, 32)",
-}
-"""Stand-ins that are the demo model in a number format, of `tests.oracles.quantized_models`."""
+TABLES: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
+"""By parts of paths: `needs` that are not here, `arguments` of the command line, in how many `ranks` torchrun starts a script.
+By names at the hub what stands in for a model: `poolers` (as in `servers.POOLING`), `others` (who makes them, of `tests.oracles`,
+their architecture, and how they mark an image), `adapters` (the model that each is for; none: the demo model), `stored` (the demo
+model in a number format, of `tests.oracles.quantized_models`). And the names of samples: `pictures`, `sounds`."""
+NEEDS, ARGUMENTS, RANKS = TABLES["needs"], TABLES["arguments"], TABLES["ranks"]
+POOLERS, OTHERS, ADAPTERS, STORED = TABLES["poolers"], TABLES["others"], TABLES["adapters"], TABLES["stored"]
 LONGER = {"max_position_embeddings": 32768}
-PICTURES = (
-    "vision_model_images/cherry_blossom",
-    *(f"multimodal_asset/{name}" for name in ("duck", "lion", "cat_snow", "eskimo")),
-)
-SOUNDS = ("mary_had_lamb", "winning_call")
 LATER = ("decode_example", "load_sharded_state")
 """Parts of paths of scripts that read what another one writes."""
 _HUB_ID = re.compile(r"[A-Za-z][\w.-]*/[\w.-]*[A-Za-z][\w.-]*")
@@ -138,7 +70,7 @@ def fill_cache(cache: Path, repository: str) -> None:
         maker, name, mark = OTHERS[repository]
         module, function = maker.split(":")
         longer = f"dict(text_config=CONFIGS[{name!r}]['text_config'] | {LONGER!r})"
-        more = "dict(max_target_positions=448)" if maker == _HALVES else longer
+        more = "dict(max_target_positions=448)" if "decoder" in maker else longer
         words = f"from tests.oracles.{module} import CONFIGS, {function} as make; "
         run_python(f"{words}make({name!r}, {str(here)!r}, **{more})")
         for file in here.glob("tokenizer*.json") if mark else ():
@@ -185,10 +117,10 @@ def draw_samples(folder: Path) -> None:
     import soundfile
     from PIL import Image
 
-    for number, name in enumerate(PICTURES):
+    for number, name in enumerate(TABLES["pictures"]):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         Image.linear_gradient("L").rotate(90 * number).convert("RGB").save(folder / f"{name}.jpg")
-    for number, name in enumerate(SOUNDS):
+    for number, name in enumerate(TABLES["sounds"]):
         wave = np.sin(np.arange(8000) * (0.05 + 0.02 * number)).astype(np.float32)
         soundfile.write(folder / f"multimodal_asset/{name}.ogg", wave, 16000)
 
@@ -217,7 +149,7 @@ def run_script(path: Path, root: Path, folder: Path, arguments: argparse.Namespa
         "HF_HUB_OFFLINE": "1",
         "QUIRE_CACHE_ROOT": str(folder / "quire"),
     }
-    command = [sys.executable, *(word.format(folder=folder) for word in words)]
+    command = [sys.executable, *(word.format(folder=folder, demo=DEMO) for word in words)]
     try:
         done = subprocess.run(
             command, cwd=folder, env=environment, capture_output=True, text=True, timeout=arguments.timeout

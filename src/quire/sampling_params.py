@@ -306,6 +306,14 @@ class SamplingParams(
         if self.temperature < GREEDY_BELOW:
             self._make_greedy()
 
+    def follow_trace(self) -> list[int]:
+        """Let the trace decide where the output ends; returns it, empty where there is none."""
+        if self.trace_decode_token_ids is None:
+            return []
+        self.max_tokens, self.min_tokens, self.ignore_eos = len(self.trace_decode_token_ids), 0, True
+        self.stop = self.stop_token_ids = self.repetition_detection = None
+        return self.trace_decode_token_ids
+
     def _make_greedy(self) -> None:
         if self.n != 1:
             checks.refuse("n", self.n, "1 where sampling is greedy (temperature=0): every sequence would be the same")

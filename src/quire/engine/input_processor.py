@@ -439,10 +439,7 @@ class InputProcessor:
         """A copy with what depends on the model filled in, after checking it."""
         params = copy.copy(given)
         room = self._model.max_model_len - prompt_len
-        if params.trace_decode_token_ids is not None:
-            self._check_ids(params.trace_decode_token_ids, "trace_decode_token_ids")
-            params.max_tokens, params.min_tokens, params.ignore_eos = len(params.trace_decode_token_ids), 0, True
-            params.stop = params.stop_token_ids = params.repetition_detection = None
+        self._check_ids(params.follow_trace(), "trace_decode_token_ids")
         params.max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         params.min_tokens = min(params.min_tokens, params.max_tokens)
         params.eos_token_ids = self._eos(tokenizer)
