@@ -127,6 +127,9 @@ QUIRE_KV_EVENTS_USE_INT_BLOCK_HASHES: Annotated[
 QUIRE_IMAGE_FETCH_TIMEOUT: Annotated[
     float, Variable(5.0, "Seconds for fetching an image that a request names by URL, redirects included.", _seconds)
 ]
+QUIRE_VIDEO_FETCH_TIMEOUT: Annotated[
+    float, Variable(30.0, "Seconds for fetching a video that a request names by URL, redirects included.", _seconds)
+]
 QUIRE_MAX_AUDIO_CLIP_FILESIZE_MB: Annotated[
     int, Variable(25, "MiB that a sound file sent to /v1/audio/transcriptions may have.", _positive)
 ]

@@ -22,6 +22,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "nixl": ("nixl>=1",),
     "mooncake": ("mooncake-transfer-engine>=0.3.6",),
     "vision": ("torchvision>=0.26",),
+    "video": ("av>=15",),
     "otel": ("opentelemetry-sdk>=1.27", "opentelemetry-exporter-otlp>=1.27"),
 }
 

@@ -11,15 +11,17 @@ class _PromptOptions(TypedDict):
     """What every dict prompt may also say.
 
     `cache_salt` keeps the prompt's cached pages apart from those of other salts. `multi_modal_data` is
-    `{"image": one or several, "audio": one or several}`, for the markers of the prompt in order: PIL images, arrays, tensors or
-    paths of files, and sounds as samples with their rate; `multi_modal_uuids` names them in place of the hashes of their
-    content, and `mm_processor_kwargs` are options of the model's processor.
+    `{"image": one or several, "video": …, "audio": …}`, for the markers of the prompt in order: PIL images, arrays, tensors or
+    paths of files, videos also as lists of pictures or as pairs of frames and what is known of them, and sounds as samples with
+    their rate; `multi_modal_uuids` names them in place of the hashes of their content, `mm_processor_kwargs` are options of the
+    model's processor, and `media_io_kwargs` say which frames of video files are read.
     """
 
     cache_salt: NotRequired[str]
     multi_modal_data: NotRequired[dict[str, Any]]
     multi_modal_uuids: NotRequired[dict[str, Any]]
     mm_processor_kwargs: NotRequired[dict[str, Any]]
+    media_io_kwargs: NotRequired[dict[str, Any]]
 
 
 class TextPrompt(_PromptOptions):

@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 ItemT = TypeVar("ItemT")
 IMAGE = "image"
+VIDEO = "video"
 AUDIO = "audio"
-MODALITIES = {IMAGE: "images", AUDIO: "sounds"}
+MODALITIES = {IMAGE: "images", VIDEO: "videos", AUDIO: "sounds"}
 """Kinds of media that a prompt may have, and what several are called."""
 EMBEDS = "embeds"
 """What stands in the place of an image where a prompt has embeddings instead of tokens: nothing has to be computed."""
@@ -46,7 +47,7 @@ class MediaTensor(msgspec.Struct, array_like=True, frozen=True):
 
 
 class MediaItem(msgspec.Struct, array_like=True, omit_defaults=True):
-    """One image or sound of a prompt, which stands there as `length` tokens from `offset` on.
+    """One image, sound or video of a prompt, or a frame of one, which stands there as `length` tokens from `offset` on.
 
     Attributes:
         key: of its content and of all that its embeddings depend on: items with one key have the same embeddings.
@@ -54,7 +55,9 @@ class MediaItem(msgspec.Struct, array_like=True, omit_defaults=True):
         num_embeds: how many these are.
         sees: which of its tokens see one another, in layers that let them, and are therefore computed in one step: `runs` of
             embeddings, or all of the `item`; empty: none sees those behind itself.
+        modality: whose encoder reads it: that of images reads frames, too.
         grid: frames, rows and columns of its embeddings, where positions have several axes; else empty.
+        interval: positions from one frame to the next.
         tensors: what the model's encoder reads, by name. Without them it is only a place in a prompt.
     """
 
@@ -67,6 +70,7 @@ class MediaItem(msgspec.Struct, array_like=True, omit_defaults=True):
     grid: list[int] = []
     tensors: dict[str, MediaTensor] = {}
     sees: str = ""
+    interval: float = 1.0
 
     @property
     def is_beside(self) -> bool:

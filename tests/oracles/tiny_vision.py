@@ -407,7 +407,7 @@ def _write_tokenizer(path: Path, marker: str) -> None:
     around = ["<fake_token_around_image>", "<global-img>", "[IMG_BREAK]", "[IMG_END]", "<img>", "</img>"]
     around += ["<|START_OF_IMG|>", "<|END_OF_IMG|>"]
     around += ["<|IMG_LINE_BREAK|>", "<|image_start|>", "<|image_end|>", "<|tile_x_separator|>", "<|tile_y_separator|>"]
-    tokenizer.add_special_tokens([marker, *around, *places])
+    tokenizer.add_special_tokens([marker, *around, *places, "<video>"])
     assert tokenizer.token_to_id(marker) == IMAGE
     tokenizer.save(str(path / "tokenizer.json"))
     config = json.loads((path / "tokenizer_config.json").read_bytes())

@@ -88,10 +88,18 @@ MAX_BATCH_FILE_BYTES = 200_000_000
 """The default size of a file that may be uploaded for batches."""
 MAX_MEDIA_BYTES = 32 << 20
 """Of one image in a request, as a file."""
+MAX_VIDEO_BYTES = 128 << 20
+"""Of one video in a request, as a file that is fetched."""
+MAX_VIDEO_PACKETS = 1 << 20
+"""Of a video's file: frames that it may have, of which some are read."""
+MAX_VIDEO_FRAMES = 2048
+"""Frames of one video that are read."""
+MAX_VIDEO_SECONDS = 30.0
+"""How long the frames of one video may be decoded."""
 MAX_IMAGE_PIXELS = 1 << 26
 """Of one image, before a processor makes it smaller: 8,192 x 8,192."""
 MAX_REQUEST_PIXELS = 1 << 28
-"""Of all images in one request: 768 MiB while they are processed."""
+"""Of all images and frames in one request: 768 MiB while they are processed."""
 MAX_IMAGE_ASPECT = 200
 """The longer side of an image by the shorter one: a processor that brings the shorter side to its size makes the other so much
 longer."""

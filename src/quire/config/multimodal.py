@@ -3,7 +3,57 @@
 import dataclasses
 from typing import Any
 
+from quire.config import limits
+from quire.errors import ConfigError
+from quire.guards import is_mapping
+
 GIB = 1 << 30
+
+
+@dataclasses.dataclass(frozen=True)
+class VideoReading:
+    """Which frames of a video's file are read: evenly spread ones. Named as in vLLM.
+
+    Attributes:
+        num_frames: most of them; -1: all.
+        fps: most of a second; -1: any number.
+    """
+
+    num_frames: int = 32
+    fps: float = -1.0
+
+    def count(self, total: int, seconds: float) -> int:
+        """How many of a file's frames are read."""
+        count = total if self.num_frames < 0 else min(self.num_frames, total)
+        return max(1, count if self.fps < 0 else min(count, int(seconds * self.fps)))
+
+    def but(self, given: Any) -> "VideoReading":
+        """What `media_io_kwargs` change of it. Raises ValueError: they have no such options."""
+        if given is None:
+            return self
+        video = given.get("video", {}) if is_mapping(given) and set(given) <= {"video"} else None
+        if not is_mapping(video) or not set(video) <= {"num_frames", "fps"}:
+            raise ValueError(
+                f'it may be {{"video": {{"num_frames": 32, "fps": 2}}}}, one of the two or both, not {given!r:.200}'
+            )
+        frames, fps = video.get("num_frames", self.num_frames), video.get("fps", self.fps)
+        if (
+            isinstance(frames, bool)
+            or not isinstance(frames, int)
+            or not (frames == -1 or 0 < frames <= limits.MAX_VIDEO_FRAMES)
+        ):
+            raise ValueError(f"video.num_frames={frames!r:.80} must be -1 (all) or 1 to {limits.MAX_VIDEO_FRAMES}")
+        if isinstance(fps, bool) or not isinstance(fps, int | float) or not (fps == -1 or 0 < fps <= 1000):
+            raise ValueError(f"video.fps={fps!r:.80} must be -1 (any), or more than 0 and at most 1000")
+        return VideoReading(frames, float(fps))
+
+
+def video_reading(media_io_kwargs: Any) -> VideoReading:
+    """The setting. Raises ConfigError: it has no such options."""
+    try:
+        return VideoReading().but(media_io_kwargs)
+    except ValueError as error:
+        raise ConfigError.of("media_io_kwargs", str(error)) from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,6 +63,7 @@ class MultiModalConfig:
     Attributes:
         limit_mm_per_prompt: most items of each modality in one prompt; a modality that is not named has no limit of its own.
         mm_processor_kwargs: options of the model's processor, for all requests.
+        video_reading: which frames of videos' files are read.
         mm_processor_cache_gb: GiB of host memory in which a frontend keeps what it has processed; 0 keeps nothing.
         encoder_budget: embeddings that one step may compute; also the most that one item may have.
         encoder_cache_size: embeddings that a worker keeps.
@@ -24,6 +75,7 @@ class MultiModalConfig:
 
     limit_mm_per_prompt: dict[str, int] = dataclasses.field(default_factory=dict[str, int])
     mm_processor_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+    video_reading: VideoReading = VideoReading()
     mm_processor_cache_gb: float = 4.0
     encoder_budget: int = 16384
     encoder_cache_size: int = 16384

@@ -29,6 +29,7 @@ from quire.config.drafter import as_drafter, check_drafter, check_layout
 from quire.config.generation import default_sampling, eos_token_ids, load_generation_config
 from quire.config.hub import FoundModel, find_model, find_tokenizer, stored_types
 from quire.config.hub.listing import HubSettings
+from quire.config.multimodal import video_reading
 from quire.config.observability import LoggingConfig
 from quire.config.pooling import PoolingConfig, limit_length, resolve_pooling
 from quire.config.resolve import load_hf_config, resolve_architecture, resolve_dtype, resolve_max_model_len
@@ -205,6 +206,7 @@ class Resolver:
             mm_embeds=self.args.enable_mm_embeds,
             limit_mm_per_prompt={name: limit for name, limit in limits_of.items() if limit is not None},
             mm_processor_kwargs=dict(self.args.mm_processor_kwargs or {}),
+            video_reading=video_reading(self.args.media_io_kwargs),
             mm_processor_cache_gb=float(self.args.mm_processor_cache_gb),
             allowed_local_media_path=self._media_folder(),
             allowed_media_domains=None if domains is None else _several(domains),

@@ -11,7 +11,7 @@ import itertools
 import operator
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, cast
 
 import msgspec
@@ -28,7 +28,7 @@ from quire.inputs import PromptType, has_media, plain_text
 from quire.media import EMBEDS, MediaItem
 from quire.multimodal.encoder_half import EncoderHalf
 from quire.multimodal.media_source import in_threads
-from quire.multimodal.named_files import open_named
+from quire.multimodal.named_files import as_given, opener
 from quire.multimodal.processor import MediaProcessor
 from quire.multimodal.prompt_embeds import PLACEHOLDER, embeds_items, read_embeds
 from quire.parsers.choice import AUTO, NONE, apply_response_template, apply_strings, choose_formats
@@ -167,7 +167,7 @@ class InputProcessor:
         open_files: bool = False,
     ) -> None:
         self._try_grammars_apart = try_grammars_apart
-        self._open_media: Callable[[Any], Any] = open_named if open_files else lambda data: data
+        self._open_media = opener(config.multimodal) if open_files else as_given
         self._model = config.model
         self._structured_outputs = config.structured_outputs
         self._reasoning = config.reasoning
@@ -284,11 +284,11 @@ class InputProcessor:
             return tokenized
         if self.media is None:
             raise RequestError(f"multi_modal_data: {self._model.model!r} reads no media here", param="multi_modal_data")
-        data, options = self._open_media(data), prompt.get("mm_processor_kwargs")
+        options, io = prompt.get("mm_processor_kwargs"), prompt.get("media_io_kwargs")
         uuids = prompt.get("multi_modal_uuids")
         if self.media.is_alone and (prompt.get("prompt") or prompt.get("prompt_token_ids")):
             raise RequestError("a prompt of this model is a text or an image: leave one of them out", param="prompt")
-        ids, items = self.media.apply(tokenized.token_ids, data, uuids, options, fields=fields)
+        ids, items = self.media.apply(tokenized.token_ids, self._open_media(data, io), uuids, options, fields=fields)
         return dataclasses.replace(tokenized, token_ids=ids, media=items)
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:

@@ -325,6 +325,11 @@ class EngineSettings:
         False, FLAG, "take images that are embeddings, made before, in the place of pixels"
     )
     language_model_only: bool = setting(False, FLAG, "read no media, and load no weights that only media need")
+    media_io_kwargs: dict[str, Any] = setting(
+        {},
+        mapping(),
+        'JSON object: which frames of video files are read, for example {"video": {"num_frames": 32, "fps": 2}}',
+    )
     mm_processor_kwargs: dict[str, Any] | None = setting(
         None, mapping(), 'JSON object: options of the model\'s media processor, for example {"max_pixels": 1003520}'
     )

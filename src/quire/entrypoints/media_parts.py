@@ -1,5 +1,5 @@
-"""The images and sounds of a conversation: taken out of its messages, with a marker in each one's place; and text that looks
-like a marker, which stays text.
+"""The images, videos and sounds of a conversation: taken out of its messages, with a marker in each one's place; and text that
+looks like a marker, which stays text.
 
 A template writes the model's marker for an image. A user who types the same words must not make a place for an image, so in
 text they are replaced by a word that nobody knows while the template runs, and tokenized apart from what is around them. Knows
@@ -14,27 +14,30 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, cast
 
+from quire.config.multimodal import VideoReading
 from quire.errors import RequestError
 from quire.guards import is_mapping, is_sequence
-from quire.media import AUDIO, IMAGE, IMAGE_EMBEDS
+from quire.media import AUDIO, IMAGE, IMAGE_EMBEDS, VIDEO
 from quire.multimodal.audio_files import SampleBudget, open_audio
 from quire.multimodal.image_embeds import decode_image_embeds
 from quire.multimodal.image_files import PixelBudget, decode_base64
 from quire.multimodal.media_source import MediaSource
+from quire.multimodal.video_files import reading_of
 from quire.multimodal.web_fetch import MediaError
 
 KINDS = {
     **dict.fromkeys(("image_url", "input_image", "image", "image_pil", IMAGE_EMBEDS), IMAGE),
+    **dict.fromkeys(("video_url", "video"), VIDEO),
     **dict.fromkeys(("audio_url", "input_audio", "audio"), AUDIO),
 }
 """Modalities of parts, by type."""
-HELD = ("image", "image_pil", IMAGE_EMBEDS, "audio")
+HELD = ("image", "image_pil", IMAGE_EMBEDS, "video", "audio")
 """Types of parts that may have what the part is, and not only a URL of it."""
 
 
 class MediaPart(dict[str, str]):
-    """A part of a message that stands for an image or a sound, as templates read it; its text is the marker, for templates of
-    text alone."""
+    """A part of a message that stands for an image, a video or a sound, as templates read it; its text is the marker, for
+    templates of text alone."""
 
 
 class PlacedPart(dict[str, Any]):
@@ -78,7 +81,7 @@ def _as_part(piece: str | PlacedPart) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class GivenMedia:
-    """An image or a sound as a message has it.
+    """An image, a video or a sound as a message has it.
 
     Attributes:
         kind: the type of its part.
@@ -183,17 +186,18 @@ class MediaMessages:
         """How many there are of each modality."""
         return {name: sum(each.modality == name for each in self.given) for name in self._markers}
 
-    def read(self, source: MediaSource) -> list[Any]:
-        """The images and sounds. Raises RequestError: one cannot be had; `param` is the path of its part."""
-        pending = self._submit(source)
+    def read(self, source: MediaSource, io: Any = None) -> list[Any]:
+        """The images, videos and sounds. `io`: the request's own `media_io_kwargs`.
+        Raises RequestError: one cannot be had; `param` is the path of its part."""
+        pending = self._submit(source, io)
         try:
             return [_result(one, given) for one, given in zip(pending, self.given, strict=True)]
         finally:
             _cancel(pending)
 
-    async def read_async(self, source: MediaSource) -> list[Any]:
+    async def read_async(self, source: MediaSource, io: Any = None) -> list[Any]:
         """As `read`, without holding up the event loop."""
-        pending = self._submit(source)
+        pending = self._submit(source, io)
         try:
             for one in pending:
                 if isinstance(one, Future):
@@ -202,13 +206,15 @@ class MediaMessages:
         finally:
             _cancel(pending)
 
-    def _submit(self, source: MediaSource) -> "list[Any]":
+    def _submit(self, source: MediaSource, io: Any) -> "list[Any]":
         """Each one, or the future of one that has to be read."""
-        pixels, samples = PixelBudget(), SampleBudget()
-        return [_submit(each, source, pixels, samples) for each in self.given]
+        pixels, samples, reading = PixelBudget(), SampleBudget(), reading_of(source.video_reading, io)
+        return [_submit(each, source, pixels, samples, reading) for each in self.given]
 
 
-def _submit(given: GivenMedia, source: MediaSource, pixels: PixelBudget, samples: SampleBudget) -> Any:
+def _submit(
+    given: GivenMedia, source: MediaSource, pixels: PixelBudget, samples: SampleBudget, reading: VideoReading
+) -> Any:
     value = given.value
     if given.kind == IMAGE_EMBEDS and value is not None:
         return source.run(decode_image_embeds, value, given.field)
@@ -216,13 +222,15 @@ def _submit(given: GivenMedia, source: MediaSource, pixels: PixelBudget, samples
         return value
     if given.kind == "input_audio":
         return source.run(lambda: open_audio(decode_base64(value), samples))
+    if given.modality == VIDEO:
+        return source.read_video(value, pixels, reading)
     return source.read(value, pixels) if given.modality == IMAGE else source.read_sound(value, samples)
 
 
 def hold_media(
     messages: Sequence[Mapping[str, Any]], given: Sequence[GivenMedia], items: Sequence[Any]
 ) -> list[dict[str, Any]]:
-    """The messages with images and sounds in the place of their URLs."""
+    """The messages with images, videos and sounds in the place of their URLs."""
     left = iter(zip(items, given, strict=True))
     read = {one.modality for one in given}
 
@@ -250,7 +258,7 @@ def _given(part: Mapping[str, Any], kind: str, path: str) -> GivenMedia:
         raise _wrong(f"{path}.uuid", "expected a text")
     may_be_held = kind in HELD and value is not None
     if not isinstance(value, str) and not may_be_held and (value is not None or uuid is None):
-        wanted = {IMAGE: "an image or a URL", AUDIO: "a sound or a URL"}[KINDS[kind]]
+        wanted = {IMAGE: "an image or a URL", VIDEO: "a video or a URL", AUDIO: "a sound or a URL"}[KINDS[kind]]
         raise _wrong(path, "expected data, base64 of a file" if kind == "input_audio" else f"expected {wanted}")
     return GivenMedia(kind, value, path, uuid)
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from quire.config import EngineConfig
 from quire.extras import install_command
 from quire.logger import init_logger
-from quire.media import AUDIO, IMAGE
+from quire.media import AUDIO, IMAGE, VIDEO
 
 logger = init_logger(__name__)
 
@@ -87,12 +87,24 @@ def feature_extractor(path: str) -> FeatureExtractor:
         return _read("sound", path)
 
 
+@cache
+def video_options(path: str) -> dict[str, Any]:
+    """The options of the checkpoint's video processor; without one, of its image processor."""
+    for name in ("processor_config.json", "video_preprocessor_config.json", "preprocessor_config.json"):
+        file = Path(path) / name
+        found = json.loads(file.read_bytes()) if file.exists() else {}
+        found = found.get("video_processor") if name.startswith("processor") else found
+        if found:
+            return {name: value for name, value in found.items() if value is not None}
+    return {}
+
+
 def read_ahead(config: EngineConfig) -> threading.Thread | None:
     """Read what the model's images or sounds need, in a thread that ends when it is there; None where they need nothing."""
     model = config.model
     if config.multimodal is None or not model.modalities:
         return None
-    readers = {IMAGE: image_processor, AUDIO: feature_extractor}
+    readers = {IMAGE: image_processor, VIDEO: video_options, AUDIO: feature_extractor}
     reads = [readers[modality] for modality in model.modalities]
     thread = threading.Thread(target=_try, args=(reads, model.path), name="processor-loader", daemon=True)
     thread.start()

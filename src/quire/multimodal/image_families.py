@@ -35,6 +35,7 @@ class Expansion:
         token_ids: of the item. Those that are `EMBEDDED` take an embedding each.
         grid: frames, rows and columns of the embeddings, for positions with several axes.
         arrays: what the encoder reads.
+        interval: positions from one frame to the next.
     """
 
     token_ids: list[int]
@@ -42,6 +43,7 @@ class Expansion:
     before: list[int] = dataclasses.field(default_factory=list[int])
     after: list[int] = dataclasses.field(default_factory=list[int])
     grid: tuple[int, ...] = ()
+    interval: float = 1.0
 
 
 Encode = Callable[[str], list[int]]
@@ -155,7 +157,7 @@ def _llava_next(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
         rows = np.pad(places, ((0, 0), (0, 1)), constant_values=-1)
         order = np.concatenate([whole, rows.reshape(-1)])
         return Expansion([EMBEDDED] * len(order), {"pixels": pixels, "places": order})
-    blended, shares = _shrink(places, int(places.shape[0] // ratio), int(places.shape[1] // ratio))
+    blended, shares = shrink(places, int(places.shape[0] // ratio), int(places.shape[1] // ratio))
     end = ((0, 0), (0, 1), (0, 0))
     rows, shares = np.pad(blended, end, constant_values=-1), np.pad(shares, end, constant_values=0.25)
     order = np.concatenate([np.repeat(whole[:, None], 4, axis=1), rows.reshape(-1, 4)])
@@ -166,7 +168,7 @@ def _llava_next(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
 _SHRINKS_ABOVE = 1.1
 
 
-def _shrink(places: IntArray, rows: int, columns: int) -> tuple[IntArray, npt.NDArray[np.float32]]:
+def shrink(places: IntArray, rows: int, columns: int) -> tuple[IntArray, npt.NDArray[np.float32]]:
     """A grid of fewer rows and columns: for each cell its four neighbours in the old one [rows, columns, 4], and their shares
     (bilinear)."""
 

@@ -17,15 +17,20 @@ from quire.multimodal.web_fetch import MediaError
 
 FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM")
 """The formats that are read. Pillow knows more, some of which run other programs."""
-EXAMPLES = {"image": "data:image/png;base64,…", "audio": "data:audio/wav;base64,…"}
+EXAMPLES = {
+    "image": "data:image/png;base64,…",
+    "video": "data:video/mp4;base64,…",
+    "audio": "data:audio/wav;base64,…",
+}
 """Data URLs, by kind of media."""
+NAMES = {"image": "an image", "video": "a video", "audio": "an audio"}
 
 
 class PixelBudget(Budget):
-    """The pixels that all images of one request may have together."""
+    """The pixels that all images and frames of one request may have together."""
 
     def __init__(self, pixels: int = limits.MAX_REQUEST_PIXELS) -> None:
-        super().__init__(pixels, "images", "pixels")
+        super().__init__(pixels, "images and frames", "pixels")
 
 
 @functools.cache
@@ -62,16 +67,21 @@ def read_data_url(url: str, kind: str = "image") -> bytes:
     """The bytes of a URL like `data:image/…;base64,…`, of a kind of media. Raises MediaError: it is none, or too long."""
     head, comma, body = url.partition(":")[2].partition(",")
     if not comma or not head.lower().startswith(f"{kind}/"):
-        raise MediaError(f"{url[:40]!r} is no data URL of an {kind}: {EXAMPLES[kind]}")
+        raise MediaError(f"{url[:40]!r} is no data URL of {NAMES[kind]}: {EXAMPLES[kind]}")
     if not head.lower().endswith(";base64"):
         raise MediaError("the data URL is not base64")
-    return decode_base64(body)
+    return decode_base64(body, most_bytes(kind))
 
 
-def decode_base64(text: str) -> bytes:
+def most_bytes(kind: str) -> int:
+    """Of a file of a kind of media."""
+    return limits.MAX_VIDEO_BYTES if kind == "video" else limits.MAX_MEDIA_BYTES
+
+
+def decode_base64(text: str, most: int = limits.MAX_MEDIA_BYTES) -> bytes:
     """The bytes of a file as text. Raises MediaError: it is none, or too long."""
-    if len(text) > limits.MAX_MEDIA_BYTES * 4 // 3 + 4:
-        raise MediaError(f"it has more than {limits.MAX_MEDIA_BYTES} bytes")
+    if len(text) > most * 4 // 3 + 4:
+        raise MediaError(f"it has more than {most} bytes")
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):

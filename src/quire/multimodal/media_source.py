@@ -1,4 +1,5 @@
-"""Where images and sounds come from that a request names by URL: data in the URL, the web, and files that the operator opens.
+"""Where images, videos and sounds come from that a request names by URL: data in the URL, the web, and files that the operator
+opens.
 
 Files are fetched and decoded by a bounded number of threads. Waiting for the network and decoding have threads of their own: slow
 hosts hold up nothing that is here already. Knows URLs; knows no message.
@@ -16,10 +17,13 @@ from typing import Any, ParamSpec, TypeVar
 
 from quire import envs
 from quire.config import MultiModalConfig, limits
+from quire.config.multimodal import VideoReading
 from quire.multimodal.audio import Samples
 from quire.multimodal.audio_files import SampleBudget, open_audio
 from quire.multimodal.content import Pixels
-from quire.multimodal.image_files import EXAMPLES, PixelBudget, decode_image, read_data_url
+from quire.multimodal.image_files import EXAMPLES, NAMES, PixelBudget, decode_image, most_bytes, read_data_url
+from quire.multimodal.video import Video
+from quire.multimodal.video_files import PICTURES, decode_video, read_pictures
 from quire.multimodal.web_fetch import MediaError, WebFetcher
 
 Parameters = ParamSpec("Parameters")
@@ -29,19 +33,24 @@ MAX_DECODERS = 16
 
 
 class MediaSource:
-    """Reads images and sounds of URLs.
+    """Reads images, videos and sounds of URLs.
 
     Args:
         settings: which hosts and files may be read.
-        fetcher: in place of the one that the settings describe.
+        fetcher: in place of those that the settings describe.
+
+    Attributes:
+        video_reading: which frames of videos are read where a request does not say.
     """
 
     def __init__(self, settings: MultiModalConfig, fetcher: WebFetcher | None = None) -> None:
         self._folder = settings.allowed_local_media_path
         redirects = limits.MAX_MEDIA_REDIRECTS if envs.QUIRE_MEDIA_URL_ALLOW_REDIRECTS else 0
-        self._fetcher = fetcher or WebFetcher(
-            settings.allowed_media_domains, envs.QUIRE_IMAGE_FETCH_TIMEOUT, max_redirects=redirects
-        )
+        domains, of_images = settings.allowed_media_domains, envs.QUIRE_IMAGE_FETCH_TIMEOUT
+        of_videos = (envs.QUIRE_VIDEO_FETCH_TIMEOUT, limits.MAX_VIDEO_BYTES, redirects)
+        self._fetcher = fetcher or WebFetcher(domains, of_images, max_redirects=redirects)
+        self._video_fetcher = fetcher or WebFetcher(domains, *of_videos)
+        self.video_reading = settings.video_reading
         self._decoders = ThreadPoolExecutor(_num_decoders(), "quire-decode")
         self._fetchers = ThreadPoolExecutor(envs.QUIRE_MEDIA_LOADING_THREAD_COUNT, "quire-fetch")
 
@@ -59,16 +68,23 @@ class MediaSource:
         """The sound behind a URL, and its rate. The future raises MediaError: it may not be read, or cannot be."""
         return self._read(url, "audio", lambda data: open_audio(data, budget))
 
+    def read_video(self, url: str, budget: PixelBudget, reading: VideoReading) -> "Future[Video]":
+        """Frames of the video behind a URL. The future raises MediaError: it may not be read, or cannot be."""
+        if url.startswith(PICTURES):
+            return self.run(read_pictures, url, budget)
+        return self._read(url, "video", lambda data: decode_video(data, budget, reading))
+
     def _read(self, url: str, kind: str, decode: Callable[[bytes], ResultT]) -> "Future[ResultT]":
         scheme = url.partition(":")[0].lower()
         if scheme == "data":
             return self.run(lambda: decode(read_data_url(url, kind)))
-        getters = {"http": self._fetcher.fetch, "https": self._fetcher.fetch, "file": self._read_file}
+        fetch = (self._video_fetcher if kind == "video" else self._fetcher).fetch
+        getters = {"http": fetch, "https": fetch, "file": functools.partial(self._read_file, most=most_bytes(kind))}
         if (get := getters.get(scheme)) is None:
             return self.run(functools.partial(_refuse, url, kind))
         return self._fetchers.submit(lambda: self.run(decode, get(url)).result())
 
-    def _read_file(self, url: str) -> bytes:
+    def _read_file(self, url: str, most: int) -> bytes:
         """A file below the folder that the operator opens."""
         if not self._folder:
             raise MediaError("no files can be read here: the server has no --allowed-local-media-path")
@@ -85,11 +101,11 @@ class MediaSource:
                 status = os.fstat(file.fileno())
                 if not stat.S_ISREG(status.st_mode):
                     raise refused
-                data = file.read(limits.MAX_MEDIA_BYTES + 1)
+                data = file.read(most + 1)
         except (OSError, ValueError):
             raise refused from None
-        if len(data) > limits.MAX_MEDIA_BYTES:
-            raise MediaError(f"it has more than {limits.MAX_MEDIA_BYTES} bytes")
+        if len(data) > most:
+            raise MediaError(f"it has more than {most} bytes")
         return data
 
 
@@ -108,4 +124,4 @@ def _num_decoders() -> int:
 
 def _refuse(url: str, kind: str) -> Any:
     shown = url[:40] + ("…" if len(url) > 40 else "")
-    raise MediaError(f"{shown!r} is not supported; give an {kind} as {EXAMPLES[kind]}, or by an https URL")
+    raise MediaError(f"{shown!r} is not supported; give {NAMES[kind]} as {EXAMPLES[kind]}, or by an https URL")

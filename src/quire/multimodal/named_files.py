@@ -8,21 +8,39 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from quire.config import limits
+from quire.config import MultiModalConfig
+from quire.config.multimodal import VideoReading
 from quire.errors import RequestError
 from quire.guards import is_mapping
-from quire.media import AUDIO, IMAGE
+from quire.media import AUDIO, IMAGE, VIDEO
 from quire.multimodal.audio import as_sounds
 from quire.multimodal.audio_files import SampleBudget, open_audio
 from quire.multimodal.content import PARAM, as_list
-from quire.multimodal.image_files import PixelBudget, decode_image
+from quire.multimodal.image_files import PixelBudget, decode_image, most_bytes
+from quire.multimodal.video import as_videos
+from quire.multimodal.video_files import decode_video, reading_of
 from quire.multimodal.web_fetch import MediaError
 
-_LISTS: Mapping[str, Callable[[Any], list[Any]]] = {IMAGE: as_list, AUDIO: as_sounds}
+_LISTS: Mapping[str, Callable[[Any], list[Any]]] = {IMAGE: as_list, VIDEO: as_videos, AUDIO: as_sounds}
 
 
-def open_named(data: Any) -> Any:
-    """A prompt's media, with images and sounds in the place of paths (text or `pathlib.Path`).
+OpenMedia = Callable[..., Any]
+"""Gives a prompt's media, with what files hold in the place of their paths; it may be told the prompt's `media_io_kwargs`."""
+
+
+def opener(settings: MultiModalConfig | None) -> OpenMedia:
+    """Opens files that a prompt names."""
+    usual = VideoReading() if settings is None else settings.video_reading
+    return lambda data, io=None: open_named(data, reading_of(usual, io))
+
+
+def as_given(data: Any, io: Any = None) -> Any:
+    """Opens no file."""
+    return data
+
+
+def open_named(data: Any, reading: VideoReading | None = None) -> Any:
+    """A prompt's media, with images, videos and sounds in the place of paths (text or `pathlib.Path`).
     Raises RequestError: a file cannot be read."""
     if not is_mapping(data):
         return data
@@ -30,26 +48,31 @@ def open_named(data: Any) -> Any:
     for modality, listed in _LISTS.items():
         items = listed(opened.get(modality))
         if any(isinstance(item, str | os.PathLike) for item in items):
-            decode = _decoder(modality)
+            decode, most = _decoder(modality, reading or VideoReading()), most_bytes(modality)
             opened[modality] = [
-                _open(item, f"{modality} {number}", decode) if isinstance(item, str | os.PathLike) else item
+                _open(item, f"{modality} {number}", decode, most) if isinstance(item, str | os.PathLike) else item
                 for number, item in enumerate(items)
             ]
     return opened
 
 
-def _decoder(modality: str) -> Callable[[bytes], Any]:
+def _decoder(modality: str, reading: VideoReading) -> Callable[[bytes], Any]:
     """What makes an item of a file's bytes; those of one prompt share a bound."""
     pixels, samples = PixelBudget(), SampleBudget()
-    return (lambda data: decode_image(data, pixels)) if modality == IMAGE else (lambda data: open_audio(data, samples))
+    decoders: dict[str, Callable[[bytes], Any]] = {
+        IMAGE: lambda data: decode_image(data, pixels),
+        VIDEO: lambda data: decode_video(data, pixels, reading),
+        AUDIO: lambda data: open_audio(data, samples),
+    }
+    return decoders[modality]
 
 
-def _open(path: str | os.PathLike[str], where: str, decode: Callable[[bytes], Any]) -> Any:
+def _open(path: str | os.PathLike[str], where: str, decode: Callable[[bytes], Any], most: int) -> Any:
     try:
         with Path(path).open("rb") as file:
-            content = file.read(limits.MAX_MEDIA_BYTES + 1)
-        if len(content) > limits.MAX_MEDIA_BYTES:
-            raise MediaError(f"it has more than {limits.MAX_MEDIA_BYTES} bytes")
+            content = file.read(most + 1)
+        if len(content) > most:
+            raise MediaError(f"it has more than {most} bytes")
         return decode(content)
     except (OSError, ValueError) as error:  # MediaError is a ValueError, as is what a path with a zero byte raises
         reason = error.strerror if isinstance(error, OSError) else error

@@ -1,10 +1,11 @@
-"""From a prompt's token ids and its images and sounds to the expanded prompt and its items.
+"""From a prompt's token ids and its images, videos and sounds to the expanded prompt and its items.
 
 Hugging Face's processors are the reference of what an encoder reads; what they gave is kept by content. Runs in the
 frontend, in any thread.
 """
 
 import contextlib
+import dataclasses
 import functools
 import json
 import operator
@@ -19,9 +20,9 @@ from quire.config.hf_config import HFConfig
 from quire.config.multimodal import GIB
 from quire.errors import RequestError
 from quire.guards import is_mapping
-from quire.media import AUDIO, EMBEDS, IMAGE, IMAGE_EMBEDS, MODALITIES, SPAN, MediaItem, MediaTensor
+from quire.media import AUDIO, EMBEDS, IMAGE, IMAGE_EMBEDS, MODALITIES, SPAN, VIDEO, MediaItem, MediaTensor
 from quire.multimodal.audio import as_sounds, read_audio
-from quire.multimodal.checkpoint_processors import feature_extractor, image_processor
+from quire.multimodal.checkpoint_processors import feature_extractor, image_processor, video_options
 from quire.multimodal.content import PARAM, as_list, content_key, name_key, read_image, read_uuids
 from quire.multimodal.image_embeds import GivenEmbeds
 from quire.multimodal.image_families import EMBEDDED, FAMILIES, PROMPT, Arrays, Encode, Expansion, Family
@@ -29,19 +30,21 @@ from quire.multimodal.media_source import MediaSource
 from quire.multimodal.newlines import Newlines
 from quire.multimodal.processor_cache import Processed, ProcessorCache
 from quire.multimodal.sound_families import SOUND_FAMILIES
+from quire.multimodal.video import as_videos, read_video
+from quire.multimodal.video_families import ONLY_VIDEO, VIDEO_FAMILIES, VideoFamily
 
 ResultT = TypeVar("ResultT")
 
 
 def families_of(architecture: str) -> dict[str, Family]:
     """What an architecture reads besides text, by modality."""
-    tables = {IMAGE: FAMILIES, AUDIO: SOUND_FAMILIES}
+    tables: dict[str, Mapping[str, Family]] = {IMAGE: FAMILIES, VIDEO: VIDEO_FAMILIES, AUDIO: SOUND_FAMILIES}
     return {modality: table[architecture] for modality, table in tables.items() if architecture in table}
 
 
 def readable_modalities(architecture: str, hf: HFConfig) -> list[str]:
     """What prompts of a checkpoint may have besides text."""
-    sections = {IMAGE: "vision_config", AUDIO: "audio_config"}
+    sections = {IMAGE: "vision_config", VIDEO: "vision_config", AUDIO: "audio_config"}
     return [
         modality
         for modality, family in families_of(architecture).items()
@@ -50,7 +53,7 @@ def readable_modalities(architecture: str, hf: HFConfig) -> list[str]:
 
 
 class MediaProcessor:
-    """Processes images and sounds of one model.
+    """Processes images, videos and sounds of one model.
 
     Args:
         model: whose `modalities` are read.
@@ -97,7 +100,7 @@ class MediaProcessor:
 
     def marker_texts(self, id_to_token: Callable[[int], str | None]) -> dict[str, str]:
         """The markers as a tokenizer writes them."""
-        texts = {modality: id_to_token(token) for modality, token in self.markers.items()}
+        texts = {modality: id_to_token(token) for modality, token in self.markers.items() if token >= 0}
         return {modality: text for modality, text in texts.items() if text is not None}
 
     def apply(
@@ -111,7 +114,7 @@ class MediaProcessor:
         """The prompt in which each marker is replaced by its item's tokens, and the items.
 
         Args:
-            data: `{"image": one or several, "audio": one or several}`.
+            data: `{"image": one or several, "video": …, "audio": …}`.
             uuids: names of items that stand for the hashes of their content.
             options: of the processor, for this request.
             fields: of a request, that the items of each modality come from, for errors.
@@ -134,7 +137,7 @@ class MediaProcessor:
                 f"multi_modal_data is a dict with {' or '.join(map(repr, self._families))}; this one has {found}",
                 param=PARAM,
             )
-        lists = {IMAGE: as_list, AUDIO: as_sounds}
+        lists: dict[str, Callable[[Any], list[Any]]] = {IMAGE: as_list, VIDEO: as_videos, AUDIO: as_sounds}
         items = {name: lists[name](data[name]) if data.get(name) is not None else [] for name in self._families}
         self.check_counts({name: len(each) for name, each in items.items()})
         return items
@@ -160,8 +163,10 @@ class MediaProcessor:
         """The keys and the processed forms of a modality's items."""
         family, names = self._families[modality], read_uuids(uuids, modality, len(items))
         settings = {**family.options(self._hf), **self._settings.mm_processor_kwargs, **(options or {})}
+        if modality != VIDEO and VIDEO in self._families:
+            settings = {name: value for name, value in settings.items() if name not in ONLY_VIDEO}
         where = fields or [f"{modality} {number} of the prompt" for number in range(len(items))]
-        process = self._process_image if modality == IMAGE else self._process_sound
+        process = {IMAGE: self._process_image, VIDEO: self._process_video, AUDIO: self._process_sound}[modality]
         return [
             _at(field if fields else PARAM, process, field, item, name, settings)
             for field, item, name in zip(where, items, names, strict=True)
@@ -178,11 +183,28 @@ class MediaProcessor:
             return key, self.cache.get_or_make(key, lambda: self._take(embeds, where))
         pixels = None if given is None and uuid is not None else read_image(given, where)
 
-        def run(pixels: npt.NDArray[Any]) -> Any:
+        def run(pixels: npt.NDArray[Any]) -> list[Expansion]:
             processor = image_processor(self._path)
-            return processor(pixels, return_tensors="np", input_data_format="channels_last", **settings)
+            return self._expansions(
+                IMAGE, processor(pixels, return_tensors="np", input_data_format="channels_last", **settings)
+            )
 
         return self._kept(IMAGE, pixels, uuid, options, where, run)
+
+    def _process_video(
+        self, where: str, given: Any, uuid: str | None, settings: dict[str, Any]
+    ) -> tuple[str, Processed]:
+        video = None if given is None and uuid is not None else read_video(given, where)
+        options = VIDEO.encode() + json.dumps(settings, sort_keys=True, default=str).encode()
+        if video is not None and uuid is None:
+            options += repr((video.times.tolist(), video.rate, video.total, video.is_whole)).encode()
+        family = self._families[VIDEO]
+
+        def run(pixels: npt.NDArray[Any]) -> list[Expansion]:
+            assert isinstance(family, VideoFamily) and video is not None
+            return family.expansions(video, settings, video_options(self._path), self._hf, self._encode)
+
+        return self._kept(VIDEO, None if video is None else video.frames, uuid, options, where, run)
 
     def _process_sound(
         self, where: str, given: Any, uuid: str | None, settings: dict[str, Any]
@@ -196,10 +218,15 @@ class MediaProcessor:
             seconds = f"{len(samples) / rate:.1f} seconds long; at most {most / rate:.1f} fit into a prompt"
             raise RequestError(f"{where} is {seconds}", param=PARAM)
 
-        def run(samples: npt.NDArray[Any]) -> Any:
-            return extractor(samples, sampling_rate=rate, return_tensors="np", **settings)
+        def run(samples: npt.NDArray[Any]) -> list[Expansion]:
+            return self._expansions(AUDIO, extractor(samples, sampling_rate=rate, return_tensors="np", **settings))
 
         return self._kept(AUDIO, samples, uuid, options, where, run)
+
+    def _expansions(self, modality: str, given: Mapping[str, Any]) -> list[Expansion]:
+        """What stands in the prompt for an item of which Hugging Face's processor gave this."""
+        arrays = {name: _of_one(values) for name, values in given.items()}
+        return [self._families[modality].expand(self._hf, arrays, self._encode)]
 
     def _kept(
         self,
@@ -208,7 +235,7 @@ class MediaProcessor:
         uuid: str | None,
         options: bytes,
         where: str,
-        run: Callable[[npt.NDArray[Any]], Mapping[str, Any]],
+        run: Callable[[npt.NDArray[Any]], list[Expansion]],
     ) -> tuple[str, Processed]:
         """The key and the processed form of one item, which a processor computes where nothing is kept."""
 
@@ -216,11 +243,11 @@ class MediaProcessor:
             if content is None:
                 raise RequestError(f"{where} is None, and its uuid {uuid!r} is not known (any more)", param=PARAM)
             try:
-                arrays = {name: _of_one(values) for name, values in run(content).items()}
-                expansion = self._families[modality].expand(self._hf, arrays, self._encode)
+                expansions = run(content)
             except Exception as error:  # whatever comes of odd content, or of options that a processor does not have
                 raise RequestError(f"{where} cannot be processed: {error}", param=PARAM) from error
-            return self._processed(expansion, expansion.arrays, where, modality)
+            first, *others = (self._processed(each, each.arrays, where, modality) for each in expansions)
+            return dataclasses.replace(first, others=tuple(others))
 
         if uuid is None:
             assert content is not None
@@ -251,10 +278,11 @@ class MediaProcessor:
                 param=PARAM,
             )
         tensors = {name: MediaTensor.from_array(array) for name, array in arrays.items()}
-        embedded = self._embedded_of(self._families[AUDIO if modality == AUDIO else IMAGE])
+        embedded = self._embedded_of(self._families[IMAGE if modality == IMAGE_EMBEDS else modality])
         own = [embedded if token == EMBEDDED else token for token in expansion.token_ids]
         tokens = (expansion.before, own, expansion.after)
-        return Processed(*tokens, num_embeds, list(expansion.grid), tensors, modality)
+        reader = IMAGE if modality == VIDEO else modality
+        return Processed(*tokens, num_embeds, list(expansion.grid), tensors, reader, expansion.interval)
 
     def _expand(
         self, token_ids: Sequence[int], processed: Mapping[str, list[tuple[str, Processed]]]
@@ -275,13 +303,17 @@ class MediaProcessor:
         left = {modality: iter(found) for modality, found in processed.items()}
         start = 0
         for at, modality in self._places(token_ids, processed):
-            family, (key, one) = self._families[modality], next(left[modality])
-            expanded = join(join(expanded, list(token_ids[start:at])), one.before)
-            own = (len(expanded), len(one.token_ids), self._embedded_of(family), one.num_embeds)
+            family, (key, first) = self._families[modality], next(left[modality])
+            around = self._around(family, token_ids, at)
+            expanded = join(expanded, list(token_ids[start : at - around]))
             sees = "" if family.sees == PROMPT else family.sees
-            items.append(MediaItem(key, one.modality, *own, one.grid, one.tensors, sees))
-            expanded += [*one.token_ids, *one.after]
-            start = at + 1
+            for number, one in enumerate((first, *first.others)):
+                expanded = join(expanded, one.before)
+                own = (len(expanded), len(one.token_ids), self._embedded_of(family), one.num_embeds)
+                name = f"{key}/{number}" if first.others else key
+                items.append(MediaItem(name, one.modality, *own, one.grid, one.tensors, sees, one.interval))
+                expanded += [*one.token_ids, *one.after]
+            start = at + 1 + around
         expanded = join(expanded, list(token_ids[start:]))
         if items and any(family.sees == PROMPT for family in families):
             items.append(_whole(expanded, items))
@@ -296,6 +328,13 @@ class MediaProcessor:
         end = len(text) - text[::-1].index(marker) if marker in text else 0
         ending = [] if text[-len(newline) :] == newline else newline
         return [*text[:end], begin, *text[end:], *ending]
+
+    def _around(self, family: Family, token_ids: Sequence[int], at: int) -> int:
+        """How many tokens before a marker, and as many behind it, stand around each frame instead."""
+        if not isinstance(family, VideoFamily) or not family.around[0] or at == 0:
+            return 0
+        before, after = (self._encode(text) for text in family.around)
+        return int(before == list(token_ids[at - 1 : at]) and after == list(token_ids[at + 1 : at + 2]))
 
     def _places(self, token_ids: Sequence[int], processed: Mapping[str, Sequence[Any]]) -> list[tuple[int, str]]:
         """Where the prompt has which kind of item, in order."""

@@ -10,8 +10,8 @@ from quire.media import MediaTensor
 
 @dataclasses.dataclass(frozen=True)
 class Processed:
-    """One item, processed: the tokens around it and its own, its grid, and what the encoder reads. See `Expansion`. The
-    modality of an image is another one where its embeddings were given."""
+    """One item, processed: the tokens around it and its own, its grid, and what the encoder reads; see `Expansion`. `modality` is
+    whose encoder reads it. Behind it may be `others`, which are given with it: the frames of a video."""
 
     before: list[int]
     token_ids: list[int]
@@ -20,11 +20,14 @@ class Processed:
     grid: list[int]
     tensors: dict[str, MediaTensor]
     modality: str
+    interval: float = 1.0
+    others: "tuple[Processed, ...]" = ()
 
     @property
     def num_bytes(self) -> int:
         """Memory of its tensors."""
-        return sum(len(tensor.data) for tensor in self.tensors.values())
+        own = sum(len(tensor.data) for tensor in self.tensors.values())
+        return own + sum(other.num_bytes for other in self.others)
 
 
 class ProcessorCache:

@@ -151,7 +151,7 @@ class WebFetcher:
         """The file, or where it is."""
         connection = self._connect(target, deadline)
         try:
-            connection.request("GET", target.path, headers={"User-Agent": f"quire/{__version__}", "Accept": "image/*"})
+            connection.request("GET", target.path, headers={"User-Agent": f"quire/{__version__}", "Accept": "*/*"})
             response = connection.getresponse()
             location = response.getheader("Location")
             if response.status in _REDIRECTS and location:

@@ -1,8 +1,9 @@
 """Positions of tokens on several axes, for models that place images in two dimensions (M-RoPE, Wang et al. 2024).
 
 A text token's position is the same on every axis and one more than the largest before it. An image's embeddings begin there,
-too, and count frames, rows and columns; the text behind goes on after the largest of these. So text behind images stands at
-its place in the request less a number that its row knows. Knows rows and items; knows no model.
+too, and count frames, rows and columns; a video's frames may be several positions apart, or less than one. The text behind
+goes on after the largest of these. So text behind images stands at its place in the request less a number that its row knows.
+Knows rows and items; knows no model.
 
 Legend: T tokens of the step, B its requests, R rows, A axes.
 """
@@ -22,9 +23,10 @@ def place(items: Sequence[MediaItem]) -> tuple[IntArray, int]:
     end, shift = max(item.end for item in items), 0
     positions_TA = np.repeat(np.arange(end, dtype=np.int32)[:, None], NUM_AXES, axis=1)
     for item in items:
-        grid = tuple(item.grid)
-        positions_TA[item.offset : item.end] = item.offset + shift + np.indices(grid).reshape(NUM_AXES, -1).T
-        grown = max(grid) - item.length
+        axes_TA = np.indices(item.grid, dtype=np.int32).reshape(NUM_AXES, -1).T
+        axes_TA[:, 0] = axes_TA[:, 0].astype(np.float32) * np.float32(item.interval)
+        positions_TA[item.offset : item.end] = item.offset + shift + axes_TA
+        grown = int(axes_TA.max()) + 1 - item.length
         positions_TA[item.end :] += grown
         shift += grown
     return positions_TA, shift

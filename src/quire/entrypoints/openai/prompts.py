@@ -297,8 +297,8 @@ async def render_chat(
 
     rendered = await run_sized(size, render)
     if taken is not None and processor is not None:
-        kwargs: dict[str, Any] | None = getattr(request, "mm_processor_kwargs", None)
-        return await _with_media(taken, rendered, processor, bool(request.add_special_tokens), kwargs)
+        kwargs, io = (getattr(request, name, None) for name in ("mm_processor_kwargs", "media_io_kwargs"))
+        return await _with_media(taken, rendered, processor, bool(request.add_special_tokens), kwargs, io)
     if writes_tokens:
         return TokenizedPrompt(rendered)
     return TokenizedPrompt(await encode_text(tokenizer, rendered, bool(request.add_special_tokens)), rendered)
@@ -333,13 +333,14 @@ async def _with_media(
     processor: InputProcessor,
     special: bool,
     options: dict[str, Any] | None,
+    io: Any = None,
 ) -> TokenizedPrompt:
-    """The prompt with its images and sounds, which are read and processed by threads of their own."""
+    """The prompt with its images, videos and sounds, which are read and processed by threads of their own."""
     media = processor.media
     assert media is not None
     try:
         media.check_counts(taken.count())
-        items = await taken.read_async(media.source)
+        items = await taken.read_async(media.source, io)
         work = media.source.run(conversations.with_media, taken, items, rendered, processor, special, options)
         return await asyncio.wrap_future(work)
     except RequestError as error:

@@ -114,6 +114,7 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     """Body of `POST /v1/chat/completions`."""
 
     messages: list[dict[str, Any]]
+    media_io_kwargs: dict[str, Any] | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None

@@ -1,0 +1,278 @@
+"""How each architecture's videos stand in a prompt, as `image_families` tells of images, and what is made of their frames.
+
+Transformers' own processors of videos compute with torchvision, which must fit to torch; here frames are brought to their size by
+Pillow and cut with NumPy (tests compare the two). Options are those of the checkpoint's video processor, by the same names.
+Knows token ids, shapes and pixels.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.config.hf_config import HFConfig
+from quire.multimodal.image_families import (
+    EMBEDDED,
+    GLM_V,
+    INTERN,
+    LLAVA_ONEVISION,
+    QWEN_VL,
+    Arrays,
+    Encode,
+    Expansion,
+    Family,
+    no_options,
+    shrink,
+)
+from quire.multimodal.video import USUAL_RATE, Frames, Video
+
+Options = Mapping[str, Any]
+Pixels = npt.NDArray[np.float32]
+CLIP_PIXELS: dict[str, Any] = {
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+    "rescale_factor": 1 / 255,
+    "resample": 3,
+}
+ONLY_VIDEO = ("fps", "num_frames", "min_frames", "max_frames", "do_sample_frames")
+"""Options that images do not have."""
+
+
+@dataclasses.dataclass(frozen=True)
+class VideoFamily(Family):
+    """One family of models that see videos.
+
+    Attributes:
+        size: the height and width that so many frames are brought to.
+        preset: options where the checkpoint has none.
+        label: the text before and behind a frame (or as many as are cut together), from the processor's options, its seconds
+            and its number; frames are items of their own then. None: the video is one item.
+        around: tokens before and behind the marker that the labels have for each frame.
+        ticks: positions in a second, where the time between frames counts.
+    """
+
+    size: Callable[[Options, int, int, int], tuple[int, int]] = lambda options, frames, height, width: (height, width)
+    preset: Options = dataclasses.field(default_factory=dict[str, Any])
+    label: Callable[[Options, Sequence[float], int], tuple[str, str]] | None = None
+    around: tuple[str, str] = ("", "")
+    ticks: Callable[[HFConfig], float] | None = None
+
+    def expansions(
+        self, video: Video, asked: Options, options: Options, hf: HFConfig, encode: Encode
+    ) -> list[Expansion]:
+        """What stands in the prompt for a video: one part, or one for each of its frames.
+
+        Args:
+            asked: options of the request and of the engine.
+            options: of the checkpoint.
+        """
+        options = {**self.preset, **options, **asked}
+        video = _chosen(video, asked, options)
+        together = int(options.get("temporal_patch_size", 1))
+        pad = -len(video.frames) % together
+        frames = np.concatenate([video.frames, *[video.frames[-1:]] * pad])
+        times = [*video.times.tolist(), *[float(video.times[-1])] * pad]
+        height, width = self.size(options, max(len(video.frames), together), *frames.shape[1:3])
+        groups = _arrays(_normalized(_resized(frames, height, width, options), options), options)
+        if self.label is None:
+            whole = self.expand(hf, _joined(groups), encode)
+            interval = 1.0 if self.ticks is None else self.ticks(hf) * together / video.shown_rate
+            return [dataclasses.replace(whole, interval=interval)]
+        parts: list[Expansion] = []
+        for number, arrays in enumerate(groups):
+            before, after = self.label(options, times[number * together :][:together], number)
+            part = self.expand(hf, arrays, encode)
+            parts.append(dataclasses.replace(part, before=encode(before), after=encode(after) if after else []))
+        return parts
+
+
+def _chosen(video: Video, asked: Options, options: Options) -> Video:
+    """The frames that the model sees: as many as the request asks for, or of a whole film what its processor takes."""
+    for name in ("fps", "num_frames"):
+        value = asked.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6):
+            raise ValueError(f"{name}={value!r:.80} must be a number above 0")
+    if asked.get("do_sample_frames") is False:
+        return video
+    count, rate = asked.get("num_frames"), asked.get("fps")
+    if video.rate is None and rate is not None:  # it says how fast these frames are
+        return dataclasses.replace(video, rate=float(rate))
+    if rate is None and video.is_whole and options.get("do_sample_frames"):
+        rate = options.get("fps")
+    if count is None and rate is not None:
+        count = video.total / (video.rate or USUAL_RATE) * rate
+        count = min(max(count, options.get("min_frames", 1)), options.get("max_frames", math.inf))
+    return video if count is None else video.thinned(int(count))
+
+
+def _resized(frames: Frames, height: int, width: int, options: Options) -> Frames:
+    if frames.shape[1:3] == (height, width):
+        return frames
+    from PIL import Image
+
+    how = Image.Resampling(options["resample"])
+    return np.stack([np.asarray(Image.fromarray(frame).resize((width, height), how)) for frame in frames])
+
+
+def _normalized(frames: Frames, options: Options) -> Pixels:
+    """Numbers of the usual size [T, 3, H, W]."""
+    mean, std = (
+        np.array(options[name], np.float32) / options["rescale_factor"] for name in ("image_mean", "image_std")
+    )
+    return np.ascontiguousarray(((frames.astype(np.float32) - mean) / std).astype(np.float32).transpose(0, 3, 1, 2))
+
+
+def _arrays(pixels: Pixels, options: Options) -> list[Arrays]:
+    """What the encoder reads of each frame, or of as many as are cut together; see `Patches.is_cut`."""
+    if "temporal_patch_size" not in options:
+        return [{"pixel_values": frame} for frame in pixels]
+    size, merge, together = (int(options[name]) for name in ("patch_size", "merge_size", "temporal_patch_size"))
+    frames, channels, height, width = pixels.shape
+    rows, columns = height // size, width // size
+    shape = (frames // together, together, channels, rows // merge, merge, size, columns // merge, merge, size)
+    cut = pixels.reshape(shape).transpose(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(shape[0], rows * columns, -1)
+    return [{"pixel_values": patches, "image_grid_thw": np.array([[1, rows, columns]])} for patches in cut]
+
+
+def _joined(groups: Sequence[Arrays]) -> Arrays:
+    """The arrays of a whole video."""
+    if "image_grid_thw" not in groups[0]:
+        return {"pixel_values": np.stack([each["pixel_values"] for each in groups])}
+    grid = groups[0]["image_grid_thw"].copy()
+    grid[0, 0] = len(groups)
+    return {"pixel_values": np.concatenate([each["pixel_values"] for each in groups]), "image_grid_thw": grid}
+
+
+def _in_cells(options: Options, height: int, width: int, frames: int = 1, whole: int = 1) -> tuple[int, int]:
+    """The nearest size in whole cells of merged patches of which so many frames have as many pixels as are allowed."""
+    size, cell = options["size"], int(options["patch_size"]) * int(options["merge_size"])
+    least = options.get("min_pixels") or size["shortest_edge"]
+    most = options.get("max_pixels") or size["longest_edge"]
+    rows, columns = round(height / cell) * cell, round(width / cell) * cell
+    if whole * rows * columns > most:
+        shrunk = math.sqrt(frames * height * width / most)
+        return max(cell, int(height / shrunk / cell) * cell), max(cell, int(width / shrunk / cell) * cell)
+    if whole * rows * columns < least:
+        grown = math.sqrt(least / (frames * height * width))
+        return math.ceil(height * grown / cell) * cell, math.ceil(width * grown / cell) * cell
+    return rows, columns
+
+
+def _each_bounded(options: Options, frames: int, height: int, width: int) -> tuple[int, int]:
+    """Qwen2-VL and Qwen2.5-VL: bounds are for one frame."""
+    return _in_cells(options, height, width)
+
+
+def _all_bounded(options: Options, frames: int, height: int, width: int) -> tuple[int, int]:
+    """Qwen3-VL and GLM-V: bounds are for all frames together."""
+    cell, together = int(options["patch_size"]) * int(options["merge_size"]), int(options["temporal_patch_size"])
+    if min(height, width) < cell:
+        grown = max(cell / height, cell / width)
+        height, width = int(height * grown), int(width * grown)
+    return _in_cells(options, height, width, frames, round(frames / together) * together)
+
+
+def _one_size(options: Options, frames: int, height: int, width: int) -> tuple[int, int]:
+    """InternVL and LLaVA-OneVision: whatever the frames' proportions are."""
+    return int(options["size"]["height"]), int(options["size"]["width"])
+
+
+def _qwen3_label(options: Options, times: Sequence[float], number: int) -> tuple[str, str]:
+    return f"<{(times[0] + times[-1]) / 2:.1f} seconds><|vision_start|>", "<|vision_end|>"
+
+
+def _glm_label(options: Options, times: Sequence[float], number: int) -> tuple[str, str]:
+    """GLM-4.1V and 4.5V write whole seconds, GLM-4.6V tenths."""
+    is_later = "Glm46V" in f"{options.get('video_processor_type')} {options.get('processor_class')}"
+    return "<|begin_of_image|>", "<|end_of_image|>" + (f"{times[0]:.1f} seconds" if is_later else f"{int(times[0])}")
+
+
+def _intern_label(options: Options, times: Sequence[float], number: int) -> tuple[str, str]:
+    return ("\n" if number else "") + f"Frame{number + 1}: ", ""
+
+
+def _onevision(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
+    """LLaVA-OneVision: of each frame's patches one in four, blended; one row's end behind the last frame."""
+    pixels = arrays["pixel_values"]
+    side = pixels.shape[-1] // int(hf.vision_config.get("patch_size", 14))
+    places, shares = shrink(np.arange(side**2).reshape(side, side), -(-side // 2), -(-side // 2))
+    starts = np.arange(len(pixels))[:, None, None] * side**2
+    places = np.concatenate([(starts + places.reshape(1, -1, 4)).reshape(-1, 4), np.full((1, 4), -1)])
+    shares = np.concatenate([np.tile(shares.reshape(-1, 4), (len(pixels), 1)), np.full((1, 4), 0.25, np.float32)])
+    return Expansion([EMBEDDED] * len(places), {"pixels": pixels, "places": places, "shares": shares})
+
+
+_CUT: dict[str, Any] = {"patch_size": 14, "merge_size": 2, "temporal_patch_size": 2}
+_HALF: dict[str, Any] = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+_SQUARE: dict[str, Any] = {"size": {"height": 384, "width": 384}}
+
+
+def _of(images: Family, expand: Any = None, **others: Any) -> VideoFamily:
+    """A family that sees images, and videos."""
+    fields = {field.name: getattr(images, field.name) for field in dataclasses.fields(images)}
+    fields |= {"options": no_options, "of_embeds": None} | ({} if expand is None else {"expand": expand})
+    return VideoFamily(**(fields | others))
+
+
+_BOUNDS = {"shortest_edge": 128 * 28 * 28, "longest_edge": 768 * 28 * 28}
+QWEN2_VIDEO = _of(
+    QWEN_VL, token=("video_token_id",), usual=151656, size=_each_bounded, preset=CLIP_PIXELS | _CUT | {"size": _BOUNDS}
+)
+QWEN2_5_VIDEO = dataclasses.replace(QWEN2_VIDEO, ticks=lambda hf: float(hf.vision_config.get("tokens_per_second", 4)))
+QWEN3_VIDEO = dataclasses.replace(
+    QWEN2_VIDEO,
+    size=_all_bounded,
+    label=_qwen3_label,
+    around=("<|vision_start|>", "<|vision_end|>"),
+    preset=CLIP_PIXELS
+    | _CUT
+    | _HALF
+    | {"patch_size": 16, "size": {"shortest_edge": 128 * 32 * 32, "longest_edge": 768 * 32 * 32}}
+    | {"do_sample_frames": True, "fps": 2, "min_frames": 4, "max_frames": 768},
+)
+QWEN3_5_VIDEO = dataclasses.replace(QWEN3_VIDEO, usual=248057)
+GLM_VIDEO = _of(
+    GLM_V,
+    marker=("video_token_id",),
+    usual_marker=151344,
+    size=_all_bounded,
+    label=_glm_label,
+    preset=CLIP_PIXELS
+    | _CUT
+    | {"size": {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 2 * 30000}}
+    | {"do_sample_frames": True, "fps": 2, "max_frames": 600},
+)
+INTERN_VIDEO = _of(
+    INTERN,
+    marker=("video_token_id",),
+    usual_marker=-1,
+    marker_text="<video>",
+    size=_one_size,
+    label=_intern_label,
+    preset=CLIP_PIXELS | _SQUARE,
+)
+ONEVISION_VIDEO = _of(
+    LLAVA_ONEVISION,
+    _onevision,
+    token=("video_token_index", "video_token_id"),
+    usual=151647,
+    size=_one_size,
+    preset=CLIP_PIXELS | _SQUARE,
+)
+
+VIDEO_FAMILIES: dict[str, VideoFamily] = {
+    **dict.fromkeys(
+        ("Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration", "Glm46VForConditionalGeneration"),
+        GLM_VIDEO,
+    ),
+    "InternVLForConditionalGeneration": INTERN_VIDEO,
+    "LlavaOnevisionForConditionalGeneration": ONEVISION_VIDEO,
+    "Qwen2VLForConditionalGeneration": QWEN2_VIDEO,
+    "Qwen2_5_VLForConditionalGeneration": QWEN2_5_VIDEO,
+    **dict.fromkeys(("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"), QWEN3_VIDEO),
+    **dict.fromkeys(("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"), QWEN3_5_VIDEO),
+}
+"""By architecture: who sees videos."""
