@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.oracles.film_files import film_file, grey_frames
 
 from quire.as_vllm import pictures
 from quire.as_vllm.faces import LLM
@@ -283,8 +284,15 @@ def test_a_picture_goes_through_an_address_and_keeps_what_is_seen_of_it(
     again = fetch_image(encode_image_url(half))
     assert [again.getpixel((x, 0)) for x in (0, 1)] == [(255, 0, 0), (255, 255, 255)]
     assert convert_image_mode(half, "L").mode == "L" and convert_image_mode(again, "RGB") is again
-    with pytest.raises(ConfigError, match="reads video"):
-        VideoAsset("baby_reading", num_frames=4)
+
+
+def test_frames_of_a_sample_video_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_CACHE_ROOT", str(tmp_path))
+    folder = tmp_path / "assets/video-example-data"
+    folder.mkdir(parents=True)
+    (folder / "sample_demo_1.mp4").write_bytes(film_file(grey_frames(40)))
+    film = VideoAsset("baby_reading", num_frames=4)
+    assert film.np_ndarrays.shape[0] == len(film.pil_images) == 4 and film.metadata["frames_indices"][-1] == 39
 
 
 def test_samples_are_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,12 @@
 """What vLLM's scripts use of its modules of media: a picture's mode and address, and the sample files that its examples show.
 
-A sample is fetched once, from the address where vLLM keeps it, and is then a file of a folder. Knows PIL and the sounds of
+A sample is fetched once, from the address where vLLM keeps it, and is then a file of a folder. Knows PIL, and the sounds and videos of
 `quire.multimodal`. Knows nothing of models.
 """
 
 import base64
 import dataclasses
+import functools
 import io
 import os
 import urllib.request
@@ -13,7 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire import envs
+from quire.config.multimodal import VideoReading
 from quire.errors import ConfigError
+from quire.multimodal.image_files import PixelBudget
+from quire.multimodal.video import Frames, Video
+from quire.multimodal.video_files import decode_video
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -31,6 +36,7 @@ __all__ = [
 ]
 
 SAMPLES = "https://vllm-public-assets.s3.us-west-2.amazonaws.com/"
+VIDEOS = {"baby_reading": "sample_demo_1.mp4"}
 TIMEOUT_S = 10.0
 
 
@@ -78,12 +84,42 @@ class ImageAsset:
         return self.get_path(ext).read_bytes()
 
 
+@dataclasses.dataclass(frozen=True)
 class VideoAsset:
-    """A sample video, which no model here can read."""
+    """A sample video by its name, of which some frames are read."""
 
-    def __init__(self, name: str, **options: Any) -> None:
-        del options
-        raise ConfigError.of("assets", f"{name!r}: no model of Quire reads video (docs/multimodal.md)")
+    name: str
+    num_frames: int = -1
+    fps: float = -1
+
+    @property
+    def video_path(self) -> str:
+        """Where the file is. Raises ConfigError: it is not there, and cannot be fetched."""
+        return str(sample(f"video-example-data/{VIDEOS.get(self.name, self.name)}"))
+
+    @functools.cached_property
+    def _video(self) -> Video:
+        reading = VideoReading(self.num_frames, self.fps)
+        return decode_video(Path(self.video_path).read_bytes(), PixelBudget(), reading)
+
+    @property
+    def np_ndarrays(self) -> Frames:
+        """The frames [T, H, W, 3]."""
+        return self._video.frames
+
+    @property
+    def pil_images(self) -> "list[Image]":
+        """The frames as pictures."""
+        from PIL import Image
+
+        return [Image.fromarray(frame) for frame in self._video.frames]
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What is known of the frames, as it stands beside them in `multi_modal_data`."""
+        video = self._video
+        known = {"fps": video.rate, "total_num_frames": video.total, "frames_indices": video.places.tolist()}
+        return {**known, "do_sample_frames": video.is_whole}
 
 
 @dataclasses.dataclass(frozen=True)
