@@ -21,6 +21,7 @@ QWEN2 = ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"
 QWEN3 = tuple(f"Qwen3{name}ForConditionalGeneration" for name in ("VL", "VLMoe", "_5", "_5Moe"))
 GLM = tuple(f"Glm{name}ForConditionalGeneration" for name in ("4v", "4vMoe", "46V"))
 SQUARES = ("InternVLForConditionalGeneration", "LlavaOnevisionForConditionalGeneration")
+ARCHITECTURES = (*QWEN2, *QWEN3, *GLM, *SQUARES)
 
 
 class Film(NamedTuple):

@@ -1,9 +1,9 @@
 """Models that see, on a device: tiny ones against Transformers in float32, then what images cost in Qwen2.5-VL-7B's shape.
 
-`python tools/gpu/see_images.py --output see.json`: logprobs of every tiny architecture, in steps of 48 tokens and in large ones;
-then, with random weights (`--shape 7b`, or `tiny` for a machine without a GPU), the time to the first token of one request with
-an image of 1,024 x 1,024, tokens a second of `--requests` requests with an image each, all different and each ten times, and
-what the host's image processor alone takes. Prints a table, writes JSON.
+`python tools/gpu/see_images.py --output see.json`: logprobs of every tiny architecture, to images and to videos, in steps of 48
+tokens and in large ones; then, with random weights (`--shape 7b`, or `tiny` for a machine without a GPU), the time to the first
+token of one request with an image of 1,024 x 1,024, tokens a second of `--requests` requests with an image each, all different
+and each ten times, and what the host's image processor alone takes. Prints a table, writes JSON.
 """
 
 import argparse
@@ -72,6 +72,31 @@ def check(tokens: int) -> dict[str, float]:
             largest[architecture] = max(
                 largest_difference(expected_logprobs(oracle, seen, output), output)
                 for (_, seen), output in zip(asked, outputs, strict=True)
+            )
+    return largest
+
+
+def check_videos(tokens: int) -> dict[str, float]:
+    """As `check`, with videos beside images."""
+    from tests.models.test_parity_video import ITEMS, LONG, PARAMS, PROMPTS, marker_of, request
+    from tests.oracles.media_parity import COMMON, expected_logprobs, largest_difference
+    from tests.oracles.tiny_video import ARCHITECTURES, VideoOracle
+    from tests.oracles.tiny_vision import make_tiny_vision
+
+    from quire import LLM
+
+    largest: dict[str, float] = {}
+    for architecture in ARCHITECTURES:
+        with tempfile.TemporaryDirectory() as folder:
+            path = make_tiny_vision(architecture, folder)
+            settings: dict[str, Any] = COMMON | LONG | {"max_num_batched_tokens": tokens, "max_num_seqs": 4}
+            with LLM(model=str(path), dtype="float32", **settings) as llm:
+                marker = marker_of(llm, architecture)
+                outputs = llm.generate([request(*each, marker) for each in PROMPTS], PARAMS, use_tqdm=False)
+            oracle = VideoOracle(path)
+            largest[f"{architecture} (videos)"] = max(
+                largest_difference(expected_logprobs(oracle, [ITEMS[name] for name in names], output), output)
+                for (_, names), output in zip(PROMPTS, outputs, strict=True)
             )
     return largest
 
@@ -160,7 +185,7 @@ def main() -> None:
     args = parser.parse_args()
     report: dict[str, Any] = {"shape": args.shape, "requests": args.requests, "side": args.side}
     for tokens in () if args.no_check else (48, 512):
-        report[f"difference, steps of {tokens}"] = largest = check(tokens)
+        report[f"difference, steps of {tokens}"] = largest = check(tokens) | check_videos(tokens)
         for name, value in largest.items():
             print(f"{name:<45} {tokens:>5} {value:.1e} {'ok' if value < args.tolerance else 'FAILED'}", flush=True)
     report["figures"] = measure(args)

@@ -1,7 +1,7 @@
 """What vLLM's scripts use of its modules of media: a picture's mode and address, and the sample files that its examples show.
 
-A sample is fetched once, from the address where vLLM keeps it, and is then a file of a folder. Knows PIL, and the sounds and videos of
-`quire.multimodal`. Knows nothing of models.
+A sample is fetched once, from the address where vLLM keeps it, and is then a file of a folder. Knows PIL, and how
+`quire.multimodal` reads sounds and videos. Knows nothing of models.
 """
 
 import base64

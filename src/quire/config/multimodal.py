@@ -1,6 +1,7 @@
 """How media of prompts are read and kept; for models that read any."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from quire.config import limits
@@ -54,6 +55,17 @@ def video_reading(media_io_kwargs: Any) -> VideoReading:
         return VideoReading().but(media_io_kwargs)
     except ValueError as error:
         raise ConfigError.of("media_io_kwargs", str(error)) from None
+
+
+def read_limit(given: Mapping[str, Any], modality: str) -> int | None:
+    """Most items of a modality: a number, or vLLM's object with a `count`. Raises ConfigError for anything else."""
+    limit = given.get(modality)
+    if is_mapping(limit):
+        limit = limit.get("count")
+    if limit is None or (isinstance(limit, int) and not isinstance(limit, bool) and limit >= 0):
+        return limit
+    message = f"limit_mm_per_prompt.{modality}={limit!r} is not valid: it must be a whole number, 0 or more"
+    raise ConfigError(message, setting="limit_mm_per_prompt")
 
 
 @dataclasses.dataclass(frozen=True)

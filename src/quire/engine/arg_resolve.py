@@ -29,7 +29,7 @@ from quire.config.drafter import as_drafter, check_drafter, check_layout
 from quire.config.generation import default_sampling, eos_token_ids, load_generation_config
 from quire.config.hub import FoundModel, find_model, find_tokenizer, stored_types
 from quire.config.hub.listing import HubSettings
-from quire.config.multimodal import video_reading
+from quire.config.multimodal import read_limit, video_reading
 from quire.config.observability import LoggingConfig
 from quire.config.pooling import PoolingConfig, limit_length, resolve_pooling
 from quire.config.resolve import load_hf_config, resolve_architecture, resolve_dtype, resolve_max_model_len
@@ -40,7 +40,7 @@ from quire.engine.platform_settings import check_ranks, settle_settings
 from quire.engine.settings import OTHER_FORMATS, SAME_FORMATS, SAME_HASHES, EngineSettings
 from quire.engine.vllm_settings import LIST, NO_EFFECT
 from quire.errors import ConfigError
-from quire.guards import is_mapping, is_sequence
+from quire.guards import is_sequence
 from quire.logger import init_logger, leave_logging_alone, use_log_config, use_log_format, use_log_level
 from quire.media import AUDIO
 from quire.multimodal.encoder_half import HALVES
@@ -183,7 +183,7 @@ class Resolver:
         if args.language_model_only or args.model_impl == "transformers":
             return ()
         readable = readable_modalities(architecture, hf_config)
-        return tuple(name for name in readable if _limit_of(args.limit_mm_per_prompt, name) != 0)
+        return tuple(name for name in readable if read_limit(args.limit_mm_per_prompt, name) != 0)
 
     def multimodal(self, model: ModelConfig) -> MultiModalConfig | None:
         """How media are read; None where none are."""
@@ -197,7 +197,7 @@ class Resolver:
         elif not model.modalities and not takes_embeds:
             return None
         domains = self.args.allowed_media_domains
-        limits_of = {name: _limit_of(self.args.limit_mm_per_prompt, name) for name in self.args.limit_mm_per_prompt}
+        limits_of = {name: read_limit(self.args.limit_mm_per_prompt, name) for name in self.args.limit_mm_per_prompt}
         budget = MAX_ENCODER_BUDGET if takes_embeds else min(MAX_ENCODER_BUDGET, model.max_model_len)
         if model.is_encoder_decoder:
             budget = max(model.encoder_length, min(MAX_ENCODER_BUDGET, ENCODED_TOGETHER * model.encoder_length))
@@ -568,14 +568,3 @@ def apply_logging(given: Mapping[str, Any]) -> None:
 def _several(given: str | Sequence[str] | None) -> tuple[str, ...]:
     """One text, or some."""
     return (given,) if isinstance(given, str) else tuple(given or ())
-
-
-def _limit_of(given: Mapping[str, Any], modality: str) -> int | None:
-    """Most items of a modality: a number, or vLLM's object with a `count`. Raises ConfigError for anything else."""
-    limit = given.get(modality)
-    if is_mapping(limit):
-        limit = limit.get("count")
-    if limit is None or (isinstance(limit, int) and not isinstance(limit, bool) and limit >= 0):
-        return limit
-    message = f"limit_mm_per_prompt.{modality}={limit!r} is not valid: it must be a whole number, 0 or more"
-    raise ConfigError(message, setting="limit_mm_per_prompt")

@@ -60,7 +60,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server_url(folder: Path, opened: Path) -> Iterator[str]:
-    flags = ["--model", str(folder), "--port", "0", "--max-model-len", "1024", "--cpu-threads", "1"]
+    flags = ["--model", str(folder), "--port", "0", "--max-model-len", "512", "--cpu-threads", "1"]
     flags += ["--kv-cache-memory-bytes", "32M", "--limit-mm-per-prompt", '{"video": 2}']
     flags += ["--media-io-kwargs", '{"video": {"num_frames": 6}}']
     flags += ["--allowed-local-media-path", str(opened), "--allowed-media-domains", "127.0.0.1"]
@@ -78,7 +78,7 @@ def client(server_url: str) -> openai.OpenAI:
 def llm(folder: Path) -> LLM:
     reading = {"video": {"num_frames": 6}}
     return LLM(
-        model=str(folder), max_model_len=1024, num_gpu_blocks_override=200, max_num_seqs=4, media_io_kwargs=reading
+        model=str(folder), max_model_len=512, num_gpu_blocks_override=200, max_num_seqs=4, media_io_kwargs=reading
     )
 
 

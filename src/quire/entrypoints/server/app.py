@@ -144,7 +144,7 @@ class Application:
         if scope["type"] == "websocket":
             await self._open_socket(WebSocket(scope, receive, send))
             return
-        if scope["method"] == "POST" and (work := self._work.get(route_path(scope))):
+        if scope.get("method") == "POST" and (work := self._work.get(route_path(scope))):
             response = await work(Request(scope, receive, send))
             await response(scope, receive, send)
             return
