@@ -130,7 +130,7 @@ def bad_parts(files: MediaServer) -> list[tuple[Any, str]]:
     """What is to be refused, as parts of a message, and why."""
     parts = [(video_part(data_url(data)), "") for _, data in bad_films()]
     parts += [
-        (video_part(data_url(FILM, "image/png")), "is no data URL of video"),
+        (video_part(data_url(FILM, "image/png")), "is no data URL of a video"),
         (video_part("data:video/mp4,abc"), "base64"),
     ]
     parts += [(video_part(url), "") for url in ("", "data:", "ftp://a/b", 3, None, [], {})]
