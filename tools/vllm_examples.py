@@ -168,6 +168,9 @@ def judge(log: str) -> dict[str, str]:
     absent = [line.partition("] ")[2] for line in lines if " is not in Quire: " in line]
     if absent:
         return {"outcome": "refused", "why": absent[-1]}
+    last = next(
+        (line for line in reversed(lines) if line.startswith("quire.errors.")), last
+    )  # torchrun's own is behind it
     is_told = re.match(r"quire\.errors\.|TypeError: \w+ has no parameter|[\w.-]+: error:", last)
     return {"outcome": "refused" if is_told else "fails", "why": re.sub(r"^quire\.errors\.\w+: ", "", last)}
 
