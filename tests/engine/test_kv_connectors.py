@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,6 +68,37 @@ def test_a_known_prefix_of_8k_tokens_needs_no_prefill_after_a_restart(llama: Pat
     with engine(llama, tmp_path, **long) as llm:
         (second,) = ask(llm, prompt)
     assert first[1] == 0 and second == (first[0], 8192)
+
+
+PROGRAM = """
+import sys, time
+from tests.engine.test_kv_connectors import PROMPT, SETTINGS, ask
+from quire import LLM
+from quire.worker.kv_tiers import DiskTier
+write = DiskTier.write
+def slow(*page):
+    time.sleep(0.05)
+    return write(*page)
+DiskTier.write = slow
+def main(model, folder):
+    config = {"kv_connector": "disk", "kv_connector_extra_config": {"path": folder}}
+    llm = LLM(model, kv_transfer_config=config, **SETTINGS)
+    ask(llm, PROMPT)
+    return llm
+kept = main(*sys.argv[2:])
+if sys.argv[1] == "dropped":
+    del kept
+"""
+
+
+@pytest.mark.parametrize("engine_is", ["kept", "dropped"])
+def test_a_program_that_ends_without_ending_its_engine_has_its_pages_saved(
+    llama: Path, tmp_path: Path, engine_is: str
+) -> None:
+    words = [sys.executable, "-c", PROGRAM, engine_is, str(llama), str(tmp_path)]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[2])
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert len(files_of(tmp_path)) == WHOLE // PAGE
 
 
 def test_pages_of_a_tier_give_the_tokens_of_computing_them(llama: Path, expected: list[int], tmp_path: Path) -> None:

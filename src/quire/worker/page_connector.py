@@ -6,6 +6,7 @@ requests' tokens.
 """
 
 import abc
+import atexit
 import concurrent.futures
 import queue
 import threading
@@ -89,6 +90,7 @@ class PageTier(KVConnectorWorker):
         self._to_save: queue.SimpleQueue[tuple[DeviceEvent, list[bytes], torch.Tensor] | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._save, name="kv-save", daemon=True)
         self._writer.start()
+        atexit.register(self.shutdown)  # a program that ends without ending its engine has its pages saved, too
 
     @abc.abstractmethod
     def read(self, name: bytes) -> torch.Tensor:
@@ -183,6 +185,7 @@ class PageTier(KVConnectorWorker):
         return news if news.added or news.removed else None
 
     def shutdown(self) -> None:
+        atexit.unregister(self.shutdown)
         self._readers.shutdown(wait=False, cancel_futures=True)
         self._to_save.put(None)
         self._writer.join()
