@@ -13,7 +13,8 @@ from bench.tables import print_records
 from quire.benchmarks import common
 from quire.engine.arg_utils import EngineArgs, UsageContext
 from quire.engine.core import EngineCore
-from quire.simulator.capacity import Site, fit_costs, noting
+from quire.processes import settle_collector
+from quire.simulator.capacity import Site, fit_costs, measure_turns, noting
 from quire.simulator.replay import RealEngine, Replay, ThreadClock
 from quire.simulator.traffic import poisson
 
@@ -27,30 +28,24 @@ def run(
     rounds: int = 1,
 ) -> dict[str, Any]:
     """The costs, and a row for each rate and figure: real, simulated, ratio. Each rate is replayed `rounds` times for real; the
-    figure is the mean of the rounds, and the simulation's costs are fitted once before and once after all of them."""
+    figure is the mean of the rounds. Costs are those of loads before, between and after all replays: a machine's speed drifts."""
     config = EngineArgs(max_model_len=1024, max_num_seqs=64, cpu_threads=1).create_engine_config(
         UsageContext.API_SERVER
     )
     noted, made = noting(config)
     core = EngineCore(noted)
+    settle_collector()
     try:
-        before = fit_costs(core, made[0], 1, ThreadClock)
+        turns = measure_turns(core, made[0], 1, ThreadClock)
         real: dict[float, list[dict[str, Any]]] = {rate: [] for rate in rates}
         for number in range(rounds):
             for rate in rates:
                 core.call_utility("reset_prefix_cache")
                 traffic = poisson(rate, count, *lengths, seed=number)
                 real[rate].append(Replay([RealEngine(core, ThreadClock())]).run(traffic).summary())
-        after = fit_costs(core, made[0], 1, ThreadClock)
-        costs = dataclasses.replace(
-            before,
-            **{
-                field.name: (getattr(before, field.name) + getattr(after, field.name)) / 2
-                for field in dataclasses.fields(before)
-            },
-        )
+                turns += measure_turns(core, made[0], 1, ThreadClock)
         settled = dataclasses.replace(config, model=core.config.model, cache=core.config.cache)
-        site = Site(settled, core.kv_cache, costs)
+        site = Site(settled, core.kv_cache, fit_costs(turns))
     finally:
         core.shutdown()
     rows: list[dict[str, Any]] = []
@@ -59,8 +54,14 @@ def run(
         for name in FIGURES:
             one, other = (sum(each[name] for each in some) / rounds for some in (real[rate], simulated))
             rows.append({"rate": rate, "figure": name, "real": one, "simulated": other, "ratio": other / one})
-    fits = {"before": before.describe(), "after": after.describe()}
-    return {"costs": fits, "requests": count, "lengths": lengths, "rounds": rounds, "rows": rows}
+    return {
+        "costs": {**site.costs.describe(), "scatter": "left out"},
+        "turns": len(turns),
+        "requests": count,
+        "lengths": lengths,
+        "rounds": rounds,
+        "rows": rows,
+    }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,6 +7,7 @@ Knows nothing of what children do or say.
 import contextlib
 import faulthandler
 import fcntl
+import gc
 import json
 import os
 import signal
@@ -29,6 +30,8 @@ _CHILD = (
 STACKS_SIGNAL = signal.SIGUSR1
 """A child that gets it writes the stacks of its threads to its standard error, whatever its threads wait for."""
 
+_COLLECT_AFTER = (50_000, 20, 50)
+"""When Python's collector runs: a collection visits every token id of every new prompt, so that they shall be few."""
 _PARENTS_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 _STDERR = 2
 _LENGTH = struct.Struct("=Q")
@@ -222,6 +225,13 @@ class ProcessState(NamedTuple):
         words |= {"T": "is stopped (SIGSTOP)", "t": "is stopped by a debugger", "Z": "has ended"}
         where = f" in {self.waits_in}" if self.waits_in else ""
         return f"{self.name} (process {self.pid}) {words.get(self.state, f'is in state {self.state}')}{where}"
+
+
+def settle_collector() -> None:
+    """Everything is loaded, and stays: later collections need not look at it, and shall be few."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_COLLECT_AFTER)
 
 
 def name_process(name: str) -> None:

@@ -200,6 +200,15 @@ def test_a_library_that_is_not_installed_is_named_with_its_packages(
     assert refused.value.setting == "kv_transfer_config"
 
 
+def test_memory_that_cannot_be_lent_is_told_at_the_start(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def locked(self: CopyingTier, memory: torch.Tensor) -> bytes:
+        raise OSError("no memory may be locked")
+
+    monkeypatch.setattr(CopyingTier, "lend", locked)
+    with pytest.raises(ConfigError, match=r"no memory may be locked.*max_bytes"):
+        an_engine(llama, "kv_both", None, "copying")
+
+
 def test_names_of_vllm_mean_these() -> None:
     for name, extra, ours, keys in (
         ("NixlConnector", {"backends": ["UCX"]}, "nixl", {"backends": ["UCX"]}),

@@ -1,6 +1,5 @@
 """The simulator runs the engine's own scheduler: no request is lost, and its plans are those of a real core."""
 
-import dataclasses
 import json
 
 import numpy as np
@@ -14,7 +13,17 @@ from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec, KVKind, group_layers
 from quire.engine.core import EngineCore
 from quire.errors import ConfigError
-from quire.simulator.capacity import NotingScheduler, Slo, calibration_loads, fit_costs, noting, parse_slo, search
+from quire.simulator.capacity import (
+    NotingScheduler,
+    Slo,
+    Turn,
+    calibration_loads,
+    fit_costs,
+    measure_turns,
+    noting,
+    parse_slo,
+    search,
+)
 from quire.simulator.replay import Figures, RealEngine, Replay, VirtualEngine
 from quire.simulator.step_costs import DEVICES, EstimatedCosts, FittedCosts, read_costs
 from quire.simulator.traffic import Arrival, poisson, read_trace
@@ -114,11 +123,38 @@ def test_costs_are_fitted_from_turns_of_a_real_loop() -> None:
     config = make_config(max_model_len=128, num_blocks=2000)
     noted, made = noting(config)
     core = EngineCore(noted, HashExecutor(noted))
-    costs = fit_costs(core, made[0], repeats=1)
+    turns = measure_turns(core, made[0], repeats=1)
     core.shutdown()
-    assert min(dataclasses.astuple(costs)) >= 0 and costs.step_ms(64, 64, 64 * 60) > costs.step_ms(1, 1, 10) > 0
+    costs = fit_costs(turns)
+    assert (
+        min(costs.base, costs.token, costs.sequence, costs.pair) >= 0
+        and costs.step_ms(64, 64, 64 * 60) > costs.step_ms(1, 1, 10) > 0
+    )
     shapes = {shape[:2] for shape in made[0].shapes}
     assert len(shapes) > 8 and max(map(len, calibration_loads(128, 64))) == 48
+
+
+def test_costs_bend_where_turns_do_and_scatter_as_they_did() -> None:
+    """Turns of few tokens take twice what the line through the others says, and each third turn half as long again."""
+    turns: list[Turn] = []
+    for number in range(900):
+        tokens, late = 1 + number * 37 % 250, 1.5 if number % 3 == 2 else 1.0
+        shape = (tokens, 1, 100.0 * tokens)
+        turns.append((shape, late * (2.0 if tokens < 8 else 1.0) * (1.0 + 0.1 * tokens)))
+    costs = fit_costs(turns)
+    for factors in costs.scatter[1:]:
+        assert sum(factors) / len(factors) == pytest.approx(1.0, abs=0.01) and max(factors) > 1.2 * min(factors)
+    for tokens in (2, 5, 20, 100, 240):
+        together = 7 / 6 * (2.0 if tokens < 8 else 1.0) * (1.0 + 0.1 * tokens)
+        assert costs.step_ms(tokens, 1, 100.0 * tokens) == pytest.approx(together, rel=0.15)
+
+
+def test_steps_take_what_is_predicted_times_the_scatter_of_the_turns_in_their_order() -> None:
+    costs = FittedCosts(2.0, 0.0, 0.0, 0.0, bends=(1.0, 1.0, 3.0), scatter=((1.0,), (1.0, 0.5), (2.0,)))
+    engine = VirtualEngine(make_config(max_model_len=100), pages_of(64), costs)
+    figures = Replay([engine]).run([Arrival(0.0, 40, 4)])  # a prompt, three tokens
+    assert figures.first_token[0] == pytest.approx(12e-3)
+    assert figures.duration == pytest.approx((12 + 2 + 1 + 2) * 1e-3)
 
 
 def test_the_search_finds_the_smallest_number_and_a_list_is_tried_as_it_is() -> None:

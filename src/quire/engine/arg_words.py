@@ -60,13 +60,15 @@ def _count(action: argparse.Action | None, rest: Sequence[str]) -> int:
 def all_problems(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[ConfigError]:
     """What is wrong with each option by itself."""
     found: list[ConfigError] = []
-    for option in split(parser, words):
+    options = split(parser, words)
+    alone = [option.words[0] for option in options if not option.is_flag]  # a parser may require some
+    for option in options:
         if not option.is_flag or isinstance(option.action, HelpAction):
             continue
         try:
             if option.action is None:
                 parser.error(f"unrecognized arguments: {' '.join(option.words)}")
-            argparse.ArgumentParser.parse_known_args(parser, option.words, argparse.Namespace())
+            argparse.ArgumentParser.parse_known_args(parser, [*alone, *option.words], argparse.Namespace())
         except ConfigError as error:
             found.append(error)
     return found

@@ -3,7 +3,6 @@
 The first message is the configuration. The parent says `Shutdown`, or dies.
 """
 
-import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -22,13 +21,11 @@ from quire.logger import set_process_label, trace_this_thread_if_asked
 from quire.patch import check_same, settle
 from quire.plugins import load_general_plugins
 from quire.plugins.registry import import_class
-from quire.processes import Child, begin_child, name_process
+from quire.processes import Child, begin_child, name_process, settle_collector
 
 EXIT_FAILED = 1
 _LINGER_MS = 2000
 """How long what was said may take to leave an ending process."""
-_COLLECT_AFTER = (50_000, 20, 50)
-"""When Python's collector runs: a collection visits every token id of every new prompt, so that they shall be few."""
 
 
 class SocketInbox:
@@ -87,9 +84,7 @@ def start_core(inbox: SocketInbox) -> EngineCore | None:
     core = EngineCore(config, executor, serves=True, weights=weights, is_awaited=standing is not None)
     if standing is not None:
         core.restore(standing)
-    gc.collect()
-    gc.freeze()  # what was loaded stays: later collections need not look at it
-    gc.set_threshold(*_COLLECT_AFTER)
+    settle_collector()
     return core
 
 

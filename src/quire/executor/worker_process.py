@@ -6,7 +6,6 @@ waits for the steps' results, in order, so that submitting never waits for an ea
 
 import contextlib
 import dataclasses
-import gc
 import os
 import queue
 import sys
@@ -46,7 +45,7 @@ from quire.logger import init_logger, set_process_label, trace_this_thread_if_as
 from quire.patch import check_same, settle
 from quire.platforms.host import usable_cpus
 from quire.plugins import load_general_plugins
-from quire.processes import begin_child, name_process, write_message
+from quire.processes import begin_child, name_process, settle_collector, write_message
 
 if TYPE_CHECKING:
     from quire.worker.runner import PendingStep  # which imports torch
@@ -59,8 +58,6 @@ SPARE_CORES = 4
 """A worker's threads beside the one that spins, and the engine's."""
 SWITCH_S = 0.5e-3
 """How long one of the two threads may keep the interpreter from the other."""
-_COLLECT_AFTER = (50_000, 20, 50)
-"""When Python's collector runs."""
 
 
 class _FlyingStep:
@@ -199,8 +196,7 @@ class WorkerProcess:
             args = [msgspec.convert(args[0], KVCacheConfig).of_layers(range(*ends[:2]))]
         value = method(*args, **call.kwargs)
         if call.method == "initialize":
-            gc.collect()
-            gc.freeze()  # what was loaded stays: later collections need not look at it
+            settle_collector()
         return value
 
     def _as_mine(self, config: EngineConfig) -> EngineConfig:
@@ -257,6 +253,5 @@ def main(arguments: list[str]) -> NoReturn:
     name_process(f"quire rank {rank}")
     faults.begin_process(f"rank {rank}")
     sys.setswitchinterval(SWITCH_S)
-    gc.set_threshold(*_COLLECT_AFTER)
     ring = RingReader(memory_fd, ring_fd, rank, size, spin_s=_spin_seconds(size))
     WorkerProcess(rank, (meeting, stages), ring, answer_fd, last_words_fd).run()

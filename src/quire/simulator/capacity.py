@@ -18,13 +18,16 @@ from quire.core.scheduler import Scheduler
 from quire.engine.core import EngineCore
 from quire.errors import ConfigError
 from quire.platforms import current_platform
+from quire.processes import settle_collector
 from quire.request import EngineCoreOutputs
 from quire.simulator.replay import Figures, RealEngine, Replay, ThreadClock, VirtualEngine, WallClock
-from quire.simulator.step_costs import Device, EstimatedCosts, FittedCosts, StepCosts
+from quire.simulator.step_costs import STEADY, Device, EstimatedCosts, FittedCosts, StepCosts
 from quire.simulator.traffic import Arrival, poisson
 
 LIMITS = {"ttft": "first_token", "tpot": "per_token", "e2el": "end_to_end"}
 """What a limit may be set for: to the first token, a token after it, to the end."""
+MIN_OF_A_SIZE = 3
+"""Turns of about as many tokens that say how far they are from the line."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +164,7 @@ class _Timed(RealEngine):
     def __init__(self, core: EngineCore, scheduler: NotingScheduler, clock: WallClock | ThreadClock) -> None:
         super().__init__(core, clock)
         self._scheduler = scheduler
-        self.turns: list[tuple[tuple[int, int, float], float]] = []
+        self.turns: list[Turn] = []
 
     def step(self) -> EngineCoreOutputs | None:
         began, before = self.now, len(self._scheduler.shapes)
@@ -172,25 +175,29 @@ class _Timed(RealEngine):
 
 
 def calibration_loads(max_model_len: int, max_num_seqs: int) -> list[list[Arrival]]:
-    """Loads whose steps differ in tokens, sequences and contexts."""
+    """Loads whose steps differ in tokens, sequences and contexts; most of all requests alone, whose steps are the most common
+    ones and scatter the most."""
     short, long = max(8, min(128, max_model_len // 16)), max(16, min(2048, max_model_len // 3))
     answer = max(8, min(32, max_model_len // 8))
-    loads = [[Arrival(0.0, short, answer)] * count for count in (1, 4, 16, 48) if count <= 2 * max_num_seqs]
+    loads = [[Arrival(0.0, short, answer)] * count for count in (1, 2, 4, 8, 16, 32, 48) if count <= 2 * max_num_seqs]
     loads += [[Arrival(0.0, long, answer // 2)], [Arrival(0.0, long, answer // 2)] * 4]
     loads.append(list(poisson(200.0, 40, short, answer, seed=1)))
+    loads += [[Arrival(0.0, short, answer)]] * 30
     return loads
 
 
-def fit_costs(
+Turn = tuple[tuple[int, int, float], float]
+"""A turn of an engine's loop: its tokens, sequences and attended pairs, and milliseconds."""
+
+
+def measure_turns(
     core: EngineCore,
     scheduler: NotingScheduler,
     repeats: int = 2,
     clock: Callable[[], WallClock | ThreadClock] = WallClock,
-) -> FittedCosts:
-    """Measure turns of a real core's loop under various loads; what a turn costs by its shape. The costs of all measured turns
-    together are what they took together: the fit passes over outliers, and their time is spread over all turns.
-    Raises ConfigError: too few turns for a fit."""
-    turns: list[tuple[tuple[int, int, float], float]] = []
+) -> list[Turn]:
+    """Turns of a real core's loop under various loads, in order."""
+    turns: list[Turn] = []
     for repeat in range(repeats + 1):
         for load in calibration_loads(core.config.model.max_model_len, core.config.scheduler.max_num_seqs):
             core.call_utility("reset_prefix_cache")
@@ -198,23 +205,40 @@ def fit_costs(
             Replay([engine]).run(load)
             if repeat:  # the first round warms up
                 turns += engine.turns
-    random.Random(0).shuffle(turns)  # the model forgets slowly: each kind of load shall be among the last
+    return turns
+
+
+def fit_costs(turns: Sequence[Turn]) -> FittedCosts:
+    """What a turn costs by its shape: a line through all, how turns of more and more tokens bend away from it, and how they
+    scatter. Raises ConfigError: too few turns for a fit."""
+    mixed = random.Random(0).sample(turns, len(turns))  # the model forgets slowly: each load shall be among the last
     model = CostModel()
-    for (tokens, sequences, attended), turn_ms in turns:
+    for (tokens, sequences, attended), turn_ms in mixed:
         model.observe(tokens, sequences, attended, turn_ms)
     if not model.is_ready:
         raise ConfigError.of("device", f"only {len(turns)} steps were measured, too few to fit costs")
-    fitted = FittedCosts(*model.coefficients)
-    scale = sum(turn_ms for _, turn_ms in turns) / sum(fitted.step_ms(*shape) for shape, _ in turns)
-    return FittedCosts(*(scale * value for value in dataclasses.astuple(fitted)))
+    line = FittedCosts(*model.coefficients)
+    by_size: dict[int, list[Turn]] = {}
+    for turn in turns:
+        by_size.setdefault(turn[0][0].bit_length(), []).append(turn)
+    bends, scatter = [1.0], list[tuple[float, ...]](STEADY)
+    for size in range(1, max(by_size) + 1):
+        some = by_size.get(size, [])
+        ratios = [turn_ms / line.step_ms(*shape) for shape, turn_ms in some]
+        enough = len(some) >= MIN_OF_A_SIZE
+        mean = sum(ratios) / len(ratios) if enough else bends[-1]
+        bends.append(mean)
+        scatter.append(tuple(round(ratio / mean, 3) for ratio in ratios) if enough else scatter[-1])
+    return dataclasses.replace(line, bends=tuple(bends), scatter=tuple(scatter))
 
 
 def site_here(config: EngineConfig, costs: FittedCosts | None) -> Site:
     """A model on this machine: its engine is started, and its steps are measured where `costs` are not given."""
     noted, made = noting(config)
     core = EngineCore(noted)
+    settle_collector()  # as a core's own process does
     try:
-        fitted = costs or fit_costs(core, made[0])
+        fitted = costs or fit_costs(measure_turns(core, made[0]))
         settled = dataclasses.replace(config, model=core.config.model, cache=core.config.cache)
         quiet = dataclasses.replace(config.scheduler, record_timelines=False)
         return Site(dataclasses.replace(settled, scheduler=quiet), core.kv_cache, fitted)

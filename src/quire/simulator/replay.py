@@ -6,6 +6,7 @@ as those of `--data-parallel-size` do (`engine/replica_choice.py`). Knows nothin
 
 import collections
 import dataclasses
+import itertools
 import time
 from array import array
 from collections.abc import Iterable, Sequence
@@ -21,7 +22,7 @@ from quire.engine.core import EngineCore
 from quire.engine.replica_choice import Assignment, ReplicaChooser, chain_of
 from quire.errors import CapacityError, EngineError
 from quire.request import EngineCoreOutputs, EngineRequest
-from quire.simulator.step_costs import StepCosts
+from quire.simulator.step_costs import StepCosts, of_size
 from quire.simulator.traffic import Arrival, numbered
 
 MADE_UP_TOKEN = 7
@@ -60,6 +61,7 @@ class VirtualEngine:
     def __init__(self, config: EngineConfig, pages: KVCacheConfig, costs: StepCosts) -> None:
         self.now = 0.0
         self._costs, self._depth = costs, config.scheduler.depth
+        self._scatter = [itertools.cycle(factors) for factors in costs.scatter]
         self._free_at = 0.0
         self._flights: collections.deque[tuple[SchedulerOutput, float, float]] = collections.deque()
         self.scheduler = Scheduler(
@@ -85,7 +87,10 @@ class VirtualEngine:
             if step.total_num_tokens == 0:
                 break
             flight = scheduler.flights[-1]
-            step_ms = self._costs.step_ms(step.total_num_tokens, len(step.rows), flight.attended)
+            tokens = step.total_num_tokens
+            step_ms = self._costs.step_ms(tokens, len(step.rows), flight.attended) * next(
+                of_size(self._scatter, tokens)
+            )
             self._free_at = max(self.now, self._free_at) + step_ms / 1e3
             self._flights.append((step, self._free_at, step_ms))
         if not self._flights:

@@ -4,17 +4,30 @@ Knows numbers of tokens, sequences and attended pairs. Knows no scheduler and no
 """
 
 import dataclasses
+import itertools
 import json
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 from quire.errors import ConfigError
 
 GB = 1e9
+STEADY = ((1.0,),)
+"""The scatter of steps that take what is predicted."""
+T = TypeVar("T")
+
+
+def of_size(some: Sequence[T], tokens: int) -> T:
+    """What holds for a step of so many tokens, of things for 0, 1, 2 to 3, 4 to 7 … tokens; the last one is for more, too."""
+    return some[min(tokens.bit_length(), len(some) - 1)]
 
 
 class StepCosts(Protocol):
-    """Predicts steps."""
+    """Predicts steps. Attributes: scatter: by what factors steps differ from their predictions, one after the other and over and
+    over; for steps of 0, 1, 2 to 3, 4 to 7 … tokens, and the last ones for more, too."""
+
+    @property
+    def scatter(self) -> Sequence[Sequence[float]]: ...
 
     def step_ms(self, tokens: int, sequences: int, attended: float) -> float:
         """Milliseconds of a step; `attended` counts pairs of a token and one of its context."""
@@ -27,19 +40,25 @@ class StepCosts(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class FittedCosts:
-    """The cost model's linear form, with coefficients that were fitted (`core/cost_model.py`).
+    """The cost model's linear form, with coefficients that were fitted (`core/cost_model.py`), and what it does not say.
 
     Attributes:
         base, token, sequence, pair: milliseconds of a step, a token, a sequence, an attended pair.
+        bends: factors for steps of 0, 1, 2 to 3, 4 to 7 … tokens; the last one is for more, too.
+        scatter: for steps of as many tokens each, measured over predicted in the order in which they were measured: a slow moment
+            of a machine lasts for many steps, which no single draw would show.
     """
 
     base: float
     token: float
     sequence: float
     pair: float
+    bends: tuple[float, ...] = (1.0,)
+    scatter: tuple[tuple[float, ...], ...] = STEADY
 
     def step_ms(self, tokens: int, sequences: int, attended: float) -> float:
-        return self.base + self.token * tokens + self.sequence * sequences + self.pair * attended
+        line = self.base + self.token * tokens + self.sequence * sequences + self.pair * attended
+        return line * of_size(self.bends, tokens)
 
     def describe(self) -> dict[str, Any]:
         return {"kind": "fitted", **dataclasses.asdict(self)}
@@ -90,6 +109,10 @@ class EstimatedCosts:
     kv_bytes: float
     pair_flops: float
 
+    @property
+    def scatter(self) -> tuple[tuple[float, ...], ...]:
+        return STEADY
+
     def step_ms(self, tokens: int, sequences: int, attended: float) -> float:
         context = attended / max(1, tokens) * sequences
         reading = (self.weight_bytes + self.kv_bytes * context) / (self.device.bandwidth * BANDWIDTH_SHARE)
@@ -106,12 +129,19 @@ def read_costs(path: str) -> FittedCosts:
     try:
         with open(path, encoding="utf-8") as file:
             values = json.load(file)
-        costs = FittedCosts(*(float(values[field.name]) for field in dataclasses.fields(FittedCosts)))
+        line = [float(values[name]) for name in ("base", "token", "sequence", "pair")]
+        bends = tuple(map(float, values.get("bends", [1.0])))
+        scatter = tuple(tuple(map(float, some)) for some in values.get("scatter", STEADY))
+        costs = FittedCosts(*line, bends=bends, scatter=scatter)
     except (OSError, ValueError, KeyError, TypeError) as error:
         message = (
             f"{path!r} is no file of costs ({error}): write one with quire simulate --device here --save-costs FILE"
         )
         raise ConfigError.of("costs", message) from None
-    if min(dataclasses.astuple(costs)) < 0 or costs.base + costs.token + costs.sequence <= 0:
-        raise ConfigError.of("costs", f"{path!r} has costs below 0, or none at all: {dataclasses.asdict(costs)}")
+    if (
+        min([*line, *bends, *itertools.chain(*scatter)]) < 0
+        or sum(line[:3]) <= 0
+        or not (bends and scatter and all(scatter))
+    ):
+        raise ConfigError.of("costs", f"{path!r} has costs below 0, or none at all: {line}")
     return costs

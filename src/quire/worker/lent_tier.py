@@ -65,7 +65,7 @@ class LentTier(TcpTier):
 
     @abc.abstractmethod
     def lend(self, memory: torch.Tensor) -> bytes:
-        """Let others read this memory until the engine ends; the ticket with which they do. Raises OSError."""
+        """Let others read this memory until the engine ends; the ticket with which they do."""
 
     @abc.abstractmethod
     def read_lent(self, lent: Lent, into: torch.Tensor) -> None:
@@ -81,7 +81,11 @@ class LentTier(TcpTier):
             count = self._most // pages.page_bytes + 1  # a page is kept before the oldest one goes
             self._rows = torch.empty((count, pages.page_bytes), dtype=torch.uint8)
             self._free.extend(range(count))
-            self._ticket = self.lend(self._rows)
+            try:
+                self._ticket = self.lend(self._rows)
+            except Exception as error:  # the libraries' exceptions have no common base
+                text = f"{self._rows.nbytes >> 20} MiB of memory cannot be lent to others ({error}): lower max_bytes, or raise "
+                raise ConfigError(f"{SETTING}: {text}the limit of locked memory", setting=SETTING) from error
 
     def copy_of(self, page: torch.Tensor) -> torch.Tensor:
         if self._rows is None or not self._free:

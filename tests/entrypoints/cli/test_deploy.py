@@ -164,6 +164,12 @@ def test_what_cannot_be_deployed_is_refused(
     assert not (tmp_path / "new").exists()
 
 
+def test_all_that_is_wrong_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--decode-context-parallel-size", "4", "-tp", "2", "--port", "no", "--replicas", "2"]
+    told = problem(capsys, "kubernetes", MODEL, *words, "--output", str(tmp_path)).splitlines()
+    assert len(told) == 2 and "decode_context" in told[0] and "--port" in told[1]
+
+
 @pytest.mark.parametrize("names", ["quire", "vllm"])
 def test_every_alert_and_panel_names_metrics_that_the_server_has(tmp_path: Path, names: str) -> None:
     files = deploy(tmp_path, "prometheus", MODEL, "--metrics-names", names)
