@@ -13,7 +13,7 @@ import pytest
 from tests.oracles.film_files import film_file, grey_frames
 
 from quire.as_vllm import pictures
-from quire.as_vllm.faces import LLM
+from quire.as_vllm.faces import LLM, FlexibleArgumentParser
 from quire.as_vllm.names import ABSENT, MODULES, PROGRAMS, why_absent
 from quire.as_vllm.pictures import (
     AudioAsset,
@@ -24,6 +24,7 @@ from quire.as_vllm.pictures import (
     fetch_image,
     load_audio,
 )
+from quire.as_vllm.sample_prompts import add_dataset_parser, get_samples
 from quire.entrypoints.cli.main import COMMANDS
 from quire.entrypoints.pooling import PoolingMethods
 from quire.errors import ConfigError
@@ -182,6 +183,28 @@ def test_what_a_pooler_gives_is_a_tensor(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(PoolingMethods, "encode", encode)
     (output,) = LLM.__new__(LLM).encode(["a"])
     assert type(output.outputs.data).__name__ == "Tensor" and output.outputs.data.tolist() == [3.0, 4.0]
+
+
+class Words:
+    """A tokenizer whose tokens are numbers."""
+
+    def __len__(self) -> int:
+        return 500
+
+    def decode(self, ids: list[int]) -> str:
+        return " ".join(map(str, ids))
+
+
+def test_scripts_measure_with_the_data_sets_of_the_benchmarks() -> None:
+    parser = FlexibleArgumentParser()
+    add_dataset_parser(parser)
+    parser.add_argument("--output-len", type=int, default=7)
+    args = parser.parse_args(["--num-prompts", "3", "--random-input-len", "5"])
+    samples = get_samples(args, Words())
+    assert [(each.prompt_len, each.expected_output_len, len(each.prompt.split())) for each in samples] == [
+        (5, 7, 5)
+    ] * 3
+    assert len({each.prompt for each in samples}) == 3 and samples[0].multi_modal_data is None
 
 
 def test_children_of_a_program_see_the_same_package(tmp_path: Path) -> None:

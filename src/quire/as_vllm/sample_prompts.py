@@ -8,6 +8,9 @@ from quire.benchmarks import common, datasets
 
 __all__ = ["SampleRequest", "add_dataset_parser", "get_samples"]
 
+_OURS = ("--input-len", "--output-len")
+"""Flags that vLLM's data sets do not have, and scripts may have of their own."""
+
 
 @dataclasses.dataclass
 class SampleRequest:
@@ -21,7 +24,10 @@ class SampleRequest:
 
 def add_dataset_parser(parser: argparse.ArgumentParser) -> None:
     """Add the flags of data sets to a script's own."""
-    common.add_flags(parser, datasets.flags(num_prompts=1000, input_len=1024, output_len=128))
+    groups = datasets.flags(num_prompts=1000, input_len=1024, output_len=128)
+    groups["Requests"] = [row for row in groups["Requests"] if row[0] not in _OURS]
+    common.add_flags(parser, groups)
+    parser.set_defaults(input_len=None, output_len=None)
     parser.add_argument("--seed", type=int, default=0, help="of random prompts")
     parser.add_argument("--enable-multimodal-chat", action="store_true", help=argparse.SUPPRESS)
 
