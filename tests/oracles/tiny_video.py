@@ -82,10 +82,10 @@ class VideoOracle(VisionOracle):
     """Transformers' model of a checkpoint, which sees images (pixels) and films, in the order of the prompt."""
 
     @torch.no_grad()
-    def logprobs(self, token_ids: Sequence[int], images: Sequence[Any]) -> torch.Tensor:
-        """Of each position of an expanded prompt: [tokens, V]."""
+    def logprobs(self, token_ids: Sequence[int], images: Sequence[Any], num_prompt: int = 0) -> torch.Tensor:
+        """Of each position of an expanded prompt and its answer: [tokens, V]."""
         if not any(isinstance(item, Film) for item in images):
-            return super().logprobs(token_ids, images)
+            return super().logprobs(token_ids, images, num_prompt)
         name = type(self.model).__name__
         inputs = self._of_squares(images) if name in SQUARES else self._of_patches(name, token_ids, images)
         return self.model(input_ids=torch.tensor([list(token_ids)]), **inputs).logits[0].log_softmax(-1)
