@@ -149,10 +149,12 @@ def test_a_message_shows_an_image_in_the_models_own_template(folder):
     async def main():
         async with serve(engine) as server:
             bodies = [{"messages": [{"role": "user", "content": each}]} for each in (parts, broken)]
-            return [await server.client.post("/pooling", json=body) for body in bodies]
+            answers = [await server.client.post("/pooling", json=body) for body in bodies]
+            body = {"query": "see", "documents": [{"content": parts}, "sea"]}
+            return [*answers, await server.client.post("/rerank", json=body)]
 
     try:
-        answer, refused = asyncio.run(main())
+        answer, refused, ranked = asyncio.run(main())
     finally:
         engine.shutdown()
     assert answer.status_code == 200, answer.text
@@ -160,3 +162,10 @@ def test_a_message_shows_an_image_in_the_models_own_template(folder):
     expected = RetrieverOracle(folder, "ColQwen2ForRetrieval").vectors(ids, [IMAGES[0]])
     np.testing.assert_allclose(answer.json()["data"][0]["data"], expected, atol=1e-4)
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "messages[0].content[1].image_url"
+    llm = LLM(model=str(folder), **SETTINGS)
+    asked, other = (np.asarray(each.outputs.data) for each in llm.encode(["see", "sea"], use_tqdm=False))
+    scores = [float((asked @ found.T).max(1).sum()) for found in (expected, other)]
+    results = {each["index"]: each["relevance_score"] for each in ranked.json()["results"]}
+    np.testing.assert_allclose([results[0], results[1]], scores, atol=1e-3)
+    offline = llm.score("see", [{"content": parts}, "sea"], use_tqdm=False)
+    np.testing.assert_allclose([each.outputs.score for each in offline], scores, atol=1e-3)

@@ -22,7 +22,7 @@ from quire.models.vision.clip import (
     vipllava_vision,
 )
 from quire.models.vision.glm_v import glm_ocr_vision, glm_vision
-from quire.models.vision.qwen_vl import exaone_vision, qwen2_5_vision, qwen2_vision, qwen3_vision, with_axes
+from quire.models.vision.qwen_vl import qwen2_5_vision, qwen2_vision, qwen3_vision, with_axes
 from quire.models.vision.shuffled import aya_vision, cohere_vision, deepseek_vision, intern_vision, llama4_vision
 
 ARCHITECTURES = {
@@ -69,7 +69,7 @@ VISION: dict[str, Callable[[HFConfig], VisionSpec]] = {
     "colpali": paligemma_vision,
     "colqwen2": qwen2_vision,
     "deepseek_vl": deepseek_vision,
-    "exaone4_5": exaone_vision,
+    "exaone4_5": qwen2_5_vision,
     "gemma3": gemma3_vision,
     **dict.fromkeys(("glm4v", "glm4v_moe", "glm46v"), glm_vision),
     "glm_ocr": glm_ocr_vision,

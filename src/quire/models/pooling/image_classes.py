@@ -7,10 +7,8 @@ import dataclasses
 
 from quire.config.hf_config import HFConfig
 from quire.models.registry import register
-from quire.models.residual import LayerNorm
-from quire.models.sight import Patches
-from quire.models.spec import MLP, Attention, DecoderSpec, LearnedPositions, VisionSpec, WeightNames
-from quire.models.vision.pixtral import NO_TOKENS
+from quire.models.spec import DecoderSpec, LearnedPositions, VisionSpec, WeightNames
+from quire.models.vision.clip import clip_trunk
 
 NAMES = WeightNames(
     prefixes=("vit.", ""),
@@ -45,32 +43,11 @@ NAMES = WeightNames(
 @register("ViTForImageClassification", "ViTModel")
 def vit(hf: HFConfig) -> DecoderSpec:
     """ViT: a class token before the patches, whose row is the answer."""
-    hidden, heads, layers = (
-        hf.get("hidden_size", 768),
-        hf.get("num_attention_heads", 12),
-        hf.get("num_hidden_layers", 12),
-    )
-    count, bias = hf.max_position_embeddings, bool(hf.get("qkv_bias", True))
-    spec = DecoderSpec(
-        vocab=NO_TOKENS,
-        hidden=hidden,
-        layers=layers,
-        mixer=Attention(heads, heads, hidden // heads, causal=False, qkv_bias=bias, out_bias=True),
-        mlp=MLP(hf.get("intermediate_size", 3072), act=hf.get("hidden_act", "gelu"), bias=True),
-        norm=LayerNorm(hf.get("layer_norm_eps", 1e-12)),
-        weights=NAMES,
-        max_positions=count,
-        tied_embeddings=True,
-        reads_items=True,
-    )
-    patches = Patches(
-        hf.get("patch_size", 16), hf.get("num_channels", 3), bias=True, class_token=True, keeps_class=True
-    )
-    rows = dataclasses.replace(
-        spec,
-        layers=0,
-        learned_positions=LearnedPositions(count),
-        final_norm=False,
-        patches=patches,
-    )
-    return dataclasses.replace(spec, vision=VisionSpec(rows, ()))
+    usual = {"hidden_act": "gelu", "layer_norm_eps": 1e-12}
+    trunk = clip_trunk(HFConfig(usual | hf.to_dict() | {"model_type": "siglip_vision_model"}))
+    positions = LearnedPositions(hf.max_position_embeddings)
+    trunk = dataclasses.replace(trunk, weights=NAMES, max_positions=positions.count, reads_items=True)
+    rows = dataclasses.replace(trunk, layers=0, learned_positions=positions)
+    seen = VisionSpec(rows.with_patches(class_token=True, keeps_class=True), ())
+    spec = dataclasses.replace(trunk, patches=None, learned_positions=None, final_norm=True, vision=seen)
+    return spec.with_attention(qkv_bias=bool(hf.get("qkv_bias", True)))

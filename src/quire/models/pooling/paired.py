@@ -10,9 +10,9 @@ from quire.models.registry import register
 from quire.models.residual import LayerNorm
 from quire.models.sight import Probe, Product
 from quire.models.spec import MLP, Attention, DecoderSpec, LearnedPositions, VisionSpec, WeightNames
-from quire.models.vision.clip import LAYER_NAMES, clip_trunk, tower_names
+from quire.models.vision.clip import LAYER_NAMES, MODEL_TOWER, clip_trunk, tower_names
 
-TEXT, TOWER = "text_model.", "vision_model."
+TEXT, HALVES = "text_model.", ("text_config", "vision_config")
 TEXT_NAMES = WeightNames(
     prefixes=("",),
     layer=TEXT + "encoder.layers.{layer}.",
@@ -26,28 +26,22 @@ TEXT_NAMES = WeightNames(
 )
 TOWER_NAMES = WeightNames(
     prefixes=("",),
-    layer=TOWER + "encoder.layers.{layer}.",
-    modules=tower_names(TOWER)
+    layer=MODEL_TOWER + "encoder.layers.{layer}.",
+    modules=tower_names(MODEL_TOWER)
     | {
         "projection": "visual_projection",
-        "probe": TOWER + "head.probe",
-        "probe_in": TOWER + "head.attention.in_proj_weight",
-        "probe_in_bias": TOWER + "head.attention.in_proj_bias",
-        "probe_out": TOWER + "head.attention.out_proj",
-        "probe_norm": TOWER + "head.layernorm",
-        "probe_up": TOWER + "head.mlp.fc1",
-        "probe_down": TOWER + "head.mlp.fc2",
+        "probe": MODEL_TOWER + "head.probe",
+        "probe_in": MODEL_TOWER + "head.attention.in_proj_weight",
+        "probe_in_bias": MODEL_TOWER + "head.attention.in_proj_bias",
+        "probe_out": MODEL_TOWER + "head.attention.out_proj",
+        "probe_norm": MODEL_TOWER + "head.layernorm",
+        "probe_up": MODEL_TOWER + "head.mlp.fc1",
+        "probe_down": MODEL_TOWER + "head.mlp.fc2",
     },
     flattened=("probe",),
     bare=("probe_in",),
     ignored=("*.position_ids",),
 )
-
-
-def _halves(hf: HFConfig) -> tuple[HFConfig, HFConfig]:
-    """What config.json says of the text's half and of the image's."""
-    nothing = HFConfig({})
-    return hf.get("text_config", nothing), hf.get("vision_config", nothing)
 
 
 def _text(hf: HFConfig, eps: float, act: str, length: int, *, causal: bool) -> DecoderSpec:
@@ -77,7 +71,7 @@ def _tower(hf: HFConfig, kind: str) -> DecoderSpec:
 @register("CLIPModel")
 def clip(hf: HFConfig) -> DecoderSpec:
     """CLIP: the last token of a text, the class token of an image."""
-    text, vision = _halves(hf)
+    text, vision = (hf.get(half, HFConfig({})) for half in HALVES)
     trunk = _tower(vision, "clip_vision_model")
     seen = VisionSpec(trunk, (Product("projection", hf.get("projection_dim", 512), bias=False),))
     return dataclasses.replace(_text(text, 1e-5, "quick_gelu", 77, causal=True), vision=seen)
@@ -86,7 +80,7 @@ def clip(hf: HFConfig) -> DecoderSpec:
 @register("SiglipModel")
 def siglip(hf: HFConfig) -> DecoderSpec:
     """SigLIP: the last token of a text that is filled up to its full length; of an image what one learned vector attends."""
-    text, vision = _halves(hf)
+    text, vision = (hf.get(half, HFConfig({})) for half in HALVES)
     trunk = _tower(vision, "siglip_vision_model")
     count, heads = trunk.max_positions, vision.get("num_attention_heads", 12)
     act, norm = vision.get("hidden_act", "gelu_pytorch_tanh"), trunk.norm

@@ -103,11 +103,12 @@ def up_to_layer(trunk: DecoderSpec, layers: int | list[int]) -> DecoderSpec:
     return dataclasses.replace(trunk, layers=last, weights=weights, taps=taps)
 
 
-IDEFICS_TOWER = "vision_model."
+MODEL_TOWER = "vision_model."
+"""What others call it."""
 IDEFICS_NAMES = dataclasses.replace(
     CLIP_NAMES,
-    layer=IDEFICS_TOWER + "encoder.layers.{layer}.",
-    modules=tower_names(IDEFICS_TOWER) | {"projection": "connector.modality_projection.proj"},
+    layer=MODEL_TOWER + "encoder.layers.{layer}.",
+    modules=tower_names(MODEL_TOWER) | {"projection": "connector.modality_projection.proj"},
     ignored=("*.position_ids",),
     aliases={},
 )
@@ -183,11 +184,10 @@ def gemma3_vision(hf: HFConfig) -> VisionSpec:
     )
 
 
-PADDLE_TOWER = "visual.vision_model."
 PADDLE_NAMES = dataclasses.replace(
     CLIP_NAMES,
-    layer=PADDLE_TOWER + "encoder.layers.{layer}.",
-    modules=tower_names(PADDLE_TOWER)
+    layer="visual." + MODEL_TOWER + "encoder.layers.{layer}.",
+    modules=tower_names("visual." + MODEL_TOWER)
     | {
         "merge_norm": "projector.pre_norm",
         "up_projection": "projector.linear_1",

@@ -34,6 +34,7 @@ NAMES = WeightNames(
         "merge_up": "visual.merger.mlp.0",
         "merge_down": "visual.merger.mlp.2",
     },
+    ignored=("*.inv_freq", "mtp.*"),
 )
 GATED_NAMES = NAMES.but(drop=("up",), gate_up=("mlp.gate_proj", "mlp.up_proj"), down="mlp.down_proj")
 EPS = 1e-6
@@ -59,7 +60,9 @@ def patches_trunk(
         vocab=NO_TOKENS,
         hidden=hidden,
         layers=layers,
-        mixer=Attention(heads, heads, head_dim, rope, causal=False, qkv_bias=True, out_bias=True),
+        mixer=Attention(
+            heads, hf.get("num_key_value_heads", heads), head_dim, rope, causal=False, qkv_bias=True, out_bias=True
+        ),
         mlp=mlp,
         norm=norm,
         weights=names,
@@ -125,7 +128,7 @@ def qwen2_vision(hf: HFConfig) -> VisionSpec:
 
 
 def qwen2_5_vision(hf: HFConfig) -> VisionSpec:
-    """Qwen2.5-VL: all layers but a few look within windows."""
+    """Qwen2.5-VL: all layers but a few look within windows. EXAONE 4.5: with fewer heads of keys and values."""
     hf = hf.vision_config
     hidden, norm = hf.hidden_size, RMSNorm(EPS)
     full = hf.get("fullatt_block_indexes", [7, 15, 23, 31])
@@ -134,13 +137,6 @@ def qwen2_5_vision(hf: HFConfig) -> VisionSpec:
     mlp = GatedMLP(hf.intermediate_size, act=hf.get("hidden_act", "silu"), bias=True)
     trunk = patches_trunk(hf, hidden, mlp, norm, patches, GATED_NAMES)
     return VisionSpec(trunk, _merger(hidden, patches.merge, hf.get("out_hidden_size", 3584), norm))
-
-
-def exaone_vision(hf: HFConfig) -> VisionSpec:
-    """EXAONE 4.5: Qwen2.5-VL's with fewer heads of keys and values."""
-    seen, kv_heads = qwen2_5_vision(hf), hf.vision_config.get("num_key_value_heads", 8)
-    trunk = dataclasses.replace(seen.trunk, weights=dataclasses.replace(GATED_NAMES, ignored=("*.inv_freq", "mtp.*")))
-    return dataclasses.replace(seen, trunk=trunk.with_attention(kv_heads=kv_heads))
 
 
 def qwen3_vision(hf: HFConfig) -> VisionSpec:

@@ -8,7 +8,15 @@ from quire.config.hf_config import HFConfig
 from quire.models.residual import Joint, LayerNorm, Norm, RMSNorm
 from quire.models.sight import Gated, Group, Normed, Patches, Product, Stage
 from quire.models.spec import MLP, Attention, DecoderSpec, LearnedPositions, VisionSpec, WeightNames
-from quire.models.vision.clip import CLIP_NAMES, GEMMA3_NAMES, LAYER_NAMES, clip_trunk, tower_names, up_to_layer
+from quire.models.vision.clip import (
+    CLIP_NAMES,
+    GEMMA3_NAMES,
+    LAYER_NAMES,
+    MODEL_TOWER,
+    clip_trunk,
+    tower_names,
+    up_to_layer,
+)
 from quire.models.vision.pixtral import NO_TOKENS, TOWER
 from quire.models.vision.qwen_vl import rotate_rows_and_columns
 
@@ -94,22 +102,21 @@ def intern_vision(hf: HFConfig) -> VisionSpec:
     )
 
 
-LLAMA4_TOWER = "vision_model."
 LLAMA4_NAMES = dataclasses.replace(
     CLIP_NAMES,
-    layer=LLAMA4_TOWER + "model.layers.{layer}.",
+    layer=MODEL_TOWER + "model.layers.{layer}.",
     modules=LAYER_NAMES
     | {
         "before_mixer": "input_layernorm",
         "out": "self_attn.o_proj",
         "before_mlp": "post_attention_layernorm",
-        "patch": LLAMA4_TOWER + "patch_embedding.linear",
-        "class_token": LLAMA4_TOWER + "class_embedding",
-        "positions": LLAMA4_TOWER + "positional_embedding_vlm",
-        "embedding_norm": LLAMA4_TOWER + "layernorm_pre",
-        "final_norm": LLAMA4_TOWER + "layernorm_post",
-        "merge_up": LLAMA4_TOWER + "vision_adapter.mlp.fc1",
-        "merge_down": LLAMA4_TOWER + "vision_adapter.mlp.fc2",
+        "patch": MODEL_TOWER + "patch_embedding.linear",
+        "class_token": MODEL_TOWER + "class_embedding",
+        "positions": MODEL_TOWER + "positional_embedding_vlm",
+        "embedding_norm": MODEL_TOWER + "layernorm_pre",
+        "final_norm": MODEL_TOWER + "layernorm_post",
+        "merge_up": MODEL_TOWER + "vision_adapter.mlp.fc1",
+        "merge_down": MODEL_TOWER + "vision_adapter.mlp.fc2",
         "projection": "multi_modal_projector.linear_1",
     },
     bare=("positions",),
@@ -121,8 +128,10 @@ LLAMA4_NAMES = dataclasses.replace(
 
 def llama4_vision(hf: HFConfig) -> VisionSpec:
     """Llama 4: squares whose patches turn by column and row, beside a class token that does not."""
-    usual = {"patch_size": 14, "image_size": 448, "num_hidden_layers": 34, "num_attention_heads": 16}
-    usual |= {"intermediate_size": 5632, "hidden_act": "gelu", "layer_norm_eps": 1e-5}
+    usual = {"patch_size": 14, "image_size": 448, "num_hidden_layers": 34, "num_attention_heads": 16} | {
+        "intermediate_size": 5632,
+        "hidden_act": "gelu",
+    }
     vision = HFConfig(usual | hf.vision_config.to_dict() | {"model_type": "clip_vision_model"})
     trunk, parameters = clip_trunk(vision), vision.to_dict().get("rope_parameters") or vision.to_dict()
     each = vision.get("hidden_size", 768) // vision.num_attention_heads // 4
@@ -178,13 +187,12 @@ def cohere_vision(hf: HFConfig) -> VisionSpec:
     )
 
 
-DEEPSEEK_TOWER = "vision_model."
 DEEPSEEK_NAMES = dataclasses.replace(
     CLIP_NAMES,
-    layer=DEEPSEEK_TOWER + "encoder.layers.{layer}.",
-    modules=tower_names(DEEPSEEK_TOWER) | {"up_projection": "aligner.linear1", "down_projection": "aligner.linear2"},
+    layer=MODEL_TOWER + "encoder.layers.{layer}.",
+    modules=tower_names(MODEL_TOWER) | {"up_projection": "aligner.linear1", "down_projection": "aligner.linear2"},
     ignored=("*.position_ids", "*vision_model.head.*"),
-    aliases={"vision_model.vision_model.": DEEPSEEK_TOWER},
+    aliases={"vision_model.vision_model.": MODEL_TOWER},
 )
 
 
