@@ -218,8 +218,8 @@ class WaitingClient(BlockingClient):
 
 
 def _end_beside(client: CoreClient) -> None:
-    """End a core; the collector, which may call in any thread, does not wait for that, but the end of the program does."""
-    threading.Thread(target=client.shutdown, name="engine-core-end").start()
+    """End a core; the collector, which may call in any thread, does not wait for that."""
+    threading.Thread(target=client.shutdown, name="engine-core-end", daemon=True).start()
 
 
 def _ignore(message: CoreMessage) -> None:
