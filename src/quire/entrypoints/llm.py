@@ -316,7 +316,11 @@ class LLM(PoolingMethods, EngineControl):
         tokenizer, processor = self.get_tokenizer(), self.llm_engine.input_processor
         if markers := processor.markers:
             render = functools.partial(
-                self._render_media, template=template, special=add_special_tokens, options=mm_processor_kwargs
+                self._render_media,
+                tokenizer=tokenizer,
+                template=template,
+                special=add_special_tokens,
+                options=mm_processor_kwargs,
             )
             is_text = not tokenizer.writes_tokens
             taken = [MediaMessages(each, markers, is_text=is_text) for each in conversations]
@@ -332,10 +336,14 @@ class LLM(PoolingMethods, EngineControl):
         return self.llm_engine.input_processor.tokenize_batch(rendered, add_special_tokens)
 
     def _render_media(
-        self, taken: MediaMessages, template: dict[str, Any], special: bool, options: dict[str, Any] | None
+        self,
+        taken: MediaMessages,
+        tokenizer: Tokenizer,
+        template: dict[str, Any],
+        special: bool,
+        options: dict[str, Any] | None,
     ) -> TokenizedPrompt:
         processor, conversation = self.llm_engine.input_processor, normalize_messages(taken.messages)
-        tokenizer = self.get_tokenizer()
         rendered = tokenizer.apply_chat_template(conversation, tokenize=tokenizer.writes_tokens, **template)
         assert processor.media is not None
         processor.media.check_counts(taken.count())

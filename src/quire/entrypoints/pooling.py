@@ -8,6 +8,8 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypedDict, Unpack
 
+from quire.adapters import LoRARequest
+from quire.engine.caller import asking
 from quire.engine.input_processor import ProcessedRequest, TokenizedPrompt, check_params
 from quire.engine.io_processor import prompts_of
 from quire.engine.llm_engine import LLMEngine
@@ -68,6 +70,7 @@ class PoolingMethods:
     _ids: Iterator[str]
     _run: Callable[[list[ProcessedRequest], Any], list[Any]]
     _render: Callable[..., list[TokenizedPrompt]]
+    _by_tokenizer: Callable[..., Iterator[tuple[LoRARequest | None, list[PromptType]]]]
 
     def encode(
         self,
@@ -95,7 +98,10 @@ class PoolingMethods:
         tokenization = Tokenization.of(tokenization_kwargs)
         processor = self.llm_engine.pooling_processor
         special = tokenization.add_special_tokens is not False
-        tokenized = processor.tokenize_batch(as_prompts(prompts), special, prompt_name)
+        tokenized = list[TokenizedPrompt]()
+        for own, some in self._by_tokenizer(as_prompts(prompts), lora_request):
+            with asking(own):
+                tokenized += processor.tokenize_batch(some, special, prompt_name)
         params = _params_per_prompt(pooling_params, len(tokenized), pooling_task, truncate_prompt_tokens)
         return self._pool(tokenized, [tokenization.of_pooling(each) for each in params], use_tqdm, lora_request)
 
@@ -206,7 +212,7 @@ class PoolingMethods:
             return self.llm_engine.pooling_processor.tokenize_batch([one])[0]
         messages, processor = [{"role": "user", "content": list(one)}], self.llm_engine.input_processor
         if processor.media is None or not processor.media.is_alone:
-            return self._render(messages, {"add_generation_prompt": False}, False, None)[0]
+            return self._render([messages], {"add_generation_prompt": False}, False, None)[0]
         taken = MediaMessages(messages, {IMAGE: ""}, is_text=False)
         return with_media(taken, taken.read(processor.media.source), [], processor, True)
 
