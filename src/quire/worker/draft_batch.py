@@ -52,19 +52,19 @@ class DraftBatch:
         self.columns, self.fields_FN = allocate_columns(max_rows, device), zeros(4, max_rows)
         self.live, self.drafts_KN = zeros(1), zeros(most, max_rows)
         most_tokens = widest * max_rows
-        self._ids_T, self._positions_T, self._index_S = (zeros(most_tokens) for _ in range(3))
+        self._ids_T, self._positions_T = zeros(most_tokens), zeros(most_tokens)
         self._slots_GT = [zeros(most_tokens, dtype=slot_dtype) for _ in tables]
         self._query_start, self._seq_lens = zeros(max_rows + 1), zeros(max_rows)
+        self._index_N, self._last_N = zeros(max_rows), zeros(max_rows)
         self._shape = zeros(4, dtype=torch.int64)
         self._count_up = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
         self._back = {
             width: torch.arange(1 - width, 1, dtype=torch.int32, device=device) for width in range(1, widest + 1)
         }
-        self._steps: dict[tuple[int, int, int], StepInputs] = {}
+        self._steps: dict[tuple[int, int], StepInputs] = {}
 
-    def place(self, count: int, width: int, ahead: int, draws: int = 1) -> StepInputs:
-        """The pass in which each row computes `width` tokens, the last of them so many behind its last known one. The last
-        `draws` of them need logits: first one of each row, then the next one of each."""
+    def place(self, count: int, width: int, ahead: int) -> StepInputs:
+        """The pass in which each row computes `width` tokens, the last of them so many behind its last known one."""
         fields, tokens, size, live = self.fields_FN[:, :count], count * width, self._block_size, self.live
         lengths_N, rows_N1 = fields[LENGTH], self.columns.rows_S[:count].long()[:, None]
         positions_NW = (lengths_N[:, None] + (ahead - 1) + self._back[width]).clamp_(0, self._last_position)
@@ -78,12 +78,16 @@ class DraftBatch:
         queries = torch.minimum(self._count_up[: count + 1], live)
         self._query_start[: count + 1] = queries * width
         self._seq_lens[:count] = torch.where(self._count_up[:count] < live, positions_NW[:, -1] + 1, 0)
-        index_SN = self._index_S[: draws * count].view(draws, count)
-        index_SN[:] = self._count_up[:count] * width + (width - 1) + self._back[draws][:, None]
+        self._last_N[:count] = self._count_up[:count] * width + (width - 1)
+        self.look_at(count, 0)
         self._shape[0], self._shape[1] = live[0] * width, live[0]
         self._shape[2:3] = width  # of one element it would be a copy from the host, which no graph can capture
         self._shape[3] = self._seq_lens[:count].max()
-        return self._step(count, width, draws)
+        return self._step(count, width)
+
+    def look_at(self, count: int, behind_last: int) -> None:
+        """Logits are wanted of the token so many places behind the last one of each row's in the pass."""
+        self._index_N[:count] = self._last_N[:count] + behind_last
 
     def aim(self, count: int, number: int) -> None:
         """The next draw is of each row's guess of this number: the noise is that of where it will stand."""
@@ -97,8 +101,8 @@ class DraftBatch:
         for place, column in enumerate(columns):
             ids_NW[:, place] = column[:count]
 
-    def _step(self, count: int, width: int, draws: int) -> StepInputs:
-        step = self._steps.get((count, width, draws))
+    def _step(self, count: int, width: int) -> StepInputs:
+        step = self._steps.get((count, width))
         if step is None:
             attention = [
                 AttentionMetadata(
@@ -117,7 +121,6 @@ class DraftBatch:
                 )
                 for table, slots in zip(self._tables, self._slots_GT, strict=True)
             ]
-            sizes = (count * width, count * draws)
-            step = StepInputs(self._ids_T, self._positions_T, self._index_S, attention, *sizes)
-            self._steps[count, width, draws] = step
+            step = StepInputs(self._ids_T, self._positions_T, self._index_N, attention, count * width, count)
+            self._steps[count, width] = step
         return step

@@ -119,14 +119,9 @@ class Drafter:
             return self._other.own(ids)
         return ids.clamp(max=self._known - 1) if self._known < self.vocab else ids
 
-    @property
-    def most_logits(self) -> int:
-        """Of a pass."""
-        return self.max_rows * (self.most if self.is_parallel else 1)
-
     def _load(self, config: EngineConfig, platform: Platform, max_tokens: int) -> LoadedModel:
         free, _ = self._runtime.memory_info()
-        return load_model(config, platform, self._runtime.device(), max_tokens, self.most_logits, free)
+        return load_model(config, platform, self._runtime.device(), max_tokens, self.max_rows, free)
 
     def weights_changed(self) -> None:
         """The model's weights are others."""
@@ -175,10 +170,13 @@ class Drafter:
 
     def compute(self, step: StepInputs) -> torch.Tensor:
         """The logits of a pass [N, V]; without any, its tokens are read and nothing is guessed."""
+        self._forward(step)
+        return self.model.compute_logits(step) if step.num_logits else torch.empty(0)
+
+    def _forward(self, step: StepInputs) -> None:
         for metadata in step.attention:
             self.model.attention_backend.begin_step(metadata)
         self.model.forward(step)
-        return self.model.compute_logits(step) if step.num_logits else torch.empty(0)
 
     def spread(self, logits_NV: torch.Tensor) -> torch.Tensor:
         """Logits of the model's tokens."""
@@ -202,7 +200,7 @@ class Drafter:
             is_filtered: some row draws only from its likeliest tokens.
         """
         if self.is_parallel:
-            self._guess_at_once(count, num_drafts, first, run, is_filtered=is_filtered)
+            self._guess_at_once(count, num_drafts, first, is_filtered=is_filtered)
             return
         batch, logits_NV = self.batch, first()
         for number in range(num_drafts):
@@ -217,23 +215,23 @@ class Drafter:
         return self.drawing.draw(self.batch, self.spread(logits_NV), number, is_filtered=is_filtered)
 
     def _guess_at_once(
-        self, count: int, num_drafts: int, first: Callable[[], torch.Tensor], run: Run, *, is_filtered: bool
+        self, count: int, num_drafts: int, first: Callable[[], torch.Tensor], *, is_filtered: bool
     ) -> None:
         """As `guess`: one pass over tokens that stand for the unknown ones; a head's first guess comes of the step itself."""
-        batch, drawn, known = self.batch, self.behind, list[torch.Tensor]()
+        batch, known, masks = self.batch, list[torch.Tensor](), num_drafts - 1
         if self.behind:
             self._draw(count, 0, first(), is_filtered=is_filtered)
         else:
             known = [self._own_ids(batch.fields_FN[field]) for field in (BEFORE, LAST)]
-        draws = num_drafts - drawn
-        if draws:
-            masks = draws if self.behind else draws - 1
-            step = batch.place(count, len(known) + masks, draws - 1, draws)
-            batch.put_ids(count, *known, masks=masks, mask=self._mask)
-            logits_SV = run(self._masked(step))
-            for number in range(draws):
-                part_NV = logits_SV[number * count : (number + 1) * count]
-                self._draw(count, drawn + number, part_NV, is_filtered=is_filtered)
+        numbers = range(self.behind, num_drafts)
+        if not numbers:
+            return
+        step = self._masked(batch.place(count, len(known) + masks, len(numbers) - 1))
+        batch.put_ids(count, *known, masks=masks, mask=self._mask)
+        self._forward(dataclasses.replace(step, num_logits=0))
+        for number in numbers:
+            batch.look_at(count, number + 1 - num_drafts)
+            self._draw(count, number, self.model.compute_logits(step), is_filtered=is_filtered)
 
     def _masked(self, step: StepInputs) -> StepInputs:
         """A pass over tokens that are not known yet."""
@@ -272,7 +270,7 @@ class HeadDrafter(Drafter):
     behind = 1
 
     def _load(self, config: EngineConfig, platform: Platform, max_tokens: int) -> LoadedModel:
-        loaded = load_head(config, self._method, platform, self.target, max_tokens, self.most_logits)
+        loaded = load_head(config, self._method, platform, self.target, max_tokens, self.max_rows)
         head = cast(DraftHead, loaded.model)
         self._read_features(head.features.layers, max_tokens)
         self._masks = head.masked(self._widest * self.max_rows) if self.is_parallel else ()
