@@ -41,6 +41,7 @@ class AttentionMetadata:
             one behind itself where that is further; None for a step without items.
         short_tokens: requests that compute 2 to so many tokens behind at least `LONG_CONTEXT` may be split over their keys;
             0: the step has none.
+        parts: what `context_parallel.py` makes of it.
     """
 
     block_size: int
@@ -58,6 +59,7 @@ class AttentionMetadata:
     decodes: bool = True
     short_tokens: int = 0
     seen_end: torch.Tensor | None = None
+    parts: Any = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -79,6 +79,7 @@ class ParallelConfig:
         recovery: an engine core in a process of its own that dies is started again, and its requests go on; True asks for such
             a process, None takes what there is.
         spare_core: a process that has imported what a core needs waits for a death; None: for one device that is no CPU.
+        decode_context_parallel_size: so many of the workers that have the same KV head share the tokens of each context.
         rank: which of the workers that share a layer this is; the executor sets it when it starts them.
         rendezvous: the address where these meet; set with the rank.
         data_parallel_size: copies of the model that this engine has.
@@ -95,6 +96,7 @@ class ParallelConfig:
 
     pipeline_parallel_size: int = 1
     tensor_parallel_size: int = 1
+    decode_context_parallel_size: int = 1
     data_parallel_size: int = 1
     data_parallel_elsewhere: int = 0
     data_parallel_address: str = ""

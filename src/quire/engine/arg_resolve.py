@@ -327,11 +327,13 @@ class Resolver:
             block_size = -(-DEFAULT_BLOCK_SIZE // align.value) * align.value
             why = f"{DEFAULT_BLOCK_SIZE}, in steps of {align.value}: {align.why}; longer where layers keep states (see model)"
             self.provenance["cache.block_size"] = why
+        if (ranks := args.decode_context_parallel_size) > 1:
+            self.provenance["cache.block_size"] = f"{block_size} on each rank: {ranks} times as many tokens fit"
         window = model.hf_config.get("sliding_window")
         return section(
             CacheConfig,
             args,
-            block_size=block_size,
+            block_size=block_size * ranks,
             is_block_size_given=args.block_size is not None,
             swap_space=float(args.swap_space),
             cache_dtype=args.kv_cache_dtype,

@@ -74,6 +74,9 @@ def _check_nodes(args: EngineSettings) -> None:
             f"tensor_parallel_size times pipeline_parallel_size is {size}, which cannot be divided among {count} hosts."
         )
         raise ConfigError.of("nnodes", text)
+    if args.tensor_parallel_size % args.decode_context_parallel_size:
+        text = f"it is {args.decode_context_parallel_size}, and no divisor of tensor_parallel_size={args.tensor_parallel_size}."
+        raise ConfigError.of("decode_context_parallel_size", text)
     if count == 1:
         return
     if args.distributed_executor_backend not in (None, "mp"):

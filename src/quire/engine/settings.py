@@ -207,6 +207,9 @@ class EngineSettings:
 
     pipeline_parallel_size: int = setting(1, whole(1), "ranks that share the layers, one after another")
     tensor_parallel_size: int = setting(1, whole(1), "ranks that share every layer")
+    decode_context_parallel_size: int = setting(
+        1, whole(1), "ranks with the same KV head that share the tokens of each context, so that more of them fit"
+    )
     data_parallel_size: int = setting(1, whole(1), "copies of the model, each with its own devices, behind one engine")
     data_parallel_rank: int | None = setting(
         None,

@@ -97,9 +97,11 @@ def paged_attention(
     metadata: AttentionMetadata,
     params: AttentionParams,
     out_TNH: Tensor,
+    lse_TN: Tensor | None = None,
 ) -> None:
     """Attention of the queries in the first N * H columns of `qkv` [T, ..] over pages, prefill and decode in one call. The
-    cache is [2, P, K, S, H], whose planes and pages may have any stride: of 0 between planes, keys are values."""
+    cache is [2, P, K, S, H], whose planes and pages may have any stride: of 0 between planes, keys are values. `lse` gets the
+    logarithm of each softmax's denominator in float32: what parts of a context are merged by."""
     n, kv_heads, h = params.num_heads, params.num_kv_heads, params.head_dim
     size, is_scaled = metadata.block_size, kv_cache.dtype == torch.float8_e4m3fn
     k_scale, v_scale = (params.k_scale, params.v_scale) if is_scaled else (1.0, 1.0)
@@ -129,9 +131,10 @@ def paged_attention(
         scores_NQL = scores_NQL.masked_fill(_hidden(q_position, k_position, params, seen_end_Q), float("-inf"))
         if params.sinks is not None:
             sinks = params.sinks.float()[:, None, None].expand(-1, end - start, 1)
-            weights = torch.softmax(torch.cat((scores_NQL, sinks), dim=-1), dim=-1)[..., :-1]
-        else:
-            weights = torch.softmax(scores_NQL, dim=-1)
+            scores_NQL = torch.cat((scores_NQL, sinks), dim=-1)
+        if lse_TN is not None:
+            lse_TN[start:end] = torch.logsumexp(scores_NQL, dim=-1).T
+        weights = torch.softmax(scores_NQL, dim=-1)[..., :length]
         # A hidden position may hold anything (a freed page): its weight is zero, but zero times infinity is not.
         v = v[..., : params.value_dim] * (k_scale if params.latent else v_scale)
         attended = torch.einsum("nql,lnh->qnh", weights, torch.nan_to_num(v) if params.window or params.chunk else v)

@@ -17,11 +17,13 @@ class ParallelPlan:
 
     Attributes:
         expert_parallel: experts are not split: each rank has some of them whole.
+        context: so many neighbours that have the same KV head share its contexts, each with a part of the tokens.
     """
 
     size: int = 1
     rank: int = 0
     expert_parallel: bool = False
+    context: int = 1
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:

@@ -11,7 +11,9 @@ from typing import Any, cast
 
 import torch
 
+from quire.attention.context_parallel import SplitContext
 from quire.attention.interface import AttentionBackend
+from quire.attention.paged import PagedBackend
 from quire.attention.selector import Selection, select_backend
 from quire.config import EngineConfig
 from quire.config.hf_config import HFConfig
@@ -21,6 +23,7 @@ from quire.distributed.communicator import Communicator, SingleRank
 from quire.distributed.token_exchange import open_exchange
 from quire.errors import ConfigError
 from quire.layers.assembly import Sliceable
+from quire.layers.context_check import check_split_context
 from quire.layers.decoder import Decoder, attention_requests
 from quire.layers.encoder.cross_decoder import CrossDecoder
 from quire.layers.encoder.encoder import Encoder
@@ -181,12 +184,15 @@ def build_model(
     capabilities = platform.capabilities()
     kv_dtype = _cache_dtype(config.cache.cache_dtype, dtype, capabilities)
     parallel, communicator = config.parallel, communicator or SingleRank()
-    plan = ParallelPlan(parallel.tensor_parallel_size, parallel.rank, parallel.enable_expert_parallel)
+    sizes = (parallel.tensor_parallel_size, parallel.rank)
+    plan = ParallelPlan(*sizes, parallel.enable_expert_parallel, parallel.decode_context_parallel_size)
     stage = StagePlan(parallel.stage, parallel.pipeline_parallel_size, parallel.layer_split)
     spec = None if isinstance(source, type) else build_spec(config, entry)
+    if plan.context > 1:
+        check_split_context(config, spec, plan)
 
     def select(block_size: int) -> Selection:
-        needs = (kv_dtype, block_size, plan, config.model.deterministic)
+        needs = (kv_dtype, block_size // plan.context, plan, config.model.deterministic)
         if isinstance(source, type):
             requests = source.attention_requests(config.model.hf_config, *needs)
         else:
@@ -208,7 +214,7 @@ def build_model(
         max_logits=max_logits,
         max_positions=config.model.max_model_len,
         device=device,
-        backend=selection.backend(),
+        backend=_open_backend(selection, plan, communicator),
         linear_method=method if config.lora is None else adapted(method),
         plan=plan,
         stage=stage,
@@ -228,10 +234,25 @@ def build_model(
     block_size = choose_block_size(spec, context, select, is_given=config.cache.is_block_size_given)
     if block_size != context.block_size:
         selection = select(block_size)
-        context = dataclasses.replace(context, block_size=block_size, backend=selection.backend())
+        context = dataclasses.replace(
+            context, block_size=block_size, backend=_open_backend(selection, plan, communicator)
+        )
     model = _build_decoder(config, spec, context, platform)
     _warn_of_experts(model, config.model.quantization)
     return model, selection
+
+
+def _open_backend(selection: Selection, plan: ParallelPlan, communicator: Communicator) -> AttentionBackend:
+    """The chosen backend; over a part of each context where ranks share them."""
+    backend = selection.backend()
+    if plan.context == 1:
+        return backend
+    if not isinstance(backend, PagedBackend):
+        text = (
+            f"the attention backend {backend.name!r} cannot attend to a part of a context: leave attention_backend out."
+        )
+        raise ConfigError.of("decode_context_parallel_size", text)
+    return SplitContext(backend, communicator, plan.context)
 
 
 def _build_decoder(config: EngineConfig, spec: DecoderSpec, context: ModelContext, platform: Platform) -> Decoder:

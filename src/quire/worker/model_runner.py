@@ -252,6 +252,8 @@ class ModelRunner(Runner):
     def _run_layers(self) -> torch.Tensor:
         """The same of this stage, replayed where it was recorded."""
         self._model.begin_step(self._inputs.step)
+        for metadata in self._inputs.step.attention:
+            self._model.attention_backend.begin_step(metadata)
         if self._prompt_logprobs.is_wanted and self.is_last_stage:
             step = self._whole_step()
             self._model.forward(step)

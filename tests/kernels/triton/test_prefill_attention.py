@@ -29,9 +29,9 @@ class Batch:
     metadata: AttentionMetadata
     params: AttentionParams
 
-    def run(self, min_query_len: int = 2, tiles: Tiles | None = SMALL) -> torch.Tensor:
+    def run(self, min_query_len: int = 2, tiles: Tiles | None = SMALL, lse: torch.Tensor | None = None) -> torch.Tensor:
         out = torch.full_like(self.qkv[:, : self.params.num_heads * self.params.head_dim], 7.0)
-        prefill_attention(self.qkv, self.kv_cache, self.metadata, self.params, out, min_query_len, tiles)
+        prefill_attention(self.qkv, self.kv_cache, self.metadata, self.params, out, min_query_len, tiles, lse)
         return out
 
     def expected(self) -> torch.Tensor:
@@ -196,3 +196,18 @@ def test_deterministic_tiles_depend_on_the_layer_alone() -> None:
     chosen = choose_tiles(batch.params.head_dim, torch.bfloat16, None)
     assert chosen.rows >= 16 and chosen.keys >= 32
     assert choose_tiles(128, torch.bfloat16, 8) != choose_tiles(128, torch.bfloat16, None)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("soft_cap", [0.0, 20.0])
+def test_logarithms_of_denominators_agree_and_those_of_empty_contexts_are_minus_infinity(
+    causal: bool, soft_cap: float
+) -> None:
+    requests = [*RAGGED, (1, 1), *([] if causal else [(3, 0), (2, 1)])]  # parts of contexts may be shorter than queries
+    batch = make_batch(requests, causal=causal, soft_cap=soft_cap)
+    given_TN, expected_TN = torch.zeros(2, len(batch.qkv), batch.params.num_heads, device=DEVICE)
+    expected = torch.full_like(given := batch.run(1, None, given_TN), 7.0)
+    reference(batch.qkv, batch.kv_cache, batch.metadata, batch.params, expected, expected_TN)
+    torch.testing.assert_close(given_TN, expected_TN, atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(given, expected, atol=2e-5, rtol=2e-5)
+    assert causal or given_TN.isinf().any()

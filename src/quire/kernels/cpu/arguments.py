@@ -47,7 +47,7 @@ RopeArguments = structure(
 )
 AttentionArguments = structure(
     "AttentionArguments",
-    pointers="qkv cache out query_start seq_lens table_rows block_table shape sinks alibi_slopes seen_end",
+    pointers="qkv cache out query_start seq_lens table_rows block_table shape sinks alibi_slopes seen_end lse",
     longs="plane_stride page_stride qkv_stride block_size block_table_stride",
     ints="num_heads num_kv_heads head_dim value_dim window causal chunk dtype",
     floats="scale soft_cap",

@@ -72,6 +72,7 @@ def paged_attention(
     metadata: AttentionMetadata,
     params: AttentionParams,
     out_TNH: torch.Tensor,
+    lse_TN: torch.Tensor | None = None,
 ) -> None:
     pages, plane_stride, page_stride = _pages(kv_cache)
     seen_end = metadata.seen_end if params.sees_items else None
@@ -87,6 +88,7 @@ def paged_attention(
         float_address(params.sinks, "sinks"),
         float_address(params.alibi_slopes, "alibi_slopes"),
         None if seen_end is None else address(seen_end, torch.int32, "seen_end"),
+        float_address(lse_TN, "lse"),
         plane_stride,
         page_stride,
         qkv_TC.stride(0),
@@ -115,5 +117,6 @@ def paged_attention(
         params.sinks,
         params.alibi_slopes,
         seen_end,
+        lse_TN,
     )
     run("paged_attention", call, qkv_TC.shape[0], *tensors)

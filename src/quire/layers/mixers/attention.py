@@ -52,7 +52,7 @@ class AttentionLayer(MixerLayer):
         self.rope = None if mixer.rope is None else rotary_table(mixer.rope, context)
         self.narrow = heads * mixer.head_dim
         self.can_fuse = mixer.out_scale == 1.0
-        self.can_narrow = mixer.causal
+        self.can_narrow = mixer.causal and context.plan.context == 1
         self._columns = (heads + 2 * kv_heads) * mixer.head_dim
         gates = heads if mixer.gate_span == "head" else self.narrow
         self.wide = self._columns + (gates if mixer.output_gate else 0)
@@ -138,7 +138,11 @@ class AttentionLayer(MixerLayer):
             KVCacheSpec(
                 kind=behind if window > 0 else KVKind.FULL,
                 block_size=context.block_size,
-                bytes_per_token=2 * params.num_kv_heads * params.head_dim * context.kv_dtype.itemsize,
+                bytes_per_token=2
+                * params.num_kv_heads
+                * params.head_dim
+                * context.kv_dtype.itemsize
+                // context.plan.context,
                 num_kv_heads=params.num_kv_heads,
                 head_dim=params.head_dim,
                 dtype=str(context.kv_dtype).removeprefix("torch."),

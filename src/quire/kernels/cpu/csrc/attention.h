@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 
 #include "arguments.h"
 #include "elementwise.h"
@@ -277,12 +278,15 @@ class BlockAttention {
     void finish() {
         for (int64_t r = 0; r < rows_; ++r) {
             const int64_t head = kv_head_ * group_ + r % group_;
-            float total = merged_.total[r], scale = 1.f;
+            float total = merged_.total[r], scale = 1.f, top = merged_.largest[r];
             if (args_.sinks) {
-                float sink = args_.sinks[head], top = merged_.largest[r] > sink ? merged_.largest[r] : sink;
+                float sink = args_.sinks[head];
+                top = top > sink ? top : sink;
                 scale = exponential_of(merged_.largest[r] - top);
                 total = total * scale + exponential_of(sink - top);
             }
+            if (args_.lse)
+                args_.lse[(first_token_ + r / group_) * args_.num_heads + head] = total > 0 ? top + std::log(total) : -INFINITY;
             scale = total > 0 ? scale / total : 0.f;
             float* out = args_.out + ((first_token_ + r / group_) * args_.num_heads + head) * v_;
             const float* values = merged_.values + r * stride_;

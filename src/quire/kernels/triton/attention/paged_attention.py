@@ -20,14 +20,16 @@ def paged_attention(
     metadata: AttentionMetadata,
     params: AttentionParams,
     out_TNH: torch.Tensor,
+    lse_TN: torch.Tensor | None = None,
 ) -> None:
     """`ops.paged_attention`. The deterministic form leaves every token to the prefill kernel, whose tiles of keys do not
-    depend on how many queries there are: a token's bits are the same alone, in any batch and in any chunk of its prompt."""
+    depend on how many queries there are: a token's bits are the same alone, in any batch and in any chunk of its prompt.
+    That kernel alone gives logarithms of denominators."""
     if params.latent:
         latent_attention(qkv_TC, kv_cache, metadata, params, out_TNH)
         return
-    if params.deterministic:
-        prefill_attention(qkv_TC, kv_cache, metadata, params, out_TNH, 1)
+    if params.deterministic or lse_TN is not None:
+        prefill_attention(qkv_TC, kv_cache, metadata, params, out_TNH, 1, lse=lse_TN)
         return
     if metadata.decodes:
         decode_attention(qkv_TC, kv_cache, metadata, params, out_TNH)

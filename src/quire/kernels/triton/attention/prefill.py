@@ -149,6 +149,7 @@ def _prefill_kernel(
     sinks,
     alibi_slopes,
     seen_end,
+    lse,
     num_requests,
     qkv_stride,
     out_stride,
@@ -176,6 +177,7 @@ def _prefill_kernel(
     CHUNK: tl.constexpr = 0,
     PAGE_STRIDE: tl.constexpr = 0,
     ITEMS: tl.constexpr = False,
+    LSE: tl.constexpr = False,
 ):
     """`PAGE_STRIDE`: from a page to the next, where that is more than a page of keys."""
     await_previous(PDL)
@@ -345,6 +347,9 @@ def _prefill_kernel(
         result_MD.to(out.dtype.element_ty),
         mask=real_MD,
     )
+    if LSE:  # the softmax is in base 2
+        denominator_M = (max_M + tl.log2(tl.where(sum_M == 0.0, 1.0, sum_M))) * 0.6931471805599453
+        tl.store(lse + row_M * (NUM_KV_HEADS * GROUP) + head_M, denominator_M, mask=real_M)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -400,6 +405,7 @@ def prefill_attention(
     out: torch.Tensor,
     min_query_len: int = 2,
     tiles: Tiles | None = None,
+    lse: torch.Tensor | None = None,
 ) -> None:
     """Attention over pages of every request with at least `min_query_len` tokens in this step, but for those that
     `decode.is_short` leaves to the decode kernel.
@@ -409,6 +415,7 @@ def prefill_attention(
         kv_cache: [2, pages, K, page size, H]; planes and pages may have any stride.
         out: [T, N * H]; rows of other requests, and rows beyond the step's tokens, are left as they are.
         tiles: these, instead of what is best here (Hopper's own kernel, or tiles that `choose_tiles` says).
+        lse: float32 [T, N]; gets the logarithms of the softmaxes' denominators.
     """
     if metadata.max_query_len < min_query_len or metadata.num_tokens == 0:
         return
@@ -420,6 +427,7 @@ def prefill_attention(
         if (
             hopper is not None
             and seen_end is None
+            and lse is None
             and (max_rows is None or max_rows > SHORT)
             and hopper.unavailable(qkv, kv_cache, params, metadata.block_size) is None
         ):
@@ -446,6 +454,7 @@ def prefill_attention(
         params.sinks if params.sinks is not None else out,
         params.alibi_slopes if params.alibi_slopes is not None else out,
         seen_end if seen_end is not None else out,
+        lse if lse is not None else out,
         metadata.num_requests,
         qkv.stride(0),
         out.stride(0),
@@ -471,6 +480,7 @@ def prefill_attention(
         CAUSAL=params.causal,
         CHUNK=params.chunk,
         ITEMS=seen_end is not None,
+        LSE=lse is not None,
         PAGE_STRIDE=0 if kv_cache.stride(1) == kv_cache[0, 0].numel() else kv_cache.stride(1),
         **options,
     )

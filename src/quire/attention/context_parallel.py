@@ -1,0 +1,176 @@
+"""Decode context parallelism: ranks that have the same KV head each keep every so-many-th token of a sequence, not all of them.
+
+Of C neighbouring ranks, rank r keeps the positions p with p % C = r. A page of the scheduler has C times the tokens of a rank's
+page, so tables of pages are the same everywhere. A step's own keys and values are with every rank, in pages of one step. Its
+queries see them there, causally, and what came before in the pages of all C ranks: each computes that for the heads of all C, and
+the parts are merged by the logarithms of their softmaxes' denominators (as flash decoding merges splits).
+
+Legend: T tokens, B requests, N heads of this rank, H head size, W = N * H, C ranks that share a context.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from quire.attention.interface import AttentionBackend, AttentionMetadata, AttentionParams, AttentionRequest, Supports
+from quire.attention.paged import PagedBackend
+from quire.config.kv_spec import KVCacheSpec
+from quire.distributed.communicator import Communicator
+
+
+@dataclasses.dataclass
+class _Parts:
+    """A step's description in two parts.
+
+    Attributes:
+        past: what was there before the step, in this rank's pages. `slots_T`: where it keeps the step's tokens; 0: it does not.
+        fresh: the step's own tokens, in pages of their own: for T tokens of B requests T // S + B are enough.
+    """
+
+    past: AttentionMetadata
+    fresh: AttentionMetadata
+    slots_T: Tensor
+    num_pages: int
+
+
+class SplitContext(AttentionBackend):
+    """Another backend's kernels over a part of each context.
+
+    Args:
+        inner: gives logarithms of denominators; of its answers about layers see `supports_part`.
+        communicator: all ranks of the tensor-parallel group; those that share a context are neighbours.
+        count: how many these are.
+    """
+
+    name = "split context"
+
+    def __init__(self, inner: PagedBackend, communicator: Communicator, count: int) -> None:
+        self._inner, self._ranks, self._count = inner, communicator, count
+        self._number = communicator.rank % count
+        self._first = communicator.rank - self._number
+        self._fresh_pages: Tensor | None = None
+
+    @classmethod
+    def supports(cls, request: AttentionRequest) -> Supports:
+        return Supports(False, "it is put around another backend")
+
+    def _spec(self, spec: KVCacheSpec) -> KVCacheSpec:
+        """A layer's cache as the inner backend sees it."""
+        own = {"block_size": spec.block_size // self._count, "bytes_per_token": spec.bytes_per_token * self._count}
+        return msgspec.structs.replace(spec, **own)
+
+    def allocate(self, spec: KVCacheSpec, num_blocks: int, device: torch.device) -> Tensor:
+        return self._inner.allocate(self._spec(spec), num_blocks, device)
+
+    def view(self, raw: Tensor, spec: KVCacheSpec) -> Tensor:
+        return self._inner.view(raw, self._spec(spec))
+
+    def reshaped(self, pages: Tensor, spec: KVCacheSpec) -> Tensor:
+        return self._inner.reshaped(pages, self._spec(spec))
+
+    def begin_step(self, metadata: AttentionMetadata) -> None:
+        parts, tokens, requests = _parts_of(metadata, self._count), metadata.num_tokens, metadata.num_requests
+        for part in (parts.past, parts.fresh):
+            part.num_tokens, part.num_requests = tokens, requests
+            part.max_query_len, part.max_seq_len = metadata.max_query_len, metadata.max_seq_len
+        if not requests:
+            return
+        size, starts_B = parts.past.block_size, metadata.query_start[:requests]
+        counts_B = metadata.query_start[1 : requests + 1] - starts_B
+        before_B = metadata.seq_lens[:requests] - counts_B
+        parts.past.seq_lens[:requests] = (before_B + (self._count - 1 - self._number)) // self._count
+        slots_T = metadata.slot_mapping[:tokens]
+        parts.slots_T[:tokens] = torch.where(slots_T % self._count == self._number, slots_T // self._count, 0).clamp(
+            min=0
+        )
+        parts.fresh.seq_lens[:requests] = counts_B
+        first_B = starts_B // size + parts.fresh.rows[:requests]  # pages of requests follow one another, with gaps
+        columns = torch.arange(parts.fresh.block_table.shape[1], device=first_B.device)
+        parts.fresh.block_table[:requests] = (first_B[:, None] + columns).clamp(max=parts.num_pages - 1)
+        token_T = torch.arange(tokens, device=slots_T.device)
+        request_T = torch.searchsorted(metadata.query_start[1 : requests + 1], token_T, right=True).clamp(
+            max=requests - 1
+        )
+        own_T = first_B[request_T] * size + token_T - starts_B[request_T]
+        parts.fresh.slot_mapping[:tokens] = torch.where(slots_T < 0, slots_T, own_T)
+
+    def rope_and_cache(
+        self,
+        qkv: Tensor,
+        kv_cache: Tensor,
+        metadata: AttentionMetadata,
+        params: AttentionParams,
+        rope: Any,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
+        eps: float = 0.0,
+    ) -> None:
+        parts = _parts_of(metadata, self._count)
+        fresh = self._pages_of_step(kv_cache, parts.num_pages)
+        self._inner.rope_and_cache(qkv, fresh, parts.fresh, params, rope, q_norm, k_norm, eps)
+        size, tokens = parts.past.block_size, len(qkv)
+        here_T, there_T = parts.fresh.slot_mapping[:tokens].clamp(min=0), parts.slots_T[:tokens]
+        pages, fresh = (each.view(torch.uint8) if each.itemsize == 1 else each for each in (kv_cache, fresh))
+        pages[:, there_T // size, :, there_T % size] = fresh[:, here_T // size, :, here_T % size]
+
+    def _pages_of_step(self, kv_cache: Tensor, num_pages: int) -> Tensor:
+        """Pages for the keys and values of one step, which all layers use one after another."""
+        shape = (2, num_pages, *kv_cache.shape[2:])
+        if self._fresh_pages is None or self._fresh_pages.shape != shape:
+            self._fresh_pages = torch.zeros(shape, dtype=kv_cache.dtype, device=kv_cache.device)
+        return self._fresh_pages
+
+    def forward(
+        self, qkv: Tensor, kv_cache: Tensor, metadata: AttentionMetadata, params: AttentionParams, out: Tensor
+    ) -> None:
+        parts, tokens, heads = _parts_of(metadata, self._count), len(qkv), params.num_heads
+        fresh, width = self._pages_of_step(kv_cache, parts.num_pages), heads * params.head_dim
+        # Everybody's queries over what is here, and what everybody has over the queries of here.
+        asked_CTW = self._exchange(qkv[:, :width].expand(self._count, -1, -1))
+        asked_TX = asked_CTW.transpose(0, 1).reshape(tokens, -1)
+        given_TX, lse_TX = (
+            torch.zeros_like(asked_TX),
+            asked_TX.new_zeros((tokens, self._count * heads), dtype=torch.float32),
+        )
+        whole = dataclasses.replace(params, num_heads=self._count * heads, causal=False)
+        self._inner.forward_part(asked_TX, kv_cache, parts.past, whole, given_TX, lse_TX)
+        given_CTW = self._exchange(given_TX.view(tokens, self._count, width).transpose(0, 1))
+        lse_CTN = self._exchange(lse_TX.view(tokens, self._count, heads).transpose(0, 1))
+        own_TN = lse_TX.new_zeros(tokens, heads)
+        self._inner.forward_part(qkv, fresh, parts.fresh, params, out, own_TN)
+        share_CTN = torch.softmax(torch.cat((lse_CTN, own_TN[None])), dim=0)
+        all_CTNH = torch.cat((given_CTW, out[None])).float().view(*share_CTN.shape, params.head_dim)
+        out.copy_((share_CTN[..., None] * all_CTNH).sum(0).flatten(1))
+
+    def _exchange(self, tensor_CTX: Tensor) -> Tensor:
+        """Part c goes to the rank c of those that share the context; what they have sent here."""
+        count, tokens = tensor_CTX.shape[:2]
+        rows = [0] * self._ranks.size
+        rows[self._first : self._first + count] = [tokens] * count
+        sent = tensor_CTX.reshape(count * tokens, -1).contiguous()
+        came = torch.zeros_like(sent)  # of a silent rehearsal
+        self._ranks.all_to_all(sent, rows, came, rows)
+        return came.view(tensor_CTX.shape)
+
+
+def _parts_of(metadata: AttentionMetadata, count: int) -> _Parts:
+    """Made once for each description, as the tensors of which it consists are."""
+    if isinstance(metadata.parts, _Parts):
+        return metadata.parts
+    size, tokens, requests = metadata.block_size // count, len(metadata.slot_mapping), len(metadata.seq_lens)
+    nothing = {"short_tokens": 0, "seen_end": None, "parts": None}
+    past = dataclasses.replace(metadata, block_size=size, seq_lens=torch.zeros_like(metadata.seq_lens), **nothing)
+    like = metadata.block_table
+    fresh = dataclasses.replace(
+        past,
+        seq_lens=torch.zeros_like(metadata.seq_lens),
+        rows=torch.arange(requests, dtype=metadata.rows.dtype, device=like.device),
+        block_table=like.new_zeros(requests, math.ceil(tokens / size)),
+        slot_mapping=torch.zeros_like(metadata.slot_mapping),
+    )
+    metadata.parts = _Parts(past, fresh, torch.zeros_like(metadata.slot_mapping), tokens // size + requests)
+    return metadata.parts
