@@ -65,12 +65,18 @@ def test_ranks_on_two_nodes_give_the_tokens_of_one_process_and_one_that_is_kille
         assert tokens(again) == expected  # its places were given back
 
 
-def test_what_ray_has_no_room_for_and_stages_are_refused(
+def test_stages_on_two_nodes_give_the_tokens_of_one_process(
     cluster: Any, llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", cluster.address)
-    with pytest.raises(ConfigError, match="pipeline_parallel_size does not go"):
-        LLM(str(llama), pipeline_parallel_size=2, distributed_executor_backend="ray", **SETTINGS)
+    with LLM(str(llama), **SETTINGS) as alone:
+        expected = tokens(alone)
+    with LLM(str(llama), pipeline_parallel_size=2, distributed_executor_backend="ray", **SETTINGS) as llm:
+        assert tokens(llm) == tokens(llm) == expected
+
+
+def test_what_ray_has_no_room_for_is_refused(cluster: Any, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
     from quire.executor.ray import initialize_ray_cluster
 
     with pytest.raises(ConfigError, match="the Ray cluster"):

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any, Literal, Self
 
+from quire.config.eplb import EplbConfig
 from quire.config.kv_events import KVEventsConfig
 from quire.config.kv_transfer import KVTransferConfig
 from quire.config.model import ModelConfig
@@ -80,6 +81,7 @@ class ParallelConfig:
             a process, None takes what there is.
         spare_core: a process that has imported what a core needs waits for a death; None: for one device that is no CPU.
         decode_context_parallel_size: so many of the workers that have the same KV head share the tokens of each context.
+        eplb: how whole experts are moved to where the load is even; None: they stay.
         rank: which of the workers that share a layer this is; the executor sets it when it starts them.
         rendezvous: the address where these meet; set with the rank.
         data_parallel_size: copies of the model that this engine has.
@@ -116,6 +118,7 @@ class ParallelConfig:
     stage: int = 0
     stage_rendezvous: str = ""
     layer_split: tuple[int, ...] = ()
+    eplb: EplbConfig | None = None
     nnodes: int = 1
     node_rank: int = 0
     master_addr: str = ""

@@ -7,6 +7,7 @@ Copies do not talk to one another: nothing but their numbers has to fit together
 import dataclasses
 from typing import Any
 
+from quire.config.eplb import read_eplb_config
 from quire.engine.settings import EngineSettings
 from quire.errors import ConfigError
 
@@ -62,6 +63,9 @@ def parallel_settings(args: EngineSettings) -> dict[str, Any]:
         "data_parallel_elsewhere": copies.elsewhere,
         "data_parallel_address": args.data_parallel_address or "127.0.0.1",
         "data_parallel_rpc_port": args.data_parallel_rpc_port or 29550,
+        "eplb": read_eplb_config(
+            args.enable_eplb, args.eplb_config, args.enable_expert_parallel and args.tensor_parallel_size > 1
+        ),
     }
 
 

@@ -8,9 +8,8 @@ import queue
 import signal
 import sys
 import threading
-from typing import Any
 
-from quire.codec import decoder, encode
+from quire.codec import encode
 from quire.config import EngineConfig
 from quire.engine import messages
 from quire.engine.core_loop import last_words
@@ -19,10 +18,9 @@ from quire.engine.nodes import SETTINGS, place_of_head
 from quire.engine.process_client import ProcessClient
 from quire.engine.spare_core import SpareCores, wants_spare
 from quire.errors import ConfigError, QuireError
-from quire.executor.host_door import Join, Refused, knock, shared_settings
+from quire.executor.host_door import Join, ask, shared_settings, visit
 from quire.executor.host_link import HostLink
 from quire.logger import init_logger
-from quire.patch import check_same
 from quire.version import __version__
 
 logger = init_logger(__name__)
@@ -41,23 +39,13 @@ class HeadlessCopy:
         """Serve until the head node ends.
         Raises ConfigError: the head node, or the core, refuses the configuration.
         Raises EngineDeadError: there is no head node."""
-        goes_on = True
-        while goes_on:
-            link = knock(place_of_head(self._config), SETTINGS)
-            try:
-                goes_on = self._serve(link)
-            finally:
-                link.close()
+        visit(place_of_head(self._config), SETTINGS, self._serve)
 
     def _serve(self, link: HostLink) -> bool:
         """Join, and run a core until it or the head node ends; whether to join again."""
-        link.send(encode(Join(self._number, __version__, shared_settings(self._config))))
-        if (data := link.receive()) is None:
+        answer = ask(link, Join(self._number, __version__, shared_settings(self._config)), messages.Start)
+        if answer is None:
             return True
-        answer: Any = decoder(messages.Start | Refused)(data)
-        if isinstance(answer, Refused):
-            raise ConfigError(answer.message)
-        check_same(answer.patches, "the head node")
         try:
             client = self._start_core(link, answer.standing)
         except QuireError as error:

@@ -6,19 +6,16 @@ started anew, and waits for all its hosts.
 
 import signal
 import sys
-from typing import Any
 
 from quire.codec import decoder, encode
 from quire.config import EngineConfig
 from quire.engine.weights import fetch_missing_weights
 from quire.envs import with_defaults
-from quire.errors import ConfigError
-from quire.executor.host_door import Join, Refused, knock, shared_settings
+from quire.executor.host_door import Join, ask, shared_settings, visit
 from quire.executor.host_link import HostLink
 from quire.executor.node_executor import SETTINGS, Goodbye, Started, StartRanks
 from quire.executor.remote_ranks import beyond_host, connect, free_place
 from quire.logger import init_logger
-from quire.patch import check_same
 from quire.platforms import current_platform
 from quire.processes import Child
 from quire.version import __version__
@@ -41,25 +38,15 @@ class RankHost:
         """Serve until the engine ends in good order.
         Raises ConfigError: the engine refuses this host.
         Raises EngineDeadError: there is no engine."""
-        while True:
-            link = knock(self._place, SETTINGS)
-            try:
-                if not self._serve(link):
-                    return
-            finally:
-                link.close()
+        visit(self._place, SETTINGS, self._serve)
 
     def _serve(self, link: HostLink) -> bool:
         """Join, and have ranks until the connection ends; whether to join again."""
         parallel = self._config.parallel
         places = [free_place(link.address) for _ in range(parallel.workers_per_node)]
-        link.send(encode(Join(parallel.node_rank, __version__, shared_settings(self._config), places)))
-        if (data := link.receive()) is None:
+        join = Join(parallel.node_rank, __version__, shared_settings(self._config), places)
+        if (answer := ask(link, join, StartRanks)) is None:
             return True
-        answer: Any = decoder(StartRanks | Refused)(data)
-        if isinstance(answer, Refused):
-            raise ConfigError(answer.message)
-        check_same(answer.patches, "the head node")
         children: list[Child] = []
         is_over = False
         try:

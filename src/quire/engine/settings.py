@@ -239,6 +239,10 @@ class EngineSettings:
     master_addr: str = setting("127.0.0.1", TEXT, "the first host's address, where the others join it")
     master_port: int = setting(29501, whole(1, 65535), "the port at that address")
     enable_expert_parallel: bool = setting(False, FLAG, "give each rank whole experts")
+    enable_eplb: bool = setting(False, FLAG, "move whole experts between ranks to where the load is even")
+    eplb_config: dict[str, Any] = setting(
+        {}, mapping(), "window_size, step_interval, num_redundant_experts, log_balancedness; a JSON object"
+    )
     all2all_backend: str = setting(
         SUMMED_EXPERTS,
         registered(TOKEN_EXCHANGES, *SUMS, paths=True),

@@ -9,8 +9,8 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -21,10 +21,12 @@ from quire.config.wire import config_to_plain
 from quire.errors import ConfigError, EngineDeadError
 from quire.executor.host_link import MAX_GREETING_BYTES, MAX_MESSAGE_BYTES, HostLink
 from quire.logger import init_logger
+from quire.patch import check_same
 from quire.version import __version__
 
 logger = init_logger(__name__)
 
+AnswerT = TypeVar("AnswerT")
 KNOCK_S = 1.0
 """How long a host waits before it looks for its head node again."""
 
@@ -135,6 +137,30 @@ class HostDoor:
         self._server.close()
         for seat in self._seats.values():
             seat.put(None)
+
+
+def visit(place: tuple[str, int], settings: tuple[str, str], serve: Callable[[HostLink], bool]) -> None:
+    """Go to a head node, and again as long as `serve` returns true when the connection has ended.
+    Raises EngineDeadError: there is none."""
+    goes_on = True
+    while goes_on:
+        link = knock(place, settings)
+        try:
+            goes_on = serve(link)
+        finally:
+            link.close()
+
+
+def ask(link: HostLink, join: Join, answer: type[AnswerT]) -> AnswerT | None:
+    """Take a seat: the head node's answer; None if it is gone. Raises ConfigError: it refuses."""
+    link.send(encode(join))
+    if (data := link.receive()) is None:
+        return None
+    given: Any = decoder(answer | Refused)(data)
+    if isinstance(given, Refused):
+        raise ConfigError(given.message)
+    check_same(given.patches, "the head node")
+    return cast(AnswerT, given)
 
 
 def knock(place: tuple[str, int], settings: tuple[str, str]) -> HostLink:

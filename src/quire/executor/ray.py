@@ -1,7 +1,4 @@
-"""Ray, where it is installed: connecting to its cluster. Importing this module does not import Ray.
-
-The executor that places workers on Ray's nodes comes with distribution; connecting is its first step.
-"""
+"""Ray, where it is installed: connecting to its cluster. Importing this module does not import Ray."""
 
 import importlib
 import importlib.util

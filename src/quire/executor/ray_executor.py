@@ -9,7 +9,7 @@ import importlib
 from typing import Any
 
 from quire import envs
-from quire.config import EngineConfig
+from quire.config import EngineConfig, ParallelConfig
 from quire.errors import ConfigError
 from quire.executor.multiproc import MultiprocExecutor
 from quire.executor.rank_processes import RankProcesses
@@ -41,7 +41,7 @@ class RayActors:
         self.actors: list[Any] = []
         try:
             self._place(config)
-            self._meet(config.parallel.world_size)
+            self._meet(config.parallel)
         except BaseException:
             self.end()
             raise
@@ -72,16 +72,19 @@ class RayActors:
             ).remote()
             self.actors.append(made)
 
-    def _meet(self, size: int) -> None:
+    def _meet(self, parallel: ParallelConfig) -> None:
         """Have each actor connect to this process, twice: for messages, and for its life."""
         calls = [actor.pid.remote() for actor in self.actors]
         self.pids: list[int] = self.ray.get(calls, timeout=PLACE_S)
-        rendezvous = self.ray.get(self.actors[0].meeting_place.remote(), timeout=PLACE_S)
+        share = parallel.tensor_parallel_size
+        firsts = [*self.actors[::share], self.actors[0]]  # of each stage, and where stages meet
+        places = self.ray.get([first.meeting_place.remote() for first in firsts], timeout=PLACE_S)
         util: Any = importlib.import_module("ray.util")
         door = RankDoor()
         for rank, actor in enumerate(self.actors):
-            actor.run.remote(rank, (str(util.get_node_ip_address()), door.port), door.token, rendezvous)
-        self.links = door.accept(size, PLACE_S)
+            engine, meeting = (str(util.get_node_ip_address()), door.port), (places[rank // share], places[-1])
+            actor.run.remote(rank, engine, door.token, meeting)
+        self.links = door.accept(parallel.world_size, PLACE_S)
 
     def end(self) -> None:
         """Give all of it back to Ray; may be called twice."""
@@ -124,15 +127,12 @@ class RayExecutor(MultiprocExecutor):
     """Runs steps on actors of Ray.
 
     Raises:
-        ConfigError: Ray is not there or has no room, or stages were asked for.
+        ConfigError: Ray is not there or has no room.
     """
 
     name = "ray"
 
     def __init__(self, config: EngineConfig) -> None:
-        if config.parallel.pipeline_parallel_size > 1:
-            text = "pipeline_parallel_size does not go with distributed_executor_backend='ray' yet: use tensor_parallel_size"
-            raise ConfigError(text, setting="pipeline_parallel_size")
         self._actors = RayActors(config)
         parallel = dataclasses.replace(config.parallel, device_index=0)  # Ray shows each actor its own device alone
         super().__init__(dataclasses.replace(config, parallel=parallel))

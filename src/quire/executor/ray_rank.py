@@ -20,19 +20,15 @@ class RayRank:
         """An address on this node at which ranks can meet."""
         from quire.executor.remote_ranks import free_place
 
-        return free_place(self.node())
-
-    def node(self) -> str:
-        """This node's address."""
         util: Any = importlib.import_module("ray.util")  # only in an actor
-        return str(util.get_node_ip_address())
+        return free_place(str(util.get_node_ip_address()))
 
     def pid(self) -> int:
         """Of this process."""
         return os.getpid()
 
-    def run(self, rank: int, engine: tuple[str, int], token: bytes, rendezvous: str) -> NoReturn:
+    def run(self, rank: int, engine: tuple[str, int], token: bytes, meeting: tuple[str, str]) -> NoReturn:
         """Serve the engine until it says that this is the end; the process ends with it."""
         from quire.executor.remote_ranks import connect, serve_rank
 
-        serve_rank(rank, (rendezvous, ""), *connect(engine, token, rank))
+        serve_rank(rank, meeting, *connect(engine, token, rank))

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import fcntl
 import hmac
+import os
 import secrets
 import socket
 import sys
@@ -19,7 +20,7 @@ from quire import faults
 from quire.errors import EngineError
 from quire.executor.host_link import MAX_MESSAGE_BYTES
 from quire.executor.rank_processes import Rank, RankProcesses
-from quire.executor.socket_ring import SocketReader, duplicate
+from quire.executor.socket_ring import SocketReader
 from quire.logger import set_process_label
 from quire.platforms.interface import WorkerProcess
 from quire.processes import begin_child, name_process
@@ -150,7 +151,7 @@ class RemoteRanks(RankProcesses):
     def _spawn(self, rank: int, options: WorkerProcess) -> Rank:
         if rank not in self._children:
             return super()._spawn(rank, options)
-        return Rank(self._children[rank], duplicate(self._links[MESSAGES, rank]))
+        return Rank(self._children[rank], os.dup(self._links[MESSAGES, rank].fileno()))
 
 
 def beyond_host(process: WorkerProcess, address: str | None = None) -> WorkerProcess:

@@ -1,6 +1,5 @@
 """The same messages for several readers on other hosts: each over a connection of its own. Knows bytes."""
 
-import os
 import socket
 from collections.abc import Callable, Sequence
 
@@ -50,8 +49,3 @@ class SocketReader:
             return read_message(self._connection.fileno(), self._most)
         except ConnectionError:
             return None
-
-
-def duplicate(connection: socket.socket) -> int:
-    """A descriptor of the same connection, for who closes it by itself."""
-    return os.dup(connection.fileno())

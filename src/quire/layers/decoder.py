@@ -28,6 +28,7 @@ from quire.layers.half import HalfInput, SampledViews
 from quire.layers.interface import CausalLM, LayerContext, ModelContext, PatchInputs, StepInputs
 from quire.layers.mixers import MixerLayer, kind_of
 from quire.layers.modules import Module
+from quire.layers.moe import Mixture
 from quire.layers.operations import OperationList, SampledOperation, apply_norm, can_fuse
 from quire.layers.parallel import ParallelPlan
 from quire.layers.residual_extras import HyperConnection, LayerInputs
@@ -106,7 +107,12 @@ class Decoder(CausalLM):
             start = end
 
     def parts(self) -> Iterator[object]:
-        yield from (self.attention_backend, self.linear_method, *self._mixers())
+        yield from (self.attention_backend, self.linear_method, *self._mixers(), *self.mixtures())
+
+    def mixtures(self) -> Iterator[Mixture]:
+        """Those of all layers, in order."""
+        feed_forwards = (layer.mlp for layer in self._layers)
+        return (mlp.mixture for mlp in feed_forwards if mlp is not None and mlp.mixture is not None)
 
     def _mixers(self) -> Iterator[MixerLayer]:
         return (mixer for layer in self._layers for mixer in layer.mixers)

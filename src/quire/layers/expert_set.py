@@ -138,6 +138,7 @@ class ExpertSet:
         self._there: dict[str, torch.Tensor | list[LinearWeight]] = {}
         self._codes: dict[str, ExpertCodes] = {}
         self._stacked: ExpertWeights | None = None
+        self._with_room: ExpertWeights | None = None
         self._listed: ListedExperts | None = None
 
     @property
@@ -150,6 +151,24 @@ class ExpertSet:
         """Those in stacks."""
         assert self._stacked is not None, "the experts' weights were not loaded"
         return self._stacked
+
+    def make_room(self, places: int, first: int) -> bool:
+        """Have so many places, of which the experts that were read take the first; `first` is the router's number of the first
+        place. False: they have them."""
+        weights = self.weights
+        if weights is self._with_room:
+            return False
+        tensors = {
+            name: torch.cat((each, each.new_zeros(places * len(each) // weights.count - len(each), *each.shape[1:])))
+            for name, each in vars(weights).items()
+            if isinstance(each, torch.Tensor)
+        }
+        self._stacked = self._with_room = dataclasses.replace(weights, **tensors, first=first)
+        return True
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Everything that experts consist of, each with an equal part for each place."""
+        return [each for each in vars(self.weights).values() if isinstance(each, torch.Tensor) and not each.is_meta]
 
     @property
     def is_adapted(self) -> bool:

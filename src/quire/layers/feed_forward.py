@@ -3,6 +3,7 @@
 Legend: T tokens, D hidden, I intermediate.
 """
 
+import dataclasses
 from collections.abc import Iterator
 from typing import cast
 
@@ -97,7 +98,10 @@ class FeedForwardLayer:
         if isinstance(mlp, MoE):
             share = mlp.intermediate // (1 if plan.expert_parallel else plan.size)
             kind = Mixture if mlp.own_norms is None else NormedMixture
-            room = workspace.experts(mlp.routing, share, mlp.latent)
+            routing = mlp.routing
+            if plan.redundant is not None:
+                routing = dataclasses.replace(routing, num_experts=plan.places(mlp.num_experts))
+            room = workspace.experts(routing, share, mlp.latent)
             self.mixture = kind(mlp, self.context, self.dense, room, self._layer)
 
     def set_weight(self, name: str, weight: Weight) -> None:

@@ -17,12 +17,16 @@ from quire.kernels.types import ExpertScratch, LinearWeight
 from quire.layers.activation import kernel_activation
 from quire.layers.assembly import NormWeight, Weight
 from quire.layers.dense import DenseFeedForward
+from quire.layers.expert_balance import ExpertPlaces, evenness
 from quire.layers.expert_set import ExpertSet
 from quire.layers.half import HalfInput
 from quire.layers.interface import LayerContext
 from quire.layers.workspace import TokenViews
+from quire.logger import init_logger
 from quire.models.residual import RMSNorm
 from quire.models.spec import GatedMLP, MoE
+
+logger = init_logger(__name__)
 
 ALWAYS = 1e9
 """A bias on the choice of an expert that every token has."""
@@ -60,6 +64,10 @@ class Mixture:
         owners = context.plan.owners(mlp.num_experts) + (context.plan.owners(mlp.always) if mlp.always else [])
         owners += [context.plan.size] * (mlp.routing.num_experts - len(owners))  # experts without matrices
         self._owners_E = torch.tensor(owners, device=context.device)
+        self.places: ExpertPlaces | None = None
+        if context.plan.redundant is not None:
+            self.places = ExpertPlaces(mlp.num_experts, context.plan, context.communicator, context.device)
+            self._owners_E = self.places.owners_E
 
     def set_weight(self, name: str, weight: Weight) -> None:
         """Take one of its modules' weights; a list has one weight an expert."""
@@ -78,6 +86,23 @@ class Mixture:
             self._linears[name] = weight
         else:
             self._tensors[name] = cast(torch.Tensor, weight)
+
+    def post_load(self) -> None:
+        """All weights are there: experts that are balanced take all of their rank's places."""
+        if self.places is not None and self._experts.make_room(self.places.room, self.places.first):
+            self.places.as_loaded()
+            self.places.deal([1] * self.mlp.num_experts, self._experts.tensors())
+
+    def balance(self, name: str) -> None:
+        """Deal experts anew by the load that was counted; every rank does, between two steps. `name`: for the log, if any."""
+        assert self.places is not None
+        loads, before = self.places.read_loads(), self.places.now
+        self.places.deal(loads, self._experts.tensors())
+        if name:
+            places = [evenness(loads, each, self._context.plan.size) for each in (before, self.places.now)]
+            logger.info(
+                "%s: the mean load of ranks by the largest was %.2f, and is %.2f with experts dealt anew", name, *places
+            )
 
     def fixed(self, name: str) -> str:
         """Why adapters cannot change some of its experts' matrices; empty: they can."""
@@ -110,7 +135,8 @@ class Mixture:
     def _choose(self, x_TD: torch.Tensor, num_tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Each token's experts and their weights, both [T, K]."""
         count, scratch = x_TD.shape[0], self._scratch
-        logits_TE, ids_TK, weights_TK = scratch.logits_TE[:count], scratch.ids_TK[:count], scratch.weights_TK[:count]
+        ids_TK, weights_TK, experts_E = scratch.ids_TK[:count], scratch.weights_TK[:count], self.routing.num_experts
+        logits_TE = scratch.logits_TE.view(-1)[: count * experts_E].view(count, experts_E)  # it may have room for more
         self._method.apply(x_TD, self._linears["router"], logits_TE)
         if self.routing.cap > 0:
             ops.scale_and_cap(logits_TE, 1.0, self.routing.cap)
@@ -134,6 +160,8 @@ class Mixture:
         num_tokens: torch.Tensor,
         out_TD: torch.Tensor,
     ) -> None:
+        if self.places is not None:
+            ids_TK = self.places.find(ids_TK, num_tokens)
         if self._exchange is None:
             self._run_own(x_TD, ids_TK, weights_TK, num_tokens, out_TD)
             return
@@ -167,7 +195,8 @@ class Mixture:
         self, x_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, num_tokens: torch.Tensor, views: TokenViews
     ) -> None:
         """x += the mixture of rms_norm(x), on a platform that has kernels for all of it. `views` gives room."""
-        if self._exchange is not None or self._experts.is_adapted or self._method.adapts(self._linears["router"].name):
+        is_apart = self._exchange is not None or self.places is not None
+        if is_apart or self._experts.is_adapted or self._method.adapts(self._linears["router"].name):
             ops.rms_norm(x_TD, norm_D, eps, views.normed_TD)
             self.run(views.normed_TD, views.delta_TD, num_tokens, views)
             ops.add(views.delta_TD, x_TD)

@@ -17,6 +17,7 @@ class ParallelPlan:
 
     Attributes:
         expert_parallel: experts are not split: each rank has some of them whole.
+        redundant: places for experts beyond one for each, on all ranks together; None: whole experts stay where they are.
         context: so many neighbours that have the same KV head share its contexts, each with a part of the tokens.
     """
 
@@ -24,6 +25,7 @@ class ParallelPlan:
     rank: int = 0
     expert_parallel: bool = False
     context: int = 1
+    redundant: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
@@ -89,6 +91,16 @@ class ParallelPlan:
         """Of each of `count` experts that are not split, the rank that has it."""
         shares = (dataclasses.replace(self, rank=rank).experts(count) for rank in range(self.size))
         return [rank for rank, share in enumerate(shares) for _ in range(share.start, share.stop)]
+
+    def places(self, count: int) -> int:
+        """Places for `count` experts on all ranks. Raises ConfigError: ranks would not have the same number."""
+        places = count + (self.redundant or 0)
+        if places % self.size:
+            text = (
+                f"{count} experts and num_redundant_experts={self.redundant} cannot be divided among {self.size} ranks."
+            )
+            raise ConfigError.of("eplb_config", text)
+        return places
 
     def tokens(self, count: int) -> slice:
         """The tokens of a step of `count` that this rank brings to an exchange: shares that differ by one at most, and may be

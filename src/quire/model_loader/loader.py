@@ -23,13 +23,13 @@ from quire.distributed.communicator import Communicator, SingleRank
 from quire.distributed.token_exchange import open_exchange
 from quire.errors import ConfigError
 from quire.layers.assembly import Sliceable
-from quire.layers.context_check import check_split_context
 from quire.layers.decoder import Decoder, attention_requests
 from quire.layers.encoder.cross_decoder import CrossDecoder
 from quire.layers.encoder.encoder import Encoder
 from quire.layers.interface import CausalLM, ModelContext
 from quire.layers.linear import PLAIN, UnquantizedLinear
 from quire.layers.parallel import ParallelPlan, StagePlan
+from quire.layers.plan_check import check_balanced, check_split_context
 from quire.layers.pooling.trunk import as_trunk, trunk_architectures
 from quire.layers.spec_check import check_spec
 from quire.layers.tower import Tower, TowerDecoder
@@ -185,11 +185,14 @@ def build_model(
     kv_dtype = _cache_dtype(config.cache.cache_dtype, dtype, capabilities)
     parallel, communicator = config.parallel, communicator or SingleRank()
     sizes = (parallel.tensor_parallel_size, parallel.rank)
-    plan = ParallelPlan(*sizes, parallel.enable_expert_parallel, parallel.decode_context_parallel_size)
+    redundant = None if parallel.eplb is None else parallel.eplb.num_redundant_experts
+    plan = ParallelPlan(*sizes, parallel.enable_expert_parallel, parallel.decode_context_parallel_size, redundant)
     stage = StagePlan(parallel.stage, parallel.pipeline_parallel_size, parallel.layer_split)
     spec = None if isinstance(source, type) else build_spec(config, entry)
     if plan.context > 1:
         check_split_context(config, spec, plan)
+    if plan.redundant is not None:
+        check_balanced(config, spec)
 
     def select(block_size: int) -> Selection:
         needs = (kv_dtype, block_size // plan.context, plan, config.model.deterministic)

@@ -8,7 +8,7 @@ import dataclasses
 import gc
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -17,7 +17,7 @@ from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.config.kv_transfer import KV_CONNECTORS
 from quire.core.output import ModelRunnerOutput, SchedulerOutput
-from quire.errors import ConfigError, EngineError
+from quire.errors import ConfigError, EngineError, RequestError
 from quire.kernels import ops
 from quire.logger import init_logger
 from quire.platforms.interface import Platform
@@ -30,6 +30,8 @@ from quire.worker.runner import PendingStep, Runner
 
 if TYPE_CHECKING:
     from quire.distributed.stage_link import StageLink
+    from quire.layers.decoder import Decoder
+    from quire.worker.expert_balancing import ExpertBalancing
     from quire.worker.page_connector import KVConnectorWorker
     from quire.worker.profiling import StepProfiler
     from quire.worker.weight_update import WeightUpdates
@@ -64,6 +66,7 @@ class Worker:
         self._runner: Runner | None = None
         self.sleep_pool = pool_of(self.runtime)
         self._kv_cache: KVCacheConfig | None = None
+        self._balancing: ExpertBalancing | None = None
         self._timings: dict[str, float] = {}
         self._profiler: StepProfiler | None = None
         self._weight_updates: WeightUpdates | None = None
@@ -86,6 +89,11 @@ class Worker:
             runner_class = import_class(self.platform.runner_class(), "device")
         with self.sleep_pool.allocating("weights"):
             runner: Runner = runner_class(self.config, self.platform, self.runtime, self._communicator)
+        if self.config.parallel.eplb is not None:
+            from quire.worker.expert_balancing import ExpertBalancing
+
+            mixtures = cast("Decoder", runner.model).mixtures()
+            self._balancing = ExpertBalancing(self.config.parallel.eplb, list(mixtures), self.runtime)
         runner.link, runner.connector, self._runner = self._link, self._connector, runner
         self._timings["load_s"] = time.perf_counter() - begin
         logger.info("Model loaded in %.2f s", self._timings["load_s"])
@@ -155,6 +163,8 @@ class Worker:
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput | PendingStep:
         """Run one step, or submit it to a device that works beside the host."""
+        if self._balancing is not None:
+            self._balancing.begin_step()
         if self._profiler is None:
             return self.runner.execute(step)
         with self._profiler.step(step):
@@ -322,6 +332,10 @@ class Worker:
 
     def save_sharded_state(self, path: str, pattern: str | None = None, max_size: int | None = None) -> list[str]:
         """Write this rank's finished weights (`model_loader/sharded_state.py`); returns the files' names."""
+        if self.config.parallel.eplb is not None:
+            raise RequestError(
+                "with enable_eplb a rank's experts are not those of a checkpoint: leave it out", param="path"
+            )
         from quire.model_loader.loader import save_sharded_state
 
         return save_sharded_state(self.runner.model, self.config, path, pattern, max_size)

@@ -1,0 +1,125 @@
+"""Experts that move between ranks to where the load is even: the same tokens before and after, and a busy one has two places."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from tests.oracles.tiny_models import make_tiny_model
+
+from quire import LLM, SamplingParams
+from quire.engine.arg_utils import EngineArgs
+from quire.errors import ConfigError
+from quire.layers.expert_balance import EMPTY, deal_places, evenness
+from quire.worker.worker import Worker
+
+SETTINGS: dict[str, Any] = {
+    "dtype": "float32", "skip_tokenizer_init": True, "max_model_len": 128, "kv_cache_memory_bytes": 8 << 20,
+    "max_num_batched_tokens": 64, "disable_log_stats": True, "max_num_seqs": 8,
+}  # fmt: skip
+PROMPTS: Any = [{"prompt_token_ids": [3 + (i * i + 7 * n) % 300 for i in range(5 + 9 * n)]} for n in range(5)]
+
+
+class PlacedWorker(Worker):
+    """Tells by which loads experts were dealt, and where they are."""
+
+    def load_model(self) -> None:
+        super().load_model()
+        self.loads: list[list[int]] = []
+        for mixture in self.runner.model.mixtures():
+            mixture.places.read_loads = functools.partial(self._note, mixture.places.read_loads)
+
+    def _note(self, read: Callable[[], list[int]]) -> list[int]:
+        self.loads.append(read())
+        return self.loads[-1]
+
+    def places(self) -> tuple[list[list[int]], list[list[int]]]:
+        """The loads of all deals, layer after layer, and of each layer the expert of each place."""
+        return self.loads, [list(mixture.places.now) for mixture in self.runner.model.mixtures()]
+
+
+@given(st.data())
+def test_every_expert_has_a_place_and_no_rank_more_than_it_has(data: st.DataObject) -> None:
+    ranks, experts = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 16))
+    room = -(-(experts + data.draw(st.integers(0, 5))) // ranks)
+    loads = data.draw(st.lists(st.integers(0, 1000), min_size=experts, max_size=experts))
+    now = [*range(experts), *[EMPTY] * (room * ranks - experts)]
+    places = deal_places(loads, now, ranks)
+    assert len(places) == len(now) and set(places) == set(range(experts))
+    again = deal_places(loads, places, ranks)
+    assert [sorted(again[i * room : (i + 1) * room]) for i in range(ranks)] == [
+        sorted(places[i * room : (i + 1) * room]) for i in range(ranks)
+    ]
+    assert again == places  # who stays on a rank does not move
+
+
+def test_a_busy_expert_gets_a_copy_on_the_other_rank() -> None:
+    places = deal_places([90, 10, 10, 10], [0, 1, EMPTY, 2, 3, EMPTY], 2)
+    assert places.count(0) == 2 and 0 in places[:3] and 0 in places[3:]
+    assert evenness([90, 10, 10, 10], places, 2) > 0.85 > 0.7 > evenness([90, 10, 10, 10], [0, 1, 2, 3], 2)
+
+
+def skewed(path: Path) -> Path:
+    """A mixture whose router chooses one of the first two experts of each layer."""
+    make_tiny_model("Qwen3MoeForCausalLM", path, num_experts_per_tok=1)
+    tensors = load_file(path / "model.safetensors")
+    for name, tensor in tensors.items():
+        if name.endswith("mlp.gate.weight"):
+            tensor[0] *= 20
+            tensor[1] = -tensor[0]
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    return path
+
+
+def tokens(llm: LLM) -> list[list[int]]:
+    drawn = SamplingParams(temperature=0.8, seed=4, max_tokens=12, ignore_eos=True, detokenize=False)
+    return [list(output.outputs[0].token_ids) for output in llm.generate(PROMPTS, drawn, use_tqdm=False)]
+
+
+@pytest.mark.parametrize(
+    "backend", ["allgather_reducescatter", pytest.param("all_to_all", marks=pytest.mark.exhaustive)]
+)
+def test_experts_move_between_steps_and_tokens_stay_the_same(tmp_path: Path, backend: str) -> None:
+    path = skewed(tmp_path)
+    with LLM(str(path), **SETTINGS) as alone:
+        expected = tokens(alone)
+    settings: dict[str, Any] = {
+        "tensor_parallel_size": 2, "enable_expert_parallel": True, "enable_eplb": True, "all2all_backend": backend,
+        "eplb_config": {"step_interval": 10, "window_size": 8, "num_redundant_experts": 2},
+        "worker_cls": "tests.distributed.test_expert_balance:PlacedWorker",
+    }  # fmt: skip
+    with LLM(str(path), **settings, **SETTINGS) as llm:
+        _, start = llm.collective_rpc("places")[0]
+        assert tokens(llm) == tokens(llm) == tokens(llm) == expected
+        one, other = llm.collective_rpc("places")
+        assert one == other
+        loads, places = one
+        assert len(loads) % len(places) == 0 and len(loads) >= len(places)
+        last = loads[-len(places) :]
+        for load, before, after in zip(last, start, places, strict=True):
+            assert len(after) == len(before) == len(load) + 2 and set(after) == set(range(len(load)))
+            assert load[0] + load[1] == sum(load) and after.count(load.index(max(load))) == 2
+            assert evenness(load, after, 2) > 0.9 > 0.6 > evenness(load, range(len(load)), 2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "needs enable_expert_parallel and several ranks"),
+        ({"enable_expert_parallel": True}, "needs enable_expert_parallel and several ranks"),
+        ({"enable_eplb": False, "eplb_config": {"window_size": 4}}, "needs enable_eplb"),
+        ({"enable_expert_parallel": True, "tensor_parallel_size": 2, "eplb_config": {"windows": 4}}, "'windows'"),
+        (
+            {"enable_expert_parallel": True, "tensor_parallel_size": 2, "eplb_config": {"step_interval": 0}},
+            "step_interval",
+        ),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    path = make_tiny_model("Qwen3MoeForCausalLM", tmp_path, tokenizer=False)
+    with pytest.raises(ConfigError, match=message):
+        EngineArgs(model=str(path), **{"enable_eplb": True, **settings}, **SETTINGS).create_engine_config()
