@@ -43,6 +43,7 @@ def check_balanced(config: EngineConfig, spec: DecoderSpec | None) -> None:
     reasons = {
         "experts in a number format of their own (quantization)": config.model.quantization is not None,
         "enable_lora": config.lora is not None,
+        "deterministic": config.model.deterministic,
         "experts that every token takes, or that have no matrices": any(
             mlp.always or mlp.zero_experts for mlp in mixtures
         ),
