@@ -2,11 +2,13 @@
 
 import threading
 from collections.abc import Sequence as Rows
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.oracles.model_driver import ModelDriver, Sequence, build_tiny
 from tests.oracles.tiny_models import make_tiny_model
 
 from quire import LLM, SamplingParams
@@ -20,6 +22,7 @@ from quire.distributed.communicator import Communicator
 from quire.engine.arg_utils import EngineArgs
 from quire.errors import ConfigError
 from quire.kernels import cpu, ops
+from quire.layers.parallel import ParallelPlan
 from quire.model_loader.loader import build_model
 from quire.platforms.cpu import CpuPlatform
 
@@ -37,10 +40,15 @@ class ThreadRanks(Communicator):
         self.rank, self.size, self._barrier, self._sent = rank, size, barrier, sent
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
-        raise NotImplementedError
+        every = tensor.new_empty(self.size, *tensor.shape)
+        self.all_gather(tensor, every)
+        tensor.copy_(every.sum(0))
 
     def all_gather(self, tensor: torch.Tensor, out: torch.Tensor) -> None:
-        raise NotImplementedError
+        self._sent[self.rank] = tensor
+        self._barrier.wait()
+        out.copy_(torch.stack([self._sent[rank] for rank in range(self.size)]))
+        self._barrier.wait()
 
     def all_to_all(self, tensor: torch.Tensor, counts: Rows[int], out: torch.Tensor, out_counts: Rows[int]) -> None:
         assert tensor.is_contiguous() and out.is_contiguous()  # as libraries want them
@@ -108,6 +116,35 @@ def test_parts_of_contexts_give_the_attention_over_all_of_them(
 
 def spec_of(page: int, kv_heads: int, head_dim: int, shared: int = 1) -> KVCacheSpec:
     return KVCacheSpec(KVKind.FULL, page, 2 * kv_heads * head_dim * 4 // shared, kv_heads, head_dim, "float32")
+
+
+def logprobs(path: Path, plan: ParallelPlan, ranks: Communicator | None) -> torch.Tensor:
+    """Of a prompt in chunks beside another request, and of tokens after it."""
+    driver = ModelDriver(build_tiny(path, communicator=ranks, plan=plan))
+    sequence, other = Sequence([3 + i * i % 300 for i in range(41)], row=2), Sequence([*range(5, 25)], row=1)
+    pieces = [driver.step([(other, 20), (sequence, 13)])[1], driver.prefill(sequence, 13)]
+    for token in (7, 9, 11):
+        sequence.token_ids.append(token)
+        pieces.append(driver.prefill(sequence, 1))
+    return torch.cat(pieces)
+
+
+@pytest.mark.parametrize(("size", "shared"), [(2, 2), (4, 2)])
+def test_a_model_over_ranks_that_share_contexts_gives_one_rank_s_logprobs(
+    tmp_path: Path, size: int, shared: int
+) -> None:
+    ops.select("any")
+    heads = {"num_attention_heads": 4, "num_key_value_heads": size // shared}
+    path = make_tiny_model("Qwen3ForCausalLM", tmp_path, tokenizer=False, **heads)
+    expected = logprobs(path, ParallelPlan(), None)
+    barrier, sent = threading.Barrier(size), dict[int, Any]()
+
+    def work(rank: int) -> torch.Tensor:
+        return logprobs(path, ParallelPlan(size, rank, context=shared), ThreadRanks(rank, size, barrier, sent))
+
+    with ThreadPoolExecutor(size) as threads:
+        for given in threads.map(work, range(size)):
+            torch.testing.assert_close(given, expected, rtol=1e-4, atol=1e-4)
 
 
 def answers(llm: LLM) -> list[Any]:

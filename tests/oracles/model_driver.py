@@ -20,7 +20,7 @@ from quire.distributed.token_exchange import TokenExchange
 from quire.layers.decoder import Decoder, attention_requests
 from quire.layers.interface import ModelContext, StepInputs
 from quire.layers.parallel import ParallelPlan, StagePlan
-from quire.model_loader.loader import check_checkpoint
+from quire.model_loader.loader import check_checkpoint, open_backend
 from quire.model_loader.safetensors_reader import SafetensorsReader
 from quire.models.registry import ModelRegistry
 
@@ -89,6 +89,8 @@ class ModelDriver:
         for group in inputs.attention:
             group.num_tokens, group.num_requests, group.max_query_len, group.max_seq_len = counts
         inputs.num_tokens = start
+        for metadata in inputs.attention:
+            self.model.attention_backend.begin_step(metadata)
         self.model.forward(inputs)
         logprobs = self._all_logprobs(start)
         return list(logprobs.split([count for _, count in work]))
@@ -144,16 +146,18 @@ def build_tiny(
     expert_parallel: bool = False,
     exchange: TokenExchange | None = None,
     stage: StagePlan | None = None,
+    plan: ParallelPlan | None = None,
 ) -> Decoder:
     """The checkpoint in a folder as a loaded decoder; kernels are those that `ops.select` chose. With a communicator: its
     rank's part of it, and with a stage that stage's."""
-    plan = ParallelPlan()
-    if communicator is not None:
+    plan = plan or ParallelPlan()
+    if communicator is not None and plan.size == 1:
         plan = ParallelPlan(communicator.size, communicator.rank, expert_parallel)
     hf = HFConfig(json.loads((Path(path) / "config.json").read_bytes()))
     spec = ModelRegistry.resolve(hf.architectures).make_spec(hf)
     weight_type = getattr(torch, dtype)
-    requests = attention_requests(spec, weight_type, block_size, plan)
+    requests = attention_requests(spec, weight_type, block_size // plan.context, plan)
+    backend = open_backend(select_backend(requests, BUILT_IN_BACKENDS), plan, communicator or SingleRank())
     context = ModelContext(
         dtype=weight_type,
         kv_dtype=weight_type,
@@ -162,7 +166,7 @@ def build_tiny(
         max_tokens=max_tokens,
         max_logits=max_logits,
         max_positions=max_positions or 0,
-        backend=select_backend(requests, BUILT_IN_BACKENDS).backend(),
+        backend=backend,
         plan=plan,
         communicator=communicator or SingleRank(),
         exchange=exchange,

@@ -217,7 +217,7 @@ def build_model(
         max_logits=max_logits,
         max_positions=config.model.max_model_len,
         device=device,
-        backend=_open_backend(selection, plan, communicator),
+        backend=open_backend(selection, plan, communicator),
         linear_method=method if config.lora is None else adapted(method),
         plan=plan,
         stage=stage,
@@ -238,14 +238,14 @@ def build_model(
     if block_size != context.block_size:
         selection = select(block_size)
         context = dataclasses.replace(
-            context, block_size=block_size, backend=_open_backend(selection, plan, communicator)
+            context, block_size=block_size, backend=open_backend(selection, plan, communicator)
         )
     model = _build_decoder(config, spec, context, platform)
     _warn_of_experts(model, config.model.quantization)
     return model, selection
 
 
-def _open_backend(selection: Selection, plan: ParallelPlan, communicator: Communicator) -> AttentionBackend:
+def open_backend(selection: Selection, plan: ParallelPlan, communicator: Communicator) -> AttentionBackend:
     """The chosen backend; over a part of each context where ranks share them."""
     backend = selection.backend()
     if plan.context == 1:
