@@ -1,13 +1,12 @@
 """Decode context parallelism: ranks with the same KV head share the tokens of each context, and give one process's tokens."""
 
 import threading
-from collections.abc import Sequence as Rows
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.distributed.thread_ranks import ThreadRanks, on_ranks
 from tests.oracles.model_driver import ModelDriver, Sequence, build_tiny
 from tests.oracles.tiny_models import make_tiny_model
 
@@ -31,31 +30,6 @@ SETTINGS: dict[str, Any] = {
     "max_num_batched_tokens": 32, "disable_log_stats": True, "max_num_seqs": 4, "block_size": 8,
 }  # fmt: skip
 PROMPTS: Any = [{"prompt_token_ids": [3 + (i * i + 7 * (n % 3)) % 300 for i in range(1 + 21 * n)]} for n in range(6)]
-
-
-class ThreadRanks(Communicator):
-    """Ranks that are threads of one process."""
-
-    def __init__(self, rank: int, size: int, barrier: threading.Barrier, sent: dict[int, Any]) -> None:
-        self.rank, self.size, self._barrier, self._sent = rank, size, barrier, sent
-
-    def all_reduce(self, tensor: torch.Tensor) -> None:
-        every = tensor.new_empty(self.size, *tensor.shape)
-        self.all_gather(tensor, every)
-        tensor.copy_(every.sum(0))
-
-    def all_gather(self, tensor: torch.Tensor, out: torch.Tensor) -> None:
-        self._sent[self.rank] = tensor
-        self._barrier.wait()
-        out.copy_(torch.stack([self._sent[rank] for rank in range(self.size)]))
-        self._barrier.wait()
-
-    def all_to_all(self, tensor: torch.Tensor, counts: Rows[int], out: torch.Tensor, out_counts: Rows[int]) -> None:
-        assert tensor.is_contiguous() and out.is_contiguous()  # as libraries want them
-        self._sent[self.rank] = tensor.split(list(counts))
-        self._barrier.wait()
-        out.copy_(torch.cat([self._sent[rank][self.rank] for rank in range(self.size)]))
-        self._barrier.wait()
 
 
 def describe(size: int, past: list[int], counts: list[int], tables: torch.Tensor) -> AttentionMetadata:
@@ -137,14 +111,12 @@ def test_a_model_over_ranks_that_share_contexts_gives_one_rank_s_logprobs(
     heads = {"num_attention_heads": 4, "num_key_value_heads": size // shared}
     path = make_tiny_model("Qwen3ForCausalLM", tmp_path, tokenizer=False, **heads)
     expected = logprobs(path, ParallelPlan(), None)
-    barrier, sent = threading.Barrier(size), dict[int, Any]()
 
-    def work(rank: int) -> torch.Tensor:
-        return logprobs(path, ParallelPlan(size, rank, context=shared), ThreadRanks(rank, size, barrier, sent))
+    def work(ranks: Communicator) -> torch.Tensor:
+        return logprobs(path, ParallelPlan(size, ranks.rank, context=shared), ranks)
 
-    with ThreadPoolExecutor(size) as threads:
-        for given in threads.map(work, range(size)):
-            torch.testing.assert_close(given, expected, rtol=1e-4, atol=1e-4)
+    for given in on_ranks(size, work):
+        torch.testing.assert_close(given, expected, rtol=1e-4, atol=1e-4)
 
 
 def answers(llm: LLM) -> list[Any]:
@@ -171,6 +143,7 @@ def check_ranks(path: Path, kv_heads: int, size: int, shared: int, **settings: A
         assert own.num_gpu_blocks == pytest.approx(cache.num_gpu_blocks * kv_heads, rel=0.01)
 
 
+@pytest.mark.exhaustive
 def test_two_ranks_that_share_contexts_give_one_process_s_tokens(tmp_path: Path) -> None:
     path = make_tiny_model("LlamaForCausalLM", tmp_path, num_attention_heads=4, num_key_value_heads=1)
     check_ranks(path, 1, 2, 2)
