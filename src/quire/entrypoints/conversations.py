@@ -197,7 +197,7 @@ def with_media(
     special: bool,
     options: dict[str, Any] | None = None,
 ) -> TokenizedPrompt:
-    """The prompt that a template made of a conversation, with the conversation's images and sounds in their markers' places.
+    """The prompt that a template made of a conversation, with the conversation's media in their markers' places.
     Raises RequestError: one cannot be used, or the template shows other than all of them."""
     if isinstance(rendered, list):
         prompt = TokenizedPrompt(rendered)

@@ -28,7 +28,7 @@ async def render_completion(state: ServerState, request: CompletionRequest, publ
 def rendered(job: Generation[Any]) -> GenerateRequest:
     """The tokens and parameters of a request that is ready to run. Raises HTTPError: it is more than these."""
     if job.prompt.media or not isinstance(job.params, SamplingParams):
-        what = "use_beam_search" if not job.prompt.media else "images and sounds"
+        what = "use_beam_search" if not job.prompt.media else "media"
         raise HTTPError(400, f"A request with {what} is more than tokens: it cannot be rendered.", code="not_supported")
     params = msgspec.to_builtins(job.params, str_keys=True)
     return GenerateRequest(
