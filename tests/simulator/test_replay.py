@@ -140,8 +140,10 @@ def test_costs_bend_where_turns_do_and_scatter_as_they_did() -> None:
     for number in range(900):
         tokens, late = 1 + number * 37 % 250, 1.5 if number % 3 == 2 else 1.0
         shape = (tokens, 1, 100.0 * tokens)
-        turns.append((shape, late * (2.0 if tokens < 8 else 1.0) * (1.0 + 0.1 * tokens)))
+        turn_ms = late * (2.0 if tokens < 8 else 1.0) * (1.0 + 0.1 * tokens)
+        turns.append((shape, turn_ms, 0.25 * turn_ms))
     costs = fit_costs(turns)
+    assert costs.told[1:] == pytest.approx([0.25] * 8)
     for factors in costs.scatter[1:]:
         assert sum(factors) / len(factors) == pytest.approx(1.0, abs=0.01) and max(factors) > 1.2 * min(factors)
     for tokens in (2, 5, 20, 100, 240):

@@ -126,13 +126,14 @@ class NotingScheduler(Scheduler):
 
     Attributes:
         plans: rows and tokens of each step, in order.
-        shapes: tokens, sequences and attended pairs of the steps that were taken in.
+        shapes: tokens, sequences and attended pairs of the steps that were taken in. told_ms: what they took, as it was told.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.plans: list[tuple[list[int], list[int]]] = []
         self.shapes: list[tuple[int, int, float]] = []
+        self.told_ms: list[float] = []
 
     def schedule(self) -> SchedulerOutput:
         step = super().schedule()
@@ -143,6 +144,7 @@ class NotingScheduler(Scheduler):
     def update(self, step: SchedulerOutput, output: ModelRunnerOutput) -> EngineCoreOutputs:
         if step.total_num_tokens:
             self.shapes.append((step.total_num_tokens, len(step.rows), self.flights[0].attended))
+            self.told_ms.append(output.step_ms)
         return super().update(step, output)
 
 
@@ -159,19 +161,25 @@ def noting(config: EngineConfig) -> tuple[EngineConfig, list[NotingScheduler]]:
 
 
 class _Timed(RealEngine):
-    """Notes how long each turn of the loop took."""
+    """Notes how long each turn of the loop took, from the end of the one before: what is done between them belongs to it."""
 
     def __init__(self, core: EngineCore, scheduler: NotingScheduler, clock: WallClock | ThreadClock) -> None:
         super().__init__(core, clock)
         self._scheduler = scheduler
         self.turns: list[Turn] = []
+        self._ended: float | None = None
 
     def step(self) -> EngineCoreOutputs | None:
-        began, before = self.now, len(self._scheduler.shapes)
+        began, before = self.now if self._ended is None else self._ended, len(self._scheduler.shapes)
         outputs = super().step()
         if len(self._scheduler.shapes) > before:
-            self.turns.append((self._scheduler.shapes[-1], 1e3 * (self.now - began)))
+            self.turns.append((self._scheduler.shapes[-1], 1e3 * (self.now - began), self._scheduler.told_ms[-1]))
+        self._ended = self.now
         return outputs
+
+    def wait_until(self, seconds: float) -> None:
+        super().wait_until(seconds)
+        self._ended = None
 
 
 def calibration_loads(max_model_len: int, max_num_seqs: int) -> list[list[Arrival]]:
@@ -186,8 +194,8 @@ def calibration_loads(max_model_len: int, max_num_seqs: int) -> list[list[Arriva
     return loads
 
 
-Turn = tuple[tuple[int, int, float], float]
-"""A turn of an engine's loop: its tokens, sequences and attended pairs, and milliseconds."""
+Turn = tuple[tuple[int, int, float], float, float]
+"""A turn of an engine's loop: its tokens, sequences and attended pairs, milliseconds, and those that the scheduler was told."""
 
 
 def measure_turns(
@@ -209,11 +217,11 @@ def measure_turns(
 
 
 def fit_costs(turns: Sequence[Turn]) -> FittedCosts:
-    """What a turn costs by its shape: a line through all, how turns of more and more tokens bend away from it, and how they
-    scatter. Raises ConfigError: too few turns for a fit."""
+    """What a turn costs by its shape: a line through all, how turns of more and more tokens bend away from it, how they scatter,
+    and what share of them the scheduler is told. Raises ConfigError: too few turns for a fit."""
     mixed = random.Random(0).sample(turns, len(turns))  # the model forgets slowly: each load shall be among the last
     model = CostModel()
-    for (tokens, sequences, attended), turn_ms in mixed:
+    for (tokens, sequences, attended), turn_ms, _ in mixed:
         model.observe(tokens, sequences, attended, turn_ms)
     if not model.is_ready:
         raise ConfigError.of("device", f"only {len(turns)} steps were measured, too few to fit costs")
@@ -221,15 +229,17 @@ def fit_costs(turns: Sequence[Turn]) -> FittedCosts:
     by_size: dict[int, list[Turn]] = {}
     for turn in turns:
         by_size.setdefault(turn[0][0].bit_length(), []).append(turn)
-    bends, scatter = [1.0], list[tuple[float, ...]](STEADY)
+    bends, scatter, told = [1.0], list[tuple[float, ...]](STEADY), [1.0]
     for size in range(1, max(by_size) + 1):
         some = by_size.get(size, [])
-        ratios = [turn_ms / line.step_ms(*shape) for shape, turn_ms in some]
+        ratios = [turn_ms / line.step_ms(*shape) for shape, turn_ms, _ in some]
         enough = len(some) >= MIN_OF_A_SIZE
         mean = sum(ratios) / len(ratios) if enough else bends[-1]
         bends.append(mean)
         scatter.append(tuple(round(ratio / mean, 3) for ratio in ratios) if enough else scatter[-1])
-    return dataclasses.replace(line, bends=tuple(bends), scatter=tuple(scatter))
+        shares = sum(told_ms for _, _, told_ms in some), sum(turn_ms for _, turn_ms, _ in some)
+        told.append(shares[0] / shares[1] if enough else told[-1])
+    return dataclasses.replace(line, bends=tuple(bends), scatter=tuple(scatter), told=tuple(told))
 
 
 def site_here(config: EngineConfig, costs: FittedCosts | None) -> Site:

@@ -92,17 +92,17 @@ class VirtualEngine:
                 of_size(self._scatter, tokens)
             )
             self._free_at = max(self.now, self._free_at) + step_ms / 1e3
-            self._flights.append((step, self._free_at, step_ms))
+            self._flights.append((step, self._free_at, step_ms * of_size(self._costs.told, tokens)))
         if not self._flights:
             if scheduler.has_unfinished():
                 raise EngineError("the simulated scheduler plans nothing, and requests are unfinished")
             return None
-        step, ended, step_ms = self._flights.popleft()
+        step, ended, told_ms = self._flights.popleft()
         self.now = ended
         scheduler.catch_up()
         rows = step.rows[step.needs_sample]
         tokens = np.full(len(rows), MADE_UP_TOKEN, np.int32)
-        return scheduler.update(step, ModelRunnerOutput(step.step_id, rows, tokens, step_ms=step_ms))
+        return scheduler.update(step, ModelRunnerOutput(step.step_id, rows, tokens, step_ms=told_ms))
 
 
 class WallClock:

@@ -29,6 +29,11 @@ class StepCosts(Protocol):
     @property
     def scatter(self) -> Sequence[Sequence[float]]: ...
 
+    @property
+    def told(self) -> Sequence[float]:
+        """The share of a step's time that its scheduler is told, by tokens as `scatter`: the host's part is not in it."""
+        ...
+
     def step_ms(self, tokens: int, sequences: int, attended: float) -> float:
         """Milliseconds of a step; `attended` counts pairs of a token and one of its context."""
         ...
@@ -47,6 +52,7 @@ class FittedCosts:
         bends: factors for steps of 0, 1, 2 to 3, 4 to 7 … tokens; the last one is for more, too.
         scatter: for steps of as many tokens each, measured over predicted in the order in which they were measured: a slow moment
             of a machine lasts for many steps, which no single draw would show.
+        told: the share that the scheduler is told of such a turn, by which it divides prompts.
     """
 
     base: float
@@ -55,6 +61,7 @@ class FittedCosts:
     pair: float
     bends: tuple[float, ...] = (1.0,)
     scatter: tuple[tuple[float, ...], ...] = STEADY
+    told: tuple[float, ...] = (1.0,)
 
     def step_ms(self, tokens: int, sequences: int, attended: float) -> float:
         line = self.base + self.token * tokens + self.sequence * sequences + self.pair * attended
@@ -113,6 +120,10 @@ class EstimatedCosts:
     def scatter(self) -> tuple[tuple[float, ...], ...]:
         return STEADY
 
+    @property
+    def told(self) -> tuple[float, ...]:
+        return (1.0,)
+
     def step_ms(self, tokens: int, sequences: int, attended: float) -> float:
         context = attended / max(1, tokens) * sequences
         reading = (self.weight_bytes + self.kv_bytes * context) / (self.device.bandwidth * BANDWIDTH_SHARE)
@@ -130,18 +141,18 @@ def read_costs(path: str) -> FittedCosts:
         with open(path, encoding="utf-8") as file:
             values = json.load(file)
         line = [float(values[name]) for name in ("base", "token", "sequence", "pair")]
-        bends = tuple(map(float, values.get("bends", [1.0])))
+        bends, told = (tuple(map(float, values.get(name, [1.0]))) for name in ("bends", "told"))
         scatter = tuple(tuple(map(float, some)) for some in values.get("scatter", STEADY))
-        costs = FittedCosts(*line, bends=bends, scatter=scatter)
+        costs = FittedCosts(*line, bends=bends, scatter=scatter, told=told)
     except (OSError, ValueError, KeyError, TypeError) as error:
         message = (
             f"{path!r} is no file of costs ({error}): write one with quire simulate --device here --save-costs FILE"
         )
         raise ConfigError.of("costs", message) from None
     if (
-        min([*line, *bends, *itertools.chain(*scatter)]) < 0
+        min([*line, *bends, *told, *itertools.chain(*scatter)]) < 0
         or sum(line[:3]) <= 0
-        or not (bends and scatter and all(scatter))
+        or not (bends and told and scatter and all(scatter))
     ):
         raise ConfigError.of("costs", f"{path!r} has costs below 0, or none at all: {line}")
     return costs
