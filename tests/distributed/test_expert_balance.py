@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,11 +15,13 @@ from tests.distributed.thread_ranks import on_ranks
 from tests.oracles.tiny_models import make_tiny_model
 
 from quire import LLM, SamplingParams
+from quire.config.eplb import EplbConfig
 from quire.distributed.communicator import Communicator
 from quire.engine.arg_utils import EngineArgs
 from quire.errors import ConfigError
 from quire.layers.expert_balance import EMPTY, ExpertPlaces, deal_places, evenness
 from quire.layers.parallel import ParallelPlan
+from quire.worker.expert_balancing import ExpertBalancing
 from quire.worker.worker import Worker
 
 SETTINGS: dict[str, Any] = {
@@ -65,6 +68,39 @@ def test_a_busy_expert_gets_a_copy_on_the_other_rank() -> None:
     places = deal_places([90, 10, 10, 10], [0, 1, EMPTY, 2, 3, EMPTY], 2)
     assert places.count(0) == 2 and 0 in places[:3] and 0 in places[3:]
     assert evenness([90, 10, 10, 10], places, 2) > 0.85 > 0.7 > evenness([90, 10, 10, 10], [0, 1, 2, 3], 2)
+
+
+class CountedLayer:
+    """Stands for a layer whose experts get one token a step."""
+
+    def __init__(self, number: int, dealt: list[tuple[int, int]]) -> None:
+        self.places, self._number, self._dealt, self.load = self, number, dealt, 0
+
+    def read_loads(self) -> list[int]:
+        load, self.load = self.load, 0
+        return [load]
+
+    def forget_loads(self) -> None:
+        self.load = 0
+
+    def balance(self, loads: list[int], name: str) -> None:
+        self._dealt.append((self._number, *loads))
+
+
+@pytest.mark.parametrize(("window", "counted"), [(4, 4), (5, 5), (9, 5)])
+def test_layers_are_dealt_one_a_step_by_the_load_of_the_window(window: int, counted: int) -> None:
+    dealt = list[tuple[int, int]]()
+    layers: Any = [CountedLayer(number, dealt) for number in range(3)]
+    runtime: Any = SimpleNamespace(synchronize=lambda: None)
+    balancing = ExpertBalancing(EplbConfig(window_size=window, step_interval=5), layers, runtime)
+    seen = []
+    for _ in range(14):
+        balancing.begin_step()
+        seen.append(len(dealt))
+        for layer in layers:
+            layer.load += 1
+    assert seen == [0] * 5 + [1, 2, 3, 3, 3] + [4, 5, 6, 6]
+    assert dealt == [(number, counted) for number in range(3)] * 2
 
 
 @pytest.mark.parametrize(("size", "redundant"), [(2, 0), (2, 2), (3, 3)])

@@ -8,6 +8,7 @@ Legend: T tokens, E experts, K experts a token, D hidden, I intermediate, S toke
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -93,10 +94,10 @@ class Mixture:
             self.places.as_loaded()
             self.places.deal([1] * self.mlp.num_experts, self._experts.tensors())
 
-    def balance(self, name: str) -> None:
-        """Deal experts anew by the load that was counted; every rank does, between two steps. `name`: for the log, if any."""
+    def balance(self, loads: Sequence[int], name: str) -> None:
+        """Deal experts anew by loads; every rank does, between two steps. `name`: for the log, if any."""
         assert self.places is not None
-        loads, before = self.places.read_loads(), self.places.now
+        before = self.places.now
         self.places.deal(loads, self._experts.tensors())
         if name:
             places = [evenness(loads, each, self._context.plan.size) for each in (before, self.places.now)]

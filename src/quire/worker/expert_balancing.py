@@ -19,21 +19,21 @@ class ExpertBalancing:
 
     def __init__(self, config: EplbConfig, mixtures: Sequence[Mixture], runtime: DeviceRuntime) -> None:
         self._config, self._mixtures, self._runtime = config, list(mixtures), runtime
-        self._steps, self._next = 0, len(self._mixtures)
+        self._steps, self._loads = 0, list[list[int]]()
 
     def begin_step(self) -> None:
         """Before each step: experts may move."""
-        behind = self._steps % self._config.step_interval
+        behind, places = self._steps % self._config.step_interval, [mixture.places for mixture in self._mixtures]
         if self._steps and not behind:
-            self._next = 0
+            self._loads = [each.read_loads() for each in places if each is not None]
         if behind == self._config.step_interval - self._config.window_size:  # what is older does not count
-            for places in (mixture.places for mixture in self._mixtures):
-                assert places is not None
-                places.forget_loads()
+            for each in places:
+                assert each is not None
+                each.forget_loads()
         self._steps += 1
-        if self._next < len(self._mixtures):
+        if self._loads:
+            number = len(self._mixtures) - len(self._loads)
             self._runtime.synchronize()  # steps in flight read the weights that move
-            name = f"mixture {self._next}" if self._config.log_balancedness else ""
-            self._mixtures[self._next].balance(name)
+            name = f"mixture {number}" if self._config.log_balancedness else ""
+            self._mixtures[number].balance(self._loads.pop(0), name)
             self._runtime.synchronize()
-            self._next += 1
