@@ -62,6 +62,9 @@ ELSEWHERE |= dict.fromkeys(
 CLASSIFIERS = ("ViTForImageClassification", "ViTModel")
 ELSEWHERE |= dict.fromkeys(CLASSIFIERS, "Transformers (`tests/pooling/test_image_classes.py`)")
 ELSEWHERE["UltravoxModel"] = "Transformers' parts (`tests/models/test_parity_hearing.py`)"
+OMNI = "Qwen2_5OmniThinkerForConditionalGeneration"
+SPEAKS = ("Qwen2_5OmniModel", "Qwen2_5OmniForConditionalGeneration")
+ELSEWHERE |= dict.fromkeys(SPEAKS, "Transformers (`tests/models/test_parity_hearing.py`)")
 """Whose comparison has a test of its own."""
 
 LIKE = {
@@ -69,6 +72,7 @@ LIKE = {
     "ColQwen2ForRetrieval": "Qwen2VLForConditionalGeneration",
     "UltravoxModel": "LlavaForConditionalGeneration",
     **dict.fromkeys(CLASSIFIERS, "BertModel"),
+    **dict.fromkeys(SPEAKS, OMNI),
 }
 """Of which Transformers has no config, or one that wraps another, and whose config stands for it."""
 

@@ -19,7 +19,9 @@ MODALITIES = {IMAGE: "images", VIDEO: "videos", AUDIO: "sounds"}
 EMBEDS = "embeds"
 """What stands in the place of an image where a prompt has embeddings instead of tokens: nothing has to be computed."""
 IMAGE_EMBEDS = "image_embeds"
-"""An image whose embeddings were made before; they are the item's tensor `EMBEDS`."""
+AUDIO_EMBEDS = "audio_embeds"
+"""An image or a sound whose embeddings were made before; they are the item's tensor `EMBEDS`."""
+MADE_BEFORE = {IMAGE: IMAGE_EMBEDS, AUDIO: AUDIO_EMBEDS}
 
 
 SPAN = -2

@@ -4,12 +4,16 @@ Prompts have no sound, one or three, of several lengths, some of them shared; te
 """
 
 import json
+import shutil
 
 import numpy as np
 import pytest
-from tests.oracles.media_parity import COMMON, SETTINGS, ask, assert_parity, draw_prompts
+import torch
+from safetensors.torch import load_file, save_file
+from tests.oracles.media_parity import COMMON, SETTINGS, ask, assert_parity, draw_prompts, largest_difference
 from tests.oracles.tiny_encoder_decoder import draw_sound
-from tests.oracles.tiny_listeners import AUDIO, CONFIGS, HearingOracle, make_tiny_listener
+from tests.oracles.tiny_listeners import AUDIO, CONFIGS, OMNI, HearingOracle, make_tiny_listener
+from tests.oracles.tiny_vision import draw_image
 
 from quire import LLM, SamplingParams
 from quire.errors import ConfigError, RequestError
@@ -77,6 +81,28 @@ def test_ultravox_may_have_a_marker_that_its_config_does_not_name(tmp_path):
     assert token_ids == logprobs.argmax(-1).tolist()
 
 
+def test_embeddings_are_heard_as_the_sound_they_were_made_of(folders):
+    path = folders("UltravoxModel")
+    oracle, llm = HearingOracle(path), LLM(model=str(path), enable_mm_embeds=True, **COMMON)
+    (mel,) = oracle._inputs([SOUNDS["long"]])["sounds"]
+    with torch.no_grad():
+        rows = oracle.model._hear(mel)
+    for given in (rows, {"audio_embeds": rows}):
+        (output,) = ask(llm, "audio", AUDIO, [([5, AUDIO, 9], [given])], 5)
+        assert_parity(oracle, AUDIO, [SOUNDS["long"]], output)
+    for given, why in (
+        ({"audio_embeds": rows, "image_grid_thw": [1, 2, 2]}, "sounds have no image_grid_thw"),
+        ({"audio_embeds": rows / 0.0}, "not finite"),
+    ):
+        with pytest.raises(RequestError, match=why):
+            ask(llm, "audio", AUDIO, [([5, AUDIO, 9], [given])], 5)
+    (output,) = ask(llm, "audio", AUDIO, [([5, AUDIO, 9], [{"audio_embeds": rows[:, :8]}])], 5)
+    assert output.error == "audio_embeds has 8 columns; an item's embedding has 64"
+    closed = LLM(model=str(path), **COMMON)
+    with pytest.raises(RequestError, match="audio embeddings are off: start the engine with enable_mm_embeds"):
+        ask(closed, "audio", AUDIO, [([5, AUDIO, 9], [{"audio_embeds": rows}])], 5)
+
+
 def test_options_of_a_processor_that_leave_out_what_is_needed_are_refused(folders):
     llm = LLM(model=str(folders("Qwen2AudioForConditionalGeneration")), **COMMON)
     request = {"prompt_token_ids": [5, AUDIO], "multi_modal_data": {"audio": SOUNDS["half"]}}
@@ -90,10 +116,75 @@ def test_both_projectors_of_ultravox_are_read_and_others_refused(is_mid, tmp_pat
     path = make_tiny_listener("UltravoxModel", tmp_path / "read", projector_ln_mid=is_mid)
     assert_hears(LLM(model=str(path), **COMMON), HearingOracle(path), [PROMPTS[2]], max_tokens=3)
     fields = json.loads((path / "config.json").read_bytes())
-    for other, why in (
-        ({"num_projector_layers": 2}, "num_projector_layers=0"),
-        ({"text_model_id": "a/b"}, "save the model whole"),
-    ):
-        (path / "config.json").write_text(json.dumps(fields | other))
-        with pytest.raises(ConfigError, match=why):
-            LLM(model=str(path), **COMMON)
+    (path / "config.json").write_text(json.dumps(fields | {"num_projector_layers": 2}))
+    with pytest.raises(ConfigError, match="num_projector_layers=0"):
+        LLM(model=str(path), **COMMON)
+
+
+def test_parts_of_ultravox_may_be_checkpoints_of_their_own(folders, tmp_path):
+    whole, path = folders("UltravoxModel"), tmp_path / "joined"
+    shutil.copytree(whole, path)
+    fields, tensors = json.loads((whole / "config.json").read_bytes()), load_file(whole / "model.safetensors")
+    text, audio = fields.pop("text_config"), fields.pop("audio_config")
+    parts = {"text": ("language_model.", "", text), "audio": ("audio_tower.", "model.encoder.", audio)}
+    others = {
+        "audio": {"model.decoder.layers.0.fc1.weight": torch.ones(4), "proj_out.weight": torch.ones(4)},
+        "text": {},
+    }
+    for name, (prefix, own, config) in parts.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(config))
+        kept = {own + key.removeprefix(prefix): tensors.pop(key) for key in list(tensors) if key.startswith(prefix)}
+        save_file(kept | others[name], folder / "model.safetensors")
+    save_file(tensors, path / "model.safetensors")
+    named = {"text_model_id": str(tmp_path / "text"), "audio_model_id": str(tmp_path / "audio")}
+    (path / "config.json").write_text(json.dumps(fields | named))
+    assert_hears(LLM(model=str(path), **COMMON), HearingOracle(whole), [PROMPTS[2]], max_tokens=3)
+    (path / "config.json").write_text(json.dumps(fields | named | {"text_model_id": str(tmp_path / "nowhere")}))
+    with pytest.raises(ConfigError, match="nowhere"):
+        LLM(model=str(path), **COMMON)
+
+
+def test_omni_hears_and_sees_in_one_prompt_and_is_read_with_the_parts_that_speak(folders, tmp_path):
+    path = folders(OMNI)
+    (path / "preprocessor_config.json").write_text(
+        json.dumps(
+            {
+                "feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 16, "chunk_length": 1,
+                "image_processor_type": "Qwen2VLImageProcessor", "patch_size": 4, "merge_size": 2,
+                "size": {"shortest_edge": 64, "longest_edge": 4096},
+            }
+        )
+    )  # fmt: skip
+    sound, image = SOUNDS["half"], draw_image(3, 24, 40)
+    around = {"image": [AUDIO + 4, AUDIO + 3, AUDIO + 5], "audio": [AUDIO + 1, AUDIO, AUDIO + 2]}
+    prompt = [5, 6, *around["image"], 7, *around["audio"], 8, *around["image"], 9]
+    request = {"prompt_token_ids": prompt, "multi_modal_data": {"image": [image, image], "audio": sound}}
+    params = SamplingParams(
+        max_tokens=6, temperature=0.0, ignore_eos=True, logprobs=1, allowed_token_ids=list(range(AUDIO))
+    )
+
+    def answer(folder):
+        return LLM(model=str(folder), **COMMON).generate(request, params, use_tqdm=False)[0]
+
+    output, oracle = answer(path), HearingOracle(path)
+    assert list(output.prompt_token_ids).count(AUDIO + 3) == 2 * 15
+    written = [*output.prompt_token_ids, *output.outputs[0].token_ids]
+    logprobs = oracle.logprobs(written, [sound], images=[image, image])[len(output.prompt_token_ids) - 1 : -1]
+    assert list(output.outputs[0].token_ids) == logprobs[:, :AUDIO].argmax(-1).tolist()
+    assert largest_difference(logprobs, output) == pytest.approx(0.0, abs=1e-3)
+    spoken = answer(with_talker(path, tmp_path / "whole"))
+    assert spoken.outputs[0].token_ids == output.outputs[0].token_ids
+
+
+def with_talker(path, whole):
+    """The checkpoint as it is published: a part of one that speaks, too."""
+    shutil.copytree(path, whole)
+    fields = json.loads((path / "config.json").read_bytes())
+    outer = {"architectures": ["Qwen2_5OmniModel"], "model_type": "qwen2_5_omni", "thinker_config": fields}
+    (whole / "config.json").write_text(json.dumps(outer | {"talker_config": {"hidden_size": 8}}))
+    tensors = {"thinker." + name: tensor for name, tensor in load_file(path / "model.safetensors").items()}
+    tensors |= {"talker.model.norm.weight": torch.ones(8), "token2wav.code2wav.weight": torch.ones(8)}
+    save_file(tensors, whole / "model.safetensors")
+    return whole

@@ -109,5 +109,5 @@ def test_a_client_sends_embeddings_as_safetensors(tmp_path):
         narrow = base64.b64encode(save({"embeds": torch.zeros(16, 63)})).decode()
         refused = ask({"type": "image_embeds", "image_embeds": narrow})
         assert refused.status_code == 400
-        assert "image_embeds has 63 columns; an image's embedding has 64" in refused.json()["error"]["message"]
+        assert "image_embeds has 63 columns; an item's embedding has 64" in refused.json()["error"]["message"]
     engine.shutdown()

@@ -16,16 +16,31 @@ from tests.oracles.tiny_models import TEXT, load_oracle, randomize, write_tiny_t
 
 AUDIO = 300
 """The marker of a sound in the tiny models' prompts: an id that no text makes."""
-SPECIAL = ("<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>")
+SPECIAL = ("<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>", "<|IMAGE|>", "<|vision_bos|>", "<|vision_eos|>")
 _WHISPER: dict[str, Any] = {
     "d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 48, "num_mel_bins": 16,
     "max_source_positions": 50,
 }  # fmt: skip
+OMNI = "Qwen2_5OmniThinkerForConditionalGeneration"
 CONFIGS: dict[str, dict[str, Any]] = {
     "Qwen2AudioForConditionalGeneration": {
         "text_config": TEXT | {"model_type": "qwen2"},
         "audio_config": _WHISPER | {"model_type": "qwen2_audio_encoder"},
         "audio_token_index": AUDIO,
+    },
+    OMNI: {
+        "text_config": TEXT
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}},
+        "vision_config": {
+            "depth": 2, "hidden_size": 32, "intermediate_size": 40, "out_hidden_size": 64, "num_heads": 2, "patch_size": 4,
+            "window_size": 16, "fullatt_block_indexes": [1],
+        },
+        "audio_config": _WHISPER | {"model_type": "qwen2_5_omni_audio_encoder", "n_window": 12, "output_dim": 64},
+        "audio_token_index": AUDIO,
+        "image_token_index": AUDIO + 3,
+        "vision_start_token_id": AUDIO + 4,
+        "audio_start_token_id": AUDIO + 1,
+        "audio_end_token_id": AUDIO + 2,
     },
     "VoxtralForConditionalGeneration": {
         "text_config": TEXT | {"model_type": "llama", "head_dim": 16},
@@ -172,7 +187,7 @@ class HearingOracle:
     def __init__(self, path: str | Path) -> None:
         from transformers import AutoFeatureExtractor, WhisperFeatureExtractor
 
-        fields = json.loads((Path(path) / "config.json").read_bytes())
+        fields, self._path = json.loads((Path(path) / "config.json").read_bytes()), str(path)
         self.model: Any = UltravoxReference(fields).load(path) if "stack_factor" in fields else load_oracle(path)
         if "stack_factor" in fields:
             self.extractor: Any = WhisperFeatureExtractor(feature_size=16)
@@ -180,11 +195,24 @@ class HearingOracle:
             self.extractor = AutoFeatureExtractor.from_pretrained(str(path))
 
     @torch.no_grad()
-    def logprobs(self, token_ids: Sequence[int], sounds: Sequence[np.ndarray], num_prompt: int = 0) -> torch.Tensor:
+    def logprobs(
+        self,
+        token_ids: Sequence[int],
+        sounds: Sequence[np.ndarray],
+        num_prompt: int = 0,
+        images: Sequence[np.ndarray] = (),
+    ) -> torch.Tensor:
         """Of each position of an expanded prompt: [tokens, V]."""
         inputs: dict[str, Any] = {"input_ids": torch.tensor([list(token_ids)])}
+        if images:
+            from transformers import AutoImageProcessor
+
+            processor = AutoImageProcessor.from_pretrained(self._path, backend="pil")
+            inputs |= processor(list(images), return_tensors="pt")
+            inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
         if sounds:
             inputs |= self._inputs(list(sounds))
+        self.model.rope_deltas = None
         return self.model(**inputs).logits[0].log_softmax(-1)
 
     def _inputs(self, sounds: list[np.ndarray]) -> dict[str, Any]:
@@ -199,5 +227,10 @@ class HearingOracle:
             bins = config.audio_config.num_mel_bins
             each = [extract(sound, **options).input_features.reshape(bins, -1, frames) for sound in sounds]
             return {"input_features": torch.cat([one.transpose(0, 1) for one in each])}
+        if config.model_type.startswith("qwen2_5_omni"):
+            each = [extract(sound, padding="max_length", return_attention_mask=True) for sound in sounds]
+            masks = [one.attention_mask for one in each]
+            features = torch.cat([one.input_features for one in each])
+            return {"input_features": features, "feature_attention_mask": torch.cat(masks)}
         given = extract(sounds, padding="max_length", return_attention_mask=True)
         return {"input_features": given.input_features, "feature_attention_mask": given.attention_mask}

@@ -21,7 +21,7 @@ from quire.guards import is_dict, is_sequence
 Convert = Literal["embed", "classify", "token_classify", "reward"]
 
 GENERATIVE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
-GENERATIVE_IN_SPITE_OF_THEIR_NAMES = ("ChatGLMModel", "AquilaModel", "UltravoxModel")
+GENERATIVE_IN_SPITE_OF_THEIR_NAMES = ("ChatGLMModel", "AquilaModel", "UltravoxModel", "Qwen2_5OmniModel")
 SUFFIXES: dict[str, Convert] = {
     "ForSequenceClassification": "classify",
     "ForTokenClassification": "token_classify",

@@ -185,12 +185,14 @@ def load_hf_config(path: str, overrides: "dict[str, Any] | Callable[[dict[str, A
 
 
 def _unwrapped(values: dict[str, Any]) -> dict[str, Any]:
-    """The fields of `vlm_config` beside the others: retrievers wrap what a model that sees has at the top. Of encoders of images
-    alone, what the others tell of tokens."""
-    inner = values.get("vlm_config")
+    """The fields of a config that wraps them beside the others: retrievers wrap what a model that sees has at the top, and
+    models that also speak what they think with. Of encoders of images alone, what the others tell of tokens."""
     if values.get("model_type") == "vit":
         return _rows_of_images(values) | values
-    return inner | {name: value for name, value in values.items() if name != "vlm_config"} if is_dict(inner) else values
+    for wrapper in ("vlm_config", "thinker_config"):
+        if is_dict(inner := values.get(wrapper)):
+            return inner | {name: value for name, value in values.items() if name != wrapper}
+    return values
 
 
 def _rows_of_images(values: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from quire.core.output import IntArray, SchedulerOutput
 from quire.core.request_state import Request
 from quire.core.running import RunningBatch
 from quire.errors import RequestError
-from quire.media import EMBEDS, IMAGE_EMBEDS, MediaItem
+from quire.media import EMBEDS, MADE_BEFORE, MediaItem
 from quire.request import EngineRequest
 
 
@@ -92,8 +92,8 @@ class Encoding(NoEncoding):
             if EMBEDS not in item.tensors or item.tensors[EMBEDS].shape[1] == self._widths.get(item.modality):
                 continue
             name, wanted = (
-                ("image_embeds", "an image's embedding has")
-                if item.modality == IMAGE_EMBEDS
+                (item.modality, "an item's embedding has")
+                if item.modality in MADE_BEFORE.values()
                 else ("prompt_embeds", "the model's hidden size is")
             )
             columns = f"{item.tensors[EMBEDS].shape[1]} columns; {wanted} {self._widths.get(item.modality, 0)}"

@@ -27,7 +27,7 @@ from quire.config import (
 from quire.config.checks import check_keys, read_object
 from quire.config.drafter import as_drafter, check_drafter, check_layout
 from quire.config.generation import default_sampling, eos_token_ids, load_generation_config
-from quire.config.hub import FoundModel, find_model, find_tokenizer, stored_types
+from quire.config.hub import FoundModel, find_model, find_tokenizer, stored_types, with_outer_parts
 from quire.config.hub.listing import HubSettings
 from quire.config.multimodal import read_limit, video_reading
 from quire.config.observability import LoggingConfig
@@ -120,7 +120,7 @@ class Resolver:
         self._found = self._find_model()
         other = self.args.hf_config_path
         described = find_model(other, self._hub_settings()) if other else self._found
-        self._hf_config = load_hf_config(described.path, self._hf_overrides())
+        self._hf_config = with_outer_parts(load_hf_config(described.path, self._hf_overrides()), self._hub_settings())
         self.args, set_by = settle_settings(self.args, self.platform, self._hf_config)
         check_ranks(self.args, self.platform)
         return set_by

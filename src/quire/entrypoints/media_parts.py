@@ -17,9 +17,9 @@ from typing import Any, cast
 from quire.config.multimodal import VideoReading
 from quire.errors import RequestError
 from quire.guards import is_mapping, is_sequence
-from quire.media import AUDIO, IMAGE, IMAGE_EMBEDS, VIDEO
+from quire.media import AUDIO, AUDIO_EMBEDS, IMAGE, IMAGE_EMBEDS, MADE_BEFORE, VIDEO
 from quire.multimodal.audio_files import SampleBudget, open_audio
-from quire.multimodal.image_embeds import decode_image_embeds
+from quire.multimodal.image_embeds import decode_item_embeds
 from quire.multimodal.image_files import PixelBudget, decode_base64
 from quire.multimodal.media_source import MediaSource
 from quire.multimodal.video_files import reading_of
@@ -28,10 +28,10 @@ from quire.multimodal.web_fetch import MediaError
 KINDS = {
     **dict.fromkeys(("image_url", "input_image", "image", "image_pil", IMAGE_EMBEDS), IMAGE),
     **dict.fromkeys(("video_url", "video"), VIDEO),
-    **dict.fromkeys(("audio_url", "input_audio", "audio"), AUDIO),
+    **dict.fromkeys(("audio_url", "input_audio", "audio", AUDIO_EMBEDS), AUDIO),
 }
 """Modalities of parts, by type."""
-HELD = ("image", "image_pil", IMAGE_EMBEDS, "video", "audio")
+HELD = ("image", "image_pil", "video", "audio", *MADE_BEFORE.values())
 """Types of parts that may have what the part is, and not only a URL of it."""
 
 
@@ -216,8 +216,8 @@ def _submit(
     given: GivenMedia, source: MediaSource, pixels: PixelBudget, samples: SampleBudget, reading: VideoReading
 ) -> Any:
     value = given.value
-    if given.kind == IMAGE_EMBEDS and value is not None:
-        return source.run(decode_image_embeds, value, given.field)
+    if given.kind in MADE_BEFORE.values() and value is not None:
+        return source.run(decode_item_embeds, value, given.kind, given.field)
     if not isinstance(value, str):
         return value
     if given.kind == "input_audio":
@@ -250,7 +250,7 @@ def hold_media(
 def _given(part: Mapping[str, Any], kind: str, path: str) -> GivenMedia:
     other = f"{KINDS[kind]}_url"
     value: Any = part.get(kind, part.get(other))
-    if is_mapping(value) and IMAGE_EMBEDS not in value:
+    if is_mapping(value) and kind not in MADE_BEFORE.values():
         value = value.get("data" if kind == "input_audio" else "url")
     uuid = part.get("uuid")
     path = part.field if isinstance(part, PlacedPart) else f"{path}.{kind if kind in part else other}"

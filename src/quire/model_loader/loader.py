@@ -17,6 +17,7 @@ from quire.attention.paged import PagedBackend
 from quire.attention.selector import Selection, select_backend
 from quire.config import EngineConfig
 from quire.config.hf_config import HFConfig
+from quire.config.hub.outer_parts import FOLDERS
 from quire.config.load_formats import LOAD_FORMATS
 from quire.config.resolve import LAYOUT
 from quire.distributed.communicator import Communicator, SingleRank
@@ -43,6 +44,7 @@ from quire.model_loader.checkpoint import DTYPE_NAMES, PLAIN_DTYPES, OwnMemory, 
 from quire.model_loader.device_reader import upload_tensors
 from quire.model_loader.dummy import dummy_weights
 from quire.model_loader.gguf_reader import GGUFReader
+from quire.model_loader.joined_reader import JoinedReader
 from quire.model_loader.mistral_reader import MistralReader
 from quire.model_loader.page_size import choose_block_size
 from quire.model_loader.safetensors_reader import SafetensorsReader
@@ -400,11 +402,19 @@ def save_sharded_state(
 
 
 def open_weights(config: EngineConfig) -> WeightReader:
-    """The checkpoint's files, by `load_format`.
+    """The checkpoint's files, by `load_format`, with those of parts that are checkpoints of their own.
 
     Raises:
         ConfigError: an unknown format, or a folder that does not have it.
     """
+    own, ignored = _own_weights(config), config.load.ignore_patterns
+    folders = config.model.hf_config.to_dict().get(FOLDERS)
+    if not folders:
+        return own
+    return JoinedReader(own, {prefix: SafetensorsReader(folder, ignored) for prefix, folder in folders.items()})
+
+
+def _own_weights(config: EngineConfig) -> WeightReader:
     section = config.model.hf_config.get("quantization_config")
     if isinstance(section, HFConfig) and section.get("quant_method") == "gguf":
         return GGUFReader(config.model.hf_config)

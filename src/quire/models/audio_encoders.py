@@ -8,6 +8,7 @@ from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
 from quire.models.encoder_decoder.whisper import encoder_names, whisper_trunk
 from quire.models.residual import LayerNorm, RMSNorm
+from quire.models.rope import Sinusoids
 from quire.models.sight import Gated, Group, Normed, Product, Stage
 from quire.models.spec import EncoderSpec
 
@@ -45,22 +46,16 @@ def audio_fields(hf: HFConfig, usual: dict[str, Any] = USUAL) -> HFConfig:
     return HFConfig(usual | given)
 
 
-def check_whole(hf: HFConfig) -> None:
-    """Raises ConfigError: parts of the model are in other checkpoints."""
-    for field in ("text_model_id", "audio_model_id"):
-        if hf.get(field) is not None:
-            message = (
-                f"{field}={hf.get(field)!r} of config.json: part of the model is in another checkpoint; save the model "
-                f"whole, with its text_config and without {field}"
-            )
-            raise ConfigError(message, setting="model")
-
-
 def _hearing(
-    fields: HFConfig, stages: tuple[Stage, ...], names: dict[str, str], *, final_norm: bool = True
+    fields: HFConfig,
+    stages: tuple[Stage, ...],
+    names: dict[str, str],
+    weights: dict[str, Any] | None = None,
+    **layers: Any,
 ) -> EncoderSpec:
-    trunk = whisper_trunk(fields, encoder_names(TOWER).but((), **names))
-    return EncoderSpec(dataclasses.replace(trunk, final_norm=final_norm), trunk.max_positions, stages)
+    """`weights`, `layers`: what is otherwise than Whisper's, of the checkpoint's names and of the layers."""
+    trunk = whisper_trunk(fields, dataclasses.replace(encoder_names(TOWER).but((), **names), **(weights or {})))
+    return EncoderSpec(dataclasses.replace(trunk, **layers), trunk.max_positions, stages)
 
 
 def qwen2_audio(hf: HFConfig) -> EncoderSpec:
@@ -72,6 +67,20 @@ def qwen2_audio(hf: HFConfig) -> EncoderSpec:
     )
     names = {"pooled_norm": TOWER + "layer_norm", "projection": PROJECTOR + "linear"}
     return _hearing(audio_fields(hf), stages, names, final_norm=False)
+
+
+def omni(hf: HFConfig) -> EncoderSpec:
+    """Qwen2.5-Omni: sines as positions within parts of two seconds, the mean of two rows, a norm and a matrix."""
+    stages = (
+        Group(2, is_mean=True),
+        Normed("pooled_norm", LayerNorm(1e-5)),
+        Product("projection", hf.audio_config.get("output_dim", 3584)),
+    )
+    names = {"pooled_norm": TOWER + "ln_post", "projection": TOWER + "proj"}
+    ignored = ("*audio_bos_eos_token.weight", "talker.*", "token2wav.*")
+    sines = Sinusoids(hf.audio_config.get("max_source_positions", 1500), shift=1)
+    theirs = {"prefixes": ("thinker.", "model.", ""), "ignored": ignored}
+    return _hearing(audio_fields(hf), stages, names, theirs, final_norm=False, learned_positions=sines)
 
 
 def voxtral(hf: HFConfig) -> EncoderSpec:
@@ -110,12 +119,13 @@ def ultravox(hf: HFConfig) -> EncoderSpec:
     names = {"stacked_norm": "ln_pre", "up_projection": "linear_1", "down_projection": "linear_2"}
     names |= {"merge_norm": "ln_mid" if is_mid else "ln_post"}
     theirs = {name: PROJECTOR + module for name, module in names.items()}
-    hearing = _hearing(audio_fields(hf, USUAL_WHISPER), stages, theirs)
-    weights = dataclasses.replace(hearing.trunk.weights, aliases={TOWER + "model.encoder.": TOWER})
-    return dataclasses.replace(hearing, trunk=dataclasses.replace(hearing.trunk, weights=weights))
+    ignored = (TOWER + "model.decoder.*", TOWER + "proj_out.weight")  # where the encoder is a checkpoint of its own
+    weights = {"aliases": {TOWER + "model.encoder.": TOWER}, "ignored": ignored}
+    return _hearing(audio_fields(hf, USUAL_WHISPER), stages, theirs, weights)
 
 
 HEARING: dict[str, Callable[[HFConfig], EncoderSpec]] = {
+    **dict.fromkeys(("qwen2_5_omni", "qwen2_5_omni_thinker"), omni),
     "ultravox": ultravox,
     "voxtral": voxtral,
     "qwen2_audio": qwen2_audio,

@@ -17,6 +17,8 @@ PREFIXES = (
     "vlm.language_model.",
     "vlm.language_model.model.",
     "vlm.model.",
+    "thinker.model.",
+    "thinker.",
 )
 OTHER_PARTS = (
     "*vision_tower.*",

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
-from quire.models.audio_encoders import HEARING, check_whole
+from quire.models.audio_encoders import HEARING
 from quire.models.nested_text import OTHER_PARTS, PREFIXES
 from quire.models.registry import ModelRegistry, register
 from quire.models.spec import DecoderSpec, VisionSpec
@@ -42,7 +42,9 @@ ARCHITECTURES = {
     "ministral3": "Ministral3ForCausalLM",
     "persimmon": "PersimmonForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
-    **dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl_text", "qwen2_vl", "qwen2_5_vl"), "Qwen2ForCausalLM"),
+    **dict.fromkeys(
+        ("qwen2_vl_text", "qwen2_5_vl_text", "qwen2_vl", "qwen2_5_vl", "qwen2_5_omni_text"), "Qwen2ForCausalLM"
+    ),
     "qwen3_vl_text": "Qwen3ForCausalLM",
     "qwen3_vl_moe_text": "Qwen3MoeForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
@@ -85,6 +87,7 @@ VISION: dict[str, Callable[[HFConfig], VisionSpec]] = {
     "paligemma": paligemma_vision,
     "qwen2_vl": qwen2_vision,
     "qwen2_5_vl": qwen2_5_vision,
+    **dict.fromkeys(("qwen2_5_omni", "qwen2_5_omni_thinker"), qwen2_5_vision),
     "qwen3_5": qwen3_vision,
     "qwen3_5_moe": qwen3_vision,
     "qwen3_vl": qwen3_vision,
@@ -99,6 +102,7 @@ SEES_ITEMS = ("gemma3", "paligemma")
 """By `model_type`: whose layers let an image's tokens, or a prompt's, see one another."""
 
 
+@register("Qwen2_5OmniModel", "Qwen2_5OmniForConditionalGeneration", "Qwen2_5OmniThinkerForConditionalGeneration")
 @register("AyaVisionForConditionalGeneration", "InternVLForConditionalGeneration")
 @register("Qwen2AudioForConditionalGeneration", "UltravoxModel", "VoxtralForConditionalGeneration")
 @register("DeepseekVLForConditionalGeneration", "LightOnOcrForConditionalGeneration")
@@ -121,7 +125,6 @@ SEES_ITEMS = ("gemma3", "paligemma")
 )
 def text_part(hf: HFConfig) -> DecoderSpec:
     """Gemma 3 (4B and larger), Gemma 4, Mistral Small 3.1, Ministral 3, LLaVA to LLaVA-OneVision, Fuyu, Llama 4, Qwen-VL, …"""
-    check_whole(hf)
     text = hf.get("text_config") or hf  # the first Qwen-VL's tell of the text beside `vision_config`
     architecture = ARCHITECTURES.get(text.get("model_type", "llama"))
     if architecture is None:
@@ -134,7 +137,7 @@ def text_part(hf: HFConfig) -> DecoderSpec:
     spec = ModelRegistry.resolve(architecture).make_spec(text)
     see = VISION.get(hf.get("model_type", "")) if "vision_config" in hf else None
     if see is not None and text.get("model_type", "").startswith(
-        ("glm4v", "glm_ocr", "paddleocr", "qwen2_vl", "qwen2_5_vl", "qwen3_")
+        ("glm4v", "glm_ocr", "paddleocr", "qwen2_vl", "qwen2_5_vl", "qwen2_5_omni", "qwen3_")
     ):
         spec = with_axes(spec, text)
     if hf.get("model_type") in SEES_ITEMS and see is not None:

@@ -7,11 +7,12 @@ while the weights load (`read_ahead`), `LLM` with the first image or sound.
 import json
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from quire.config import EngineConfig
+from quire.config.hf_config import HFConfig
 from quire.extras import install_command
 from quire.logger import init_logger
 from quire.media import AUDIO, IMAGE, VIDEO
@@ -36,11 +37,11 @@ class FeatureExtractor(Protocol):
 
 
 @cache
-def _read(kind: str, path: str) -> Any:
+def _read(kind: str, path: str, bins: int | None = None) -> Any:
     if kind == "sound":
         from transformers import AutoFeatureExtractor, WhisperFeatureExtractor
 
-        if (bins := _mel_bins(Path(path))) is not None:
+        if bins is not None and not _has_extractor(Path(path)):
             return WhisperFeatureExtractor(feature_size=bins)
         return AutoFeatureExtractor.from_pretrained(path)
     from transformers import AutoImageProcessor
@@ -66,13 +67,10 @@ class _WithTensors:
         return {name: (each.float() if each.is_floating_point() else each).numpy() for name, each in given.items()}
 
 
-def _mel_bins(folder: Path) -> int | None:
-    """The size of Whisper's frames, for checkpoints that have no feature extractor of their own (Ultravox); else None."""
+def _has_extractor(folder: Path) -> bool:
+    """Whether a checkpoint has a feature extractor; Ultravox has none, and hears Whisper's frames."""
     own, whole = folder / "preprocessor_config.json", folder / "processor_config.json"
-    if own.exists() or (whole.exists() and "feature_extractor" in whole.read_text(encoding="utf-8")):
-        return None
-    audio = json.loads((folder / "config.json").read_bytes()).get("audio_config", {})
-    return audio.get("num_mel_bins")
+    return own.exists() or (whole.exists() and "feature_extractor" in whole.read_text(encoding="utf-8"))
 
 
 def image_processor(path: str) -> ImageProcessor:
@@ -81,10 +79,11 @@ def image_processor(path: str) -> ImageProcessor:
         return _read("image", path)
 
 
-def feature_extractor(path: str) -> FeatureExtractor:
-    """The checkpoint's feature extractor, of sounds."""
+def feature_extractor(path: str, hf: HFConfig) -> FeatureExtractor:
+    """The checkpoint's feature extractor, of sounds; `hf` tells the size of frames where it has none."""
+    audio = hf.get("audio_config", HFConfig({}))
     with _READING:
-        return _read("sound", path)
+        return _read("sound", path, audio.get("num_mel_bins"))
 
 
 @cache
@@ -104,7 +103,7 @@ def read_ahead(config: EngineConfig) -> threading.Thread | None:
     model = config.model
     if config.multimodal is None or not model.modalities:
         return None
-    readers = {IMAGE: image_processor, VIDEO: video_options, AUDIO: feature_extractor}
+    readers = {IMAGE: image_processor, VIDEO: video_options, AUDIO: partial(feature_extractor, hf=model.hf_config)}
     reads = [readers[modality] for modality in model.modalities]
     thread = threading.Thread(target=_try, args=(reads, model.path), name="processor-loader", daemon=True)
     thread.start()

@@ -118,7 +118,7 @@ class EncoderHalf:
 
     @property
     def extractor(self) -> FeatureExtractor:
-        return feature_extractor(self._path)
+        return feature_extractor(self._path, self._hf)
 
     def _process(self, given: Any, uuid: str | None, settings: dict[str, Any]) -> tuple[str, Processed]:
         """The key and the frames of a sound."""

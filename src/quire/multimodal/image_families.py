@@ -367,11 +367,12 @@ def _qwen_vl_embeds(hf: HFConfig, count: int, grid: Sequence[int]) -> Expansion:
     return Expansion([EMBEDDED] * count, {}, grid=cells)
 
 
-QWEN_VL = Family(("image_token_id",), 151655, _qwen_vl, of_embeds=_qwen_vl_embeds)
+QWEN_VL = Family(("image_token_id", "image_token_index"), 151655, _qwen_vl, of_embeds=_qwen_vl_embeds)
 QWEN_3_5 = dataclasses.replace(QWEN_VL, usual=248056)
 
 GLM_V = dataclasses.replace(QWEN_VL, usual=151343)
 PADDLE = dataclasses.replace(QWEN_VL, usual=100295, expand=_paddle)
+QWEN_OMNI = ("Qwen2_5OmniModel", "Qwen2_5OmniForConditionalGeneration", "Qwen2_5OmniThinkerForConditionalGeneration")
 
 FAMILIES: dict[str, Family] = {
     "AyaVisionForConditionalGeneration": AYA,
@@ -400,6 +401,7 @@ FAMILIES: dict[str, Family] = {
     "Idefics3ForConditionalGeneration": IDEFICS,
     "SmolVLMForConditionalGeneration": IDEFICS,
     **dict.fromkeys(("ViTForImageClassification", "ViTModel"), ROWS),
+    **dict.fromkeys(QWEN_OMNI, QWEN_VL),
     "Qwen2VLForConditionalGeneration": QWEN_VL,
     "Qwen2_5_VLForConditionalGeneration": QWEN_VL,
     "Qwen3_5ForConditionalGeneration": QWEN_3_5,

@@ -20,7 +20,7 @@ from quire.config.hf_config import HFConfig
 from quire.config.multimodal import GIB
 from quire.errors import RequestError
 from quire.guards import is_mapping
-from quire.media import AUDIO, EMBEDS, IMAGE, IMAGE_EMBEDS, MODALITIES, SPAN, VIDEO, MediaItem, MediaTensor
+from quire.media import AUDIO, EMBEDS, IMAGE, MADE_BEFORE, MODALITIES, SPAN, VIDEO, MediaItem, MediaTensor
 from quire.multimodal.audio import as_sounds, read_audio
 from quire.multimodal.checkpoint_processors import feature_extractor, image_processor, video_options
 from quire.multimodal.content import PARAM, as_list, content_key, name_key, read_image, read_uuids
@@ -176,11 +176,8 @@ class MediaProcessor:
         self, where: str, given: Any, uuid: str | None, settings: dict[str, Any]
     ) -> tuple[str, Processed]:
         options = json.dumps(settings, sort_keys=True, default=str).encode()
-        embeds = GivenEmbeds.read(given, where, is_on=self._settings.mm_embeds)
-        if embeds is not None:
-            key = f"{IMAGE_EMBEDS}:{content_key(embeds.array_ED, repr(embeds.grid).encode())}"
-            key = key if uuid is None else name_key(uuid, options)
-            return key, self.cache.get_or_make(key, lambda: self._take(embeds, where))
+        if (taken := self._made_before(IMAGE, where, given, uuid, options)) is not None:
+            return taken
         pixels = None if given is None and uuid is not None else read_image(given, where)
 
         def run(pixels: npt.NDArray[Any]) -> list[Expansion]:
@@ -210,7 +207,9 @@ class MediaProcessor:
         self, where: str, given: Any, uuid: str | None, settings: dict[str, Any]
     ) -> tuple[str, Processed]:
         options = AUDIO.encode() + json.dumps(settings, sort_keys=True, default=str).encode()
-        extractor = feature_extractor(self._path)
+        if (taken := self._made_before(AUDIO, where, given, uuid, options)) is not None:
+            return taken
+        extractor = feature_extractor(self._path, self._hf)
         rate = extractor.sampling_rate
         samples = None if given is None and uuid is not None else read_audio(given, rate, where)
         most = self._families[AUDIO].samples_each * self._settings.encoder_budget
@@ -256,16 +255,27 @@ class MediaProcessor:
             key = name_key(uuid, options)
         return key, self.cache.get_or_make(key, make)
 
-    def _take(self, embeds: GivenEmbeds, where: str) -> Processed:
-        """An image whose embeddings are given."""
-        family = self._families[IMAGE]
+    def _made_before(
+        self, modality: str, where: str, given: Any, uuid: str | None, options: bytes
+    ) -> tuple[str, Processed] | None:
+        """The key and the form of an item that is given as embeddings; None where it is not."""
+        embeds = GivenEmbeds.read(given, modality, where, is_on=self._settings.mm_embeds)
+        if embeds is None:
+            return None
+        key = f"{MADE_BEFORE[modality]}:{content_key(embeds.array_ED, repr(embeds.grid).encode())}"
+        key = key if uuid is None else name_key(uuid, options)
+        return key, self.cache.get_or_make(key, lambda: self._take(modality, embeds, where))
+
+    def _take(self, modality: str, embeds: GivenEmbeds, where: str) -> Processed:
+        """An item whose embeddings are given."""
+        family = self._families[modality]
         try:
             if family.of_embeds is None:
                 raise ValueError("this model reads images as pixels")
             expansion = family.of_embeds(self._hf, len(embeds.array_ED), embeds.grid)
         except ValueError as error:
             raise RequestError(f"{where}: {error}", param=PARAM) from None
-        return self._processed(expansion, {EMBEDS: embeds.array_ED}, where, IMAGE_EMBEDS)
+        return self._processed(expansion, {EMBEDS: embeds.array_ED}, where, MADE_BEFORE[modality])
 
     def _processed(self, expansion: Expansion, arrays: Arrays, where: str, modality: str) -> Processed:
         num_embeds = expansion.token_ids.count(EMBEDDED)
@@ -278,7 +288,8 @@ class MediaProcessor:
                 param=PARAM,
             )
         tensors = {name: MediaTensor.from_array(array) for name, array in arrays.items()}
-        embedded = self._embedded_of(self._families[IMAGE if modality == IMAGE_EMBEDS else modality])
+        kind = next((kind for kind, made in MADE_BEFORE.items() if made == modality), modality)
+        embedded = self._embedded_of(self._families[kind])
         own = [embedded if token == EMBEDDED else token for token in expansion.token_ids]
         tokens = (expansion.before, own, expansion.after)
         reader = IMAGE if modality == VIDEO else modality

@@ -1,15 +1,17 @@
 """How each architecture's sounds stand in a prompt, as `image_families` tells of images. Knows token ids and shapes.
 
-A sound's arrays are frames of several parts [parts, B, F], each of which the encoder reads by itself, and `counts` [parts, 2]:
-the rows that a part becomes, and the embeddings that these become. Two frames are a row.
+A sound's arrays are frames of several parts [parts, B, F], each of which the encoder reads by itself, and `counts` [parts, 3]:
+the rows that a part becomes, the embeddings that these become, and the frames that it has. Two frames are a row.
 """
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from quire.config.hf_config import HFConfig
-from quire.multimodal.image_families import EMBEDDED, Arrays, Encode, Expansion, Family
+from quire.multimodal.image_families import EMBEDDED, QWEN_OMNI, Arrays, Encode, Expansion, Family
 
 TOKEN = ("audio_token_index", "audio_token_id")
 FRAMES_A_ROW = 2
@@ -17,9 +19,18 @@ HOP = 160
 """Samples from one of Whisper's frames to the next."""
 
 
-def _expansion(mel: Any, counts: list[tuple[int, int]]) -> Expansion:
+def _of_embeds(hf: HFConfig, count: int, grid: Sequence[int]) -> Expansion:
+    if grid:
+        raise ValueError("sounds have no image_grid_thw")
+    return Expansion([EMBEDDED] * count, {})
+
+
+def _expansion(mel: Any, counts: list[tuple[int, int]], frames: Sequence[int] = ()) -> Expansion:
+    """`frames`: of each part; without them all are whole."""
     tokens = [EMBEDDED] * sum(embeds for _, embeds in counts)
-    return Expansion(tokens, {"mel": mel, "counts": np.array(counts, dtype=np.int64)})
+    each = frames or [mel.shape[-1]] * len(counts)
+    told = [(*count, number) for count, number in zip(counts, each, strict=True)]
+    return Expansion(tokens, {"mel": mel, "counts": np.array(told, dtype=np.int64)})
 
 
 def _qwen2(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
@@ -30,7 +41,25 @@ def _qwen2(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
     return _expansion(mel[None, :, : 2 * rows + 2], [(rows, rows // 2)])
 
 
-QWEN2_AUDIO = Family(TOKEN, 151646, _qwen2, options=lambda hf: {"padding": "max_length", "return_attention_mask": True})
+QWEN2_AUDIO = Family(
+    TOKEN,
+    151646,
+    _qwen2,
+    options=lambda hf: {"padding": "max_length", "return_attention_mask": True},
+    of_embeds=_of_embeds,
+)
+
+
+def _omni(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
+    """Qwen2.5-Omni: parts of two seconds, the last one as long as it is; two rows are an embedding."""
+    total, longest = int(arrays["attention_mask"].sum()), FRAMES_A_ROW * int(hf.audio_config.get("n_window", 100))
+    parts = _in_parts(arrays["input_features"][:, :total], longest)
+    frames = [min(longest, total - start) for start in range(0, total, longest)]
+    rows = [-(-count // FRAMES_A_ROW) for count in frames]
+    return _expansion(parts, [(count, count // 2) for count in rows], frames)
+
+
+OMNI = dataclasses.replace(QWEN2_AUDIO, expand=_omni)
 
 
 def _in_parts(mel: Any, frames: int) -> Any:
@@ -65,17 +94,19 @@ def _ultravox(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
     return _expansion(parts, [(count, -(-count // stack)) for count in rows])
 
 
-VOXTRAL = Family(TOKEN, 24, _voxtral, options=_voxtral_options, samples_each=8 * HOP)
+VOXTRAL = Family(TOKEN, 24, _voxtral, options=_voxtral_options, of_embeds=_of_embeds, samples_each=8 * HOP)
 ULTRAVOX = Family(
     TOKEN,
     32000,
     _ultravox,
     options=lambda hf: {"padding": "longest", "truncation": False, "pad_to_multiple_of": HOP},
+    of_embeds=_of_embeds,
     samples_each=16 * HOP,
     marker_text="<|audio|>",
 )
 
 SOUND_FAMILIES: dict[str, Family] = {
+    **dict.fromkeys(QWEN_OMNI, OMNI),
     "Qwen2AudioForConditionalGeneration": QWEN2_AUDIO,
     "UltravoxModel": ULTRAVOX,
     "VoxtralForConditionalGeneration": VOXTRAL,

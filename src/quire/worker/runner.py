@@ -27,7 +27,7 @@ from quire.layers.decoder import Decoder
 from quire.layers.encoder.cross_decoder import CrossDecoder
 from quire.layers.interface import CausalLM, MediaInputs
 from quire.logger import init_logger
-from quire.media import EMBEDS, IMAGE_EMBEDS
+from quire.media import EMBEDS, MADE_BEFORE
 from quire.model_loader import load_model
 from quire.platforms.interface import DeviceMemory, DeviceRuntime, Platform
 from quire.sample.logits_processor import load_logits_processors, load_plugin_processors
@@ -171,10 +171,10 @@ class Runner(abc.ABC):
 
     @property
     def embeds_widths(self) -> dict[str, int]:
-        """Columns of embeddings that may stand in a prompt, by modality: of a token's and of an image's."""
+        """Columns of embeddings that may stand in a prompt, by modality: of a token's and of an item's."""
         if self._media is None:
             return {}
-        return {EMBEDS: self._media.width, IMAGE_EMBEDS: self._media.inputs.rows_TE.shape[1]}
+        return {EMBEDS: self._media.width, **dict.fromkeys(MADE_BEFORE.values(), self._media.inputs.rows_TE.shape[1])}
 
     @property
     def memory(self) -> DeviceMemory:

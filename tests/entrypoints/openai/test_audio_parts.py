@@ -10,6 +10,8 @@ import numpy as np
 import openai
 import pytest
 import soundfile
+import torch
+from safetensors.torch import save
 from tests.oracles.media_server import MediaServer, answer, redirect
 from tests.oracles.server_process import SERVE, ServerProcess
 from tests.oracles.tiny_encoder_decoder import RATE, draw_sound
@@ -66,7 +68,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server_url(folder: Path, opened: Path) -> Iterator[str]:
     flags = ["--model", str(folder), "--port", "0", "--max-model-len", "256", "--cpu-threads", "1"]
     flags += ["--kv-cache-memory-bytes", "16M", "--limit-mm-per-prompt", '{"audio": 2}']
-    flags += ["--allowed-local-media-path", str(opened), "--allowed-media-domains", "127.0.0.1"]
+    flags += ["--allowed-local-media-path", str(opened), "--allowed-media-domains", "127.0.0.1", "--enable-mm-embeds"]
     server = ServerProcess(*SERVE, *flags)
     yield server.url
     server.kill()
@@ -107,6 +109,23 @@ def test_responses_hear_what_chat_completions_hear(client: openai.OpenAI) -> Non
         given[0]["content"][1] = {"type": "input_audio", "input_audio": {"data": "?", "format": "wav"}}
         client.responses.create(model="", input=given)
     assert caught.value.param == "input[0].content[1].input_audio"
+
+
+def test_a_sound_may_be_its_embeddings(client: openai.OpenAI, folder: Path) -> None:
+    rows = torch.linspace(-1, 1, 11 * 64).reshape(11, 64)
+    part = {"type": "audio_embeds", "audio_embeds": base64.b64encode(save({"rows": rows})).decode()}
+    answer = ask(client, "Hear", part, "and tell")
+    assert list(answer.prompt_token_ids).count(AUDIO) == 11
+    request: Any = {"prompt_token_ids": list(answer.prompt_token_ids)}
+    first = request["prompt_token_ids"].index(AUDIO)
+    request["prompt_token_ids"][first : first + 11] = [AUDIO]
+    llm = LLM(model=str(folder), max_model_len=256, num_gpu_blocks_override=60, max_num_seqs=4, enable_mm_embeds=True)
+    params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+    (output,) = llm.generate(request | {"multi_modal_data": {"audio": {"audio_embeds": rows}}}, params, use_tqdm=False)
+    assert list(answer.choices[0].token_ids) == list(output.outputs[0].token_ids)
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, {"type": "audio_embeds", "audio_embeds": "?"})
+    assert caught.value.param == "messages[0].content[0].audio_embeds"
 
 
 def test_a_sound_is_the_same_wherever_it_comes_from(

@@ -9,6 +9,7 @@ from quire.config.hub.find import (
     find_tokenizer,
     stored_types,
 )
+from quire.config.hub.outer_parts import with_outer_parts
 
 __all__ = [
     "FoundModel",
@@ -18,4 +19,5 @@ __all__ = [
     "find_model",
     "find_tokenizer",
     "stored_types",
+    "with_outer_parts",
 ]

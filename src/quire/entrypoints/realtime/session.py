@@ -153,6 +153,7 @@ class RealtimeSession:
             heard = {"format": VLLM_FORMAT, "transcription": {"model": given.model}}
             changes = {"type": "transcription", "model": given.model, "audio": {"input": heard}}
         fields, settings = updated_session(self._fields, changes)
+        await self._state.look_for_model(settings.model)
         self._state.resolve_model(settings.model)
         wanted = settings.audio.input.transcription
         if wanted is not None and not self._hears_alone:
@@ -185,7 +186,8 @@ class RealtimeSession:
         if wanted is not None:
             await self._accept()
         data = bytes(self._buffer)
-        part: Fields = {"type": "input_audio", "transcript": None, "audio": base64.b64encode(data).decode()}
+        text = (await run_sized(len(data), base64.b64encode, data)).decode()
+        part: Fields = {"type": "input_audio", "transcript": None, "audio": text}
         item = Item({"type": "message", "id": new_id("item"), "role": "user", "content": [part]}, heard.format)
         previous = self._last_heard
         if self._settings.type == "realtime":

@@ -23,7 +23,7 @@ TOKENS = "token_ids"
 MEL = "mel"
 """What an item has: token ids [E], or frames [B, F]."""
 COUNTS = "counts"
-"""With frames of several parts [parts, B, F]: the rows and the embeddings of each; what is behind these is silence."""
+"""With frames of several parts [parts, B, F]: the rows, the embeddings and the frames of each; rows behind these are silence."""
 
 
 class _Piece(NamedTuple):
@@ -95,9 +95,9 @@ def _pieces(item: Arrays) -> Iterator[_Piece]:
         yield _Piece(torch.from_numpy(item[TOKENS].astype(np.int32)), len(item[TOKENS]), len(item[TOKENS]))
         return
     mel = torch.from_numpy(item[MEL].copy())
-    counts = item.get(COUNTS, np.array([[mel.shape[-1] // 2] * 2]))
-    for part, (rows, embeds) in zip(mel.reshape(-1, *mel.shape[-2:]), counts.tolist(), strict=True):
-        yield _Piece(part, rows, embeds)
+    counts = item.get(COUNTS, np.array([[mel.shape[-1] // 2, mel.shape[-1] // 2, mel.shape[-1]]]))
+    for part, (rows, embeds, frames) in zip(mel.reshape(-1, *mel.shape[-2:]), counts.tolist(), strict=True):
+        yield _Piece(part[:, :frames], rows, embeds)
 
 
 def _num_rows(piece: _Piece) -> int:

@@ -19,7 +19,7 @@ from quire.models.spec import (
 from quire.models.vision.pixtral import NO_TOKENS
 
 NAMES = WeightNames(
-    prefixes=("", "model.", "vlm."),
+    prefixes=("", "model.", "vlm.", "thinker."),
     layer="visual.blocks.{layer}.",
     modules={
         "patch": "visual.patch_embed.proj",
@@ -128,14 +128,16 @@ def qwen2_vision(hf: HFConfig) -> VisionSpec:
 
 
 def qwen2_5_vision(hf: HFConfig) -> VisionSpec:
-    """Qwen2.5-VL: all layers but a few look within windows. EXAONE 4.5: with fewer heads of keys and values."""
+    """Qwen2.5-VL: all layers but a few look within windows. EXAONE 4.5: with fewer heads of keys and values. Qwen2.5-Omni: with
+    matrices of queries, keys and values of their own."""
     hf = hf.vision_config
     hidden, norm = hf.hidden_size, RMSNorm(EPS)
     full = hf.get("fullatt_block_indexes", [7, 15, 23, 31])
     window = hf.get("window_size", 112) // hf.get("patch_size", 14)
     patches = patches_of(hf, window=window, windowed=tuple(n for n in range(hf.depth) if n not in full))
     mlp = GatedMLP(hf.intermediate_size, act=hf.get("hidden_act", "silu"), bias=True)
-    trunk = patches_trunk(hf, hidden, mlp, norm, patches, GATED_NAMES)
+    own = {"qkv": ("attn.q", "attn.k", "attn.v")} if hf.get("model_type", "").startswith("qwen2_5_omni") else {}
+    trunk = patches_trunk(hf, hidden, mlp, norm, patches, GATED_NAMES.but((), **own))
     return VisionSpec(trunk, _merger(hidden, patches.merge, hf.get("out_hidden_size", 3584), norm))
 
 
