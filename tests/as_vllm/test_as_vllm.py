@@ -63,6 +63,13 @@ NAMES = {
     "vllm.envs": "VLLM_HTTP_TIMEOUT_KEEP_ALIVE",
     "vllm.logprobs": "Logprob",
     "vllm.entrypoints.llm": "LLM",
+    "vllm.tool_parsers": "ToolParser ToolParserManager",
+    "vllm.tool_parsers.abstract_tool_parser": "ToolParser",
+    "vllm.reasoning": "ReasoningParser ReasoningParserManager",
+    "vllm.reasoning.basic_parsers": "BaseThinkingReasoningParser",
+    "vllm.entrypoints.openai.engine.protocol": "DeltaMessage ExtractedToolCallInformation FunctionCall ToolCall",
+    "vllm.entrypoints.openai.chat_completion.protocol": "ChatCompletionRequest",
+    "vllm.entrypoints.openai.protocol": "ChatCompletionRequest DeltaToolCall",
     "vllm.assets.audio": "AudioAsset",
     "vllm.benchmarks.datasets": "add_dataset_parser get_samples",
     "vllm.assets.image": "ImageAsset",
@@ -105,6 +112,54 @@ def test_every_module_of_the_table_has_its_sources_and_every_reason_is_about_no_
     assert not set(ABSENT) & set(MODULES) - {"vllm.platforms"}
     assert "KV connectors" in why_absent("vllm.distributed.kv_transfer.kv_connector.v1")
     assert why_absent("vllm.nothing") == why_absent("vllm.v2.x")
+
+
+PARSERS = """
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.engine.protocol import DeltaMessage, ExtractedToolCallInformation, FunctionCall, ToolCall
+from vllm.reasoning import ReasoningParserManager
+from vllm.reasoning.basic_parsers import BaseThinkingReasoningParser
+from vllm.tool_parsers import ToolParser, ToolParserManager
+
+@ToolParserManager.register_module("arrow")
+class Arrow(ToolParser):
+    def extract_tool_calls(self, model_output: str, request: ChatCompletionRequest) -> ExtractedToolCallInformation:
+        content, _, call = model_output.partition("=>")
+        calls = [ToolCall(function=FunctionCall(name=call, arguments="{}"))] if call else []
+        return ExtractedToolCallInformation(tools_called=bool(calls), tool_calls=calls, content=content or None)
+    def extract_tool_calls_streaming(self, *parts, request: ChatCompletionRequest) -> DeltaMessage | None:
+        return None
+
+@ReasoningParserManager.register_module("stars")
+class Stars(BaseThinkingReasoningParser):
+    @property
+    def start_token(self) -> str:
+        return "<*>"
+    @property
+    def end_token(self) -> str:
+        return "</*>"
+"""
+
+
+def test_parsers_of_a_plugin_of_vllms_parse_with_no_word_changed(tmp_path: Path) -> None:
+    plugin, script = tmp_path / "parsers.py", tmp_path / "script.py"
+    plugin.write_text(PARSERS, encoding="utf-8")
+    script.write_text(
+        "import json, sys\n"
+        "from quire.parsers.choice import choose_formats\n"
+        "from quire.parsers.plugin import load_parser_file\n"
+        "from quire.parsers.stream import parse_answer\n"
+        "load_parser_file(sys.argv[1], 'tool_parser_plugin')\n"
+        "chosen = choose_formats('stars', 'arrow', None)\n"
+        "tools = [{'type': 'function', 'function': {'name': 'f'}}]\n"
+        "formats = {'reasoning': chosen.reasoning, 'tools': chosen.tools, 'offered': tools}\n"
+        "answer = parse_answer('<*>why</*>well=>f', **formats)\n"
+        "print(json.dumps([answer.reasoning, answer.content, [call.name for call in answer.calls]]))\n",
+        encoding="utf-8",
+    )
+    done = run(str(script), str(plugin))
+    assert done.returncode == 0, done.stderr
+    assert answers(done.stdout) == ["why", "well", ["f"]]
 
 
 SCRIPT = """

@@ -139,7 +139,7 @@ def test_calls_that_must_be_made_in_a_class_format_are_a_json_list(tmp_path: Pat
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("import vllm", "the names of vLLM's parsers are in quire.parsers.plugin"),
+        ("import vllm", "import vLLM's names from quire.parsers.plugin"),
         ("1 / 0", "ZeroDivisionError"),
         ("def", "SyntaxError"),
         ("from quire.parsers.plugin import *\nregister_tool_format('auto', ToolParser)", "'auto'"),

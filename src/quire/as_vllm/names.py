@@ -6,6 +6,7 @@ Plain text: importing it imports nothing of Quire's.
 _FACES = "quire.as_vllm.faces"
 _PICTURES = "quire.as_vllm.pictures"
 _LOGITS = "quire.as_vllm.logits"
+_PARSERS = ("quire.parsers.plugin", "quire.as_vllm.parser_names", "quire.entrypoints.openai.protocol")
 _CONFIG = ("quire.as_vllm.configs", "quire.config", "quire.config.speculative")
 _CONFIG_PARTS = (
     "attention cache compilation device kernel kv_events kv_transfer load logging lora model multimodal observability "
@@ -40,6 +41,15 @@ MODULES: dict[str, tuple[str, ...]] = {
     "vllm.v1.sample.logits_processor.builtin": (_LOGITS,),
     "vllm.entrypoints.llm": (_FACES, "quire.entrypoints.llm"),
     "vllm.entrypoints.cli.main": ("quire.entrypoints.cli.main",),
+    **{
+        f"vllm.{part}": _PARSERS
+        for part in (
+            *("tool_parsers", "tool_parsers.abstract_tool_parser", "reasoning", "reasoning.abs_reasoning_parsers"),
+            *("reasoning.basic_parsers", "entrypoints.openai.tool_parsers", "entrypoints.openai.protocol"),
+            *("entrypoints.openai.tool_parsers.abstract_tool_parser", "entrypoints.openai.engine.protocol"),
+            "entrypoints.openai.chat_completion.protocol",
+        )
+    },
     "vllm.lora.request": ("quire.adapters",),
     "vllm.lora.resolver": ("quire.lora.resolver",),
     "vllm.model_executor.models": ("quire.models.registry",),
@@ -79,9 +89,7 @@ ABSENT: dict[str, str] = {
     "vllm.v1.spec_decode": "proposers have Quire's interface (docs/speculative_decoding.md)",
     "vllm.v1.watermarking": "there are no watermarks",
     "vllm.v1": "it is inside vLLM's engine; Quire's own is in docs/architecture.md",
-    "vllm.tool_parsers": "a format of calls is registered with quire.parsers (docs/tools.md)",
-    "vllm.entrypoints.openai.tool_parsers": "a format of calls is registered with quire.parsers (docs/tools.md)",
-    "vllm.reasoning": "a format of reasoning is registered with quire.parsers (docs/tools.md)",
+    "vllm.parser": "a format is registered with quire.parsers (docs/tools.md)",
     "vllm.entrypoints": "the server's parts are Quire's own; start it with `quire serve`",
     "vllm.benchmarks": "`quire bench` measures (docs/benchmarks.md)",
     "vllm.ray": "Ray comes with the executor of several machines, which is not there yet",

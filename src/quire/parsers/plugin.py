@@ -6,6 +6,7 @@ Knows registries and files; knows no model.
 """
 
 import dataclasses
+import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -87,7 +88,7 @@ def load_parser_file(path: str | None, setting: str) -> None:
     except Exception as error:
         hint = ""
         if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] == "vllm":
-            hint = " (the names of vLLM's parsers are in quire.parsers.plugin: change the imports)"
+            hint = " (start with `quire as-vllm`, or import vLLM's names from quire.parsers.plugin)"
         message = f"{setting}: {path!r} fails: {type(error).__name__}: {error}{hint}"
         raise ConfigError(message, setting=setting) from error
 
@@ -200,6 +201,10 @@ class _Manager:
             return parser
 
         return decorate if module is None else decorate(module)
+
+    def register_lazy_module(self, name: str, module_path: str, class_name: str) -> None:
+        """Register a class of a module by its name; here it is imported at once."""
+        self._register(name, getattr(importlib.import_module(module_path), class_name), override=True)
 
 
 ToolParserManager = _Manager(register_tool_format)
