@@ -91,7 +91,10 @@ def test_a_model_is_fetched_found_and_deleted(quire, hub: FakeHub) -> None:
     assert f"{NAME} is in " in quire("pull", NAME).stdout
     assert hub.fetched(".safetensors")
     (model,) = json.loads(quire("list", "--json").stdout)
-    assert model["name"] == NAME and model["num_bytes"] > 100_000
+    assert model["name"] == NAME and model["num_bytes"] > 100_000 and model["has_weights"]
+    for weights in Path(model["folder"]).glob("snapshots/*/*.safetensors"):
+        weights.unlink()
+    assert "no weights yet" in quire("list").stdout
     unknown = quire("rm", "tiny/lama")
     assert unknown.returncode == 2 and f"did you mean '{NAME}'?" in unknown.stderr
     found = quire("search", "llama")

@@ -9,6 +9,7 @@ from quire.config.hub.listing import HubSettings
 from quire.errors import ConfigError, did_you_mean
 
 _PREFIX = "models--"
+_WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
 
 
 class LocalModel(NamedTuple):
@@ -16,12 +17,14 @@ class LocalModel(NamedTuple):
 
     Attributes:
         num_bytes: of its files, each counted once. changed: seconds of the epoch.
+        has_weights: a file of weights is among them; otherwise only its settings were looked at.
     """
 
     name: str
     folder: Path
     num_bytes: int
     changed: float
+    has_weights: bool
 
 
 def local_models(cache: Path) -> list[LocalModel]:
@@ -35,7 +38,8 @@ def _describe(path: Path) -> LocalModel:
     stats = {stat.st_ino: stat for stat in map(Path.stat, filter(Path.is_file, path.rglob("*")))}.values()
     name = path.name.removeprefix(_PREFIX).replace("--", "/", 1)
     changed = max((stat.st_mtime for stat in stats), default=0.0)
-    return LocalModel(name, path, sum(stat.st_size for stat in stats), changed)
+    has_weights = any(file.suffix in _WEIGHTS for file in path.glob("snapshots/*/**/*"))
+    return LocalModel(name, path, sum(stat.st_size for stat in stats), changed, has_weights)
 
 
 def fetch(name: str, settings: HubSettings) -> Path:

@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     rows = [
         (
             each.name,
-            amount(each.num_bytes),
+            amount(each.num_bytes) if each.has_weights else "no weights yet",
             time.strftime("%Y-%m-%d", time.localtime(each.changed)),
             served.get(each.name, ""),
         )
