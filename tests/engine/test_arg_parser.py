@@ -171,7 +171,7 @@ def test_what_has_no_meaning_here_is_taken_and_the_log_says_why(words: list[str]
     assert len([record for record in caplog.records if "has no effect:" in record.message]) == 1
 
 
-@pytest.mark.parametrize("name", sorted(NO_EFFECT))
+@pytest.mark.parametrize("name", sorted(NO_EFFECT.keys() & ENGINE_DEFAULTS.keys()))
 def test_everything_without_effect_is_known_in_python_too(name: str) -> None:
     settings: dict[str, Any] = {name: "something"}
     EngineArgs(**settings)

@@ -17,7 +17,7 @@ def test_the_child_loads_general_plugins_as_a_core_before_it_builds_anything(mon
     monkeypatch.setattr(core_process, "load_general_plugins", lambda kind: events.append(kind))
     monkeypatch.setattr(core_process, "config_from_plain", lambda plain: SimpleNamespace(instance_id="x"))
     monkeypatch.setattr(core_process, "EngineCore", Core)
-    monkeypatch.setattr(core_process, "gc", SimpleNamespace(collect=int, freeze=int, set_threshold=print))
+    monkeypatch.setattr(core_process, "settle_collector", lambda: None)
     inbox: Any = SimpleNamespace(receive=lambda block: [Start(config={})])
     assert core_process.start_core(inbox) is not None
     assert events == ["core", "built"]

@@ -17,7 +17,7 @@ from quire.parsers.choice import choose_formats
 from quire.parsers.formats import PLAIN, REASONING, TOOLS, Reasoning, ToolFormat
 from quire.parsers.offered import offered_functions
 from quire.parsers.pieces import Answer
-from quire.parsers.plugin import load_parser_file, register_reasoning_format, register_tool_format
+from quire.parsers.plugin import ToolParserManager, load_parser_file, register_reasoning_format, register_tool_format
 from quire.parsers.schemas import Inexpressible
 from quire.parsers.stream import AnswerParser, parse_answer
 
@@ -126,6 +126,13 @@ def test_a_class_in_vllms_manner_finds_calls_in_the_whole_answer(tmp_path: Path,
     assert [(call.name, call.arguments) for call in answer.calls] == [("f", '{"a": 1}'), ("f", '{"a": 2}')]
     for text in ("Just text, => g{}", "They explode. "):
         assert pieces_of(f"Hm.**say**{text}", size, **options).content == text
+
+
+def test_a_class_may_be_registered_by_its_module_s_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "arrows_elsewhere.py").write_text(IN_VLLMS_MANNER)
+    monkeypatch.syspath_prepend(tmp_path)
+    ToolParserManager.register_lazy_module(name="lazy", module_path="arrows_elsewhere", class_name="ArrowParser")
+    assert TOOLS["lazy"] == TOOLS["arrow"]
 
 
 def test_calls_that_must_be_made_in_a_class_format_are_a_json_list(tmp_path: Path) -> None:

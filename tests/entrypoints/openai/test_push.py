@@ -80,7 +80,8 @@ class HandFedEngine:
 
     def __init__(self, folder):
         self.config = make_config(folder)
-        self.inputs = InputProcessor(self.config, TokenizerSource(self.config.model))
+        self.tokenizer_source = TokenizerSource(self.config.model)
+        self.inputs = InputProcessor(self.config, self.tokenizer_source)
         self.outputs = OutputProcessor()
         self.aborted = []
 
