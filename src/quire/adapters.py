@@ -105,24 +105,6 @@ def virtual_tokens_of(config: Mapping[str, Any]) -> int:
     return count
 
 
-def read_shapes(path: str) -> dict[str, tuple[int, ...]]:
-    """The shapes of a folder's tensors, by name, from the headers of its safetensors files; of a damaged file there are none: who
-    loads it says what is wrong."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for file in sorted(Path(path).glob("*.safetensors")):
-        try:
-            with open(file, "rb") as stream:
-                size = int.from_bytes(stream.read(8), "little")
-                header: Any = json.loads(stream.read(size)) if size <= _MOST_HEADER else {}
-            shapes |= {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
-            continue
-    return shapes
-
-
-_MOST_HEADER = 100 << 20
-
-
 def read_config(path: str) -> dict[str, Any]:
     """An adapter's configuration. Raises ConfigError: there is none, or it is damaged."""
     file = Path(path) / CONFIG

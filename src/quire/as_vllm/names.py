@@ -92,7 +92,7 @@ ABSENT: dict[str, str] = {
     "vllm.parser": "a format is registered with quire.parsers (docs/tools.md)",
     "vllm.entrypoints": "the server's parts are Quire's own; start it with `quire serve`",
     "vllm.benchmarks": "`quire bench` measures (docs/benchmarks.md)",
-    "vllm.ray": "Ray comes with the executor of several machines, which is not there yet",
+    "vllm.ray": "--distributed-executor-backend ray places the workers (docs/distributed.md)",
 }
 """Why modules and their names are absent: the longest beginning of a name that is here tells it."""
 

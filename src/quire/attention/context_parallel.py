@@ -41,7 +41,7 @@ class SplitContext(AttentionBackend):
     """Another backend's kernels over a part of each context.
 
     Args:
-        inner: gives logarithms of denominators; of its answers about layers see `supports_part`.
+        inner: gives logarithms of denominators.
         communicator: all ranks of the tensor-parallel group; those that share a context are neighbours.
         count: how many these are.
     """

@@ -36,6 +36,20 @@ def read_json_object(path: str, *, setting: str) -> dict[str, Any]:
     return cast("dict[str, Any]", content)
 
 
+def tensors_in(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What the header of a safetensors file says of each tensor; nothing of it is checked.
+    Raises OSError, ValueError: it cannot be read, is too large, or is none."""
+    with open(path, "rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        if size > limits.MAX_CONFIG_FILE_BYTES:
+            raise ValueError(f"its header has {size} bytes")
+        header = json.loads(file.read(size))
+    if not isinstance(header, dict):
+        raise ValueError("its header is no object")
+    entries = cast("dict[str, Any]", header)
+    return {name: entry for name, entry in entries.items() if name != "__metadata__"}
+
+
 def read_json_object_if_there(path: str, *, setting: str) -> dict[str, Any]:
     """As `read_json_object`; an empty object if there is no such file."""
     return read_json_object(path, setting=setting) if os.path.isfile(path) else {}

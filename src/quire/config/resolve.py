@@ -6,7 +6,6 @@ Mistral's own layout of a checkpoint (params.json and consolidated.safetensors) 
 rows of queries and keys have another order there; the reader of the weights changes it.
 """
 
-import json
 import math
 import os
 import re
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 from quire import envs
 from quire.config import limits
 from quire.config.checkpoint_files import PARAMS
-from quire.config.files import read_json_object, read_json_object_if_there
+from quire.config.files import read_json_object, read_json_object_if_there, tensors_in
 from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError, Explained
 from quire.guards import is_dict, is_sequence
@@ -285,12 +284,8 @@ def _stored_dtype(path: str) -> str | None:
     if not names:
         return None
     try:
-        with open(os.path.join(path, names[0]), "rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            if size > limits.MAX_CONFIG_FILE_BYTES:
-                return None
-            header = json.loads(file.read(size))
-            return _commonest([str(entry.get("dtype")) for name, entry in header.items() if name != "__metadata__"])
+        header = tensors_in(os.path.join(path, names[0]))
+        return _commonest([str(entry.get("dtype")) for entry in header.values()])
     except (OSError, ValueError, AttributeError):
         return None  # the loader reads it again, and says what is wrong with it
 

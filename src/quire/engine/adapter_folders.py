@@ -7,10 +7,12 @@ of files; knows none of an adapter's numbers.
 import dataclasses
 import os
 from collections import OrderedDict
+from pathlib import Path
 from typing import Any
 
-from quire.adapters import CONFIG, LoRARequest, read_config, read_shapes, virtual_tokens_of
+from quire.adapters import CONFIG, LoRARequest, read_config, virtual_tokens_of
 from quire.config import ModelConfig
+from quire.config.files import tensors_in
 from quire.errors import ConfigError, RequestError
 from quire.guards import is_mapping
 from quire.tokenizers.interface import Tokenizer
@@ -91,7 +93,7 @@ class AdapterFolders:
 
     def _look(self, path: str) -> AdapterFolder:
         config, model = read_config(path), self._model
-        own, shapes = model.own_vocab_size, read_shapes(path)
+        own, shapes = model.own_vocab_size, _read_shapes(path)
         counts, given = [own], config.get("trainable_token_indices") or config.get("token_indices") or ()
         trained: list[Any] = list(given.values()) if is_mapping(given) else [given]
         counts += [token + 1 for ids in trained for token in ids or () if isinstance(token, int)]
@@ -104,3 +106,14 @@ class AdapterFolders:
         fitting = max(count for count in counts if count <= model.vocab_size)
         has_own = of_tokens and bool(model.tokenizer_path) and not model.skip_tokenizer_init and has_tokenizer(path)
         return AdapterFolder(virtual_tokens_of(config), fitting, has_own)
+
+
+def _read_shapes(path: str) -> dict[str, tuple[int, ...]]:
+    """The shapes of a folder's tensors, by name; of a damaged file there are none: who loads it says what is wrong."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in sorted(Path(path).glob("*.safetensors")):
+        try:
+            shapes |= {name: tuple(entry["shape"]) for name, entry in tensors_in(file).items()}
+        except (OSError, ValueError, TypeError, KeyError):
+            continue
+    return shapes

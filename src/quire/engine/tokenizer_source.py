@@ -4,7 +4,7 @@ import threading
 
 from quire.adapters import LoRARequest
 from quire.config import ModelConfig
-from quire.engine.adapter_folders import AdapterFolders
+from quire.engine.adapter_folders import AdapterFolder, AdapterFolders
 from quire.engine.caller import CALLER
 from quire.errors import QuireError
 from quire.logger import init_logger
@@ -70,23 +70,24 @@ class TokenizerSource:
     def get(self) -> Tokenizer | None:
         """The tokenizer of what the caller asks for: the adapter's own if it has one, or the model's; None where there is none
         (see `why_absent`). Raises ConfigError: its files are broken."""
-        own = self.own(CALLER.get().adapter)
-        found = None if own is None else self.folders.tokenizer(own)
+        adapter = CALLER.get().adapter
+        found = self.folders.tokenizer(adapter) if isinstance(adapter, LoRARequest) else None
         return self.of_model() if found is None else found
 
-    def own(self, adapter: object) -> LoRARequest | None:
+    def own(self, adapter: LoRARequest | None) -> LoRARequest | None:
         """The adapter, if it has a tokenizer or tokens of its own."""
-        if not isinstance(adapter, LoRARequest):
-            return None
-        folder = self.folders.read(adapter)
-        has_own = folder is not None and (folder.has_tokenizer or folder.num_tokens > self._model.own_vocab_size)
-        return adapter if has_own else None
+        return None if self._own_folder(adapter) is None else adapter
 
     def num_tokens(self) -> int:
         """Ids that requests of the caller may have."""
-        own = self.own(CALLER.get().adapter)
-        folder = None if own is None else self.folders.read(own)
+        folder = self._own_folder(CALLER.get().adapter)
         return self._model.own_vocab_size if folder is None else folder.num_tokens
+
+    def _own_folder(self, adapter: object) -> AdapterFolder | None:
+        """What is known of an adapter that has a tokenizer or tokens of its own."""
+        folder = self.folders.read(adapter) if isinstance(adapter, LoRARequest) else None
+        has_own = folder is not None and (folder.has_tokenizer or folder.num_tokens > self._model.own_vocab_size)
+        return folder if has_own else None
 
     def of_model(self) -> Tokenizer | None:
         """The model's tokenizer, or None where there is none. Waits until it is read.

@@ -19,6 +19,7 @@ from quire.entrypoints.conversations import Adapters, adapters_per_prompt, as_pr
 from quire.entrypoints.media_parts import MediaMessages
 from quire.entrypoints.scoring import (
     Given,
+    Parts,
     Scored,
     check_scores,
     check_texts,
@@ -70,7 +71,7 @@ class PoolingMethods:
     _ids: Iterator[str]
     _run: Callable[[list[ProcessedRequest], Any], list[Any]]
     _render: Callable[..., list[TokenizedPrompt]]
-    _by_tokenizer: Callable[..., Iterator[tuple[LoRARequest | None, list[PromptType]]]]
+    _by_tokenizer: Callable[..., Iterator[tuple[LoRARequest | None, list[Any]]]]
 
     def encode(
         self,
@@ -190,7 +191,10 @@ class PoolingMethods:
     ) -> list[ScoringRequestOutput]:
         """Each input is embedded once, however often it is paired."""
         once, task = each_once([*firsts, *seconds]), scored_task(self.llm_engine.pooling_processor.config)
-        prompts = [self._scored_prompt(one) for one in once]
+        prompts = list[TokenizedPrompt]()
+        for own, some in self._by_tokenizer(once, lora_request):
+            with asking(own):
+                prompts += self._scored_prompts(some)
         params = _params_per_prompt(pooling_params, len(prompts), task, truncate_prompt_tokens)
         embedded = dict(zip(map(key_of, once), self._pool(prompts, params, use_tqdm, lora_request), strict=True))
         pairs = [
@@ -207,10 +211,14 @@ class PoolingMethods:
             for first, second in pairs
         ]
 
-    def _scored_prompt(self, one: Scored) -> TokenizedPrompt:
-        if isinstance(one, str):
-            return self.llm_engine.pooling_processor.tokenize_batch([one])[0]
-        messages, processor = [{"role": "user", "content": list(one)}], self.llm_engine.input_processor
+    def _scored_prompts(self, some: Sequence[Scored]) -> list[TokenizedPrompt]:
+        """Of inputs that one tokenizer reads: all texts together."""
+        texts = [one for one in some if isinstance(one, str)]
+        tokenized = iter(self.llm_engine.pooling_processor.tokenize_batch(texts))
+        return [next(tokenized) if isinstance(one, str) else self._prompt_of_parts(one) for one in some]
+
+    def _prompt_of_parts(self, parts: Parts) -> TokenizedPrompt:
+        messages, processor = [{"role": "user", "content": list(parts)}], self.llm_engine.input_processor
         if processor.media is None or not processor.media.is_alone:
             return self._render([messages], {"add_generation_prompt": False}, False, None)[0]
         taken = MediaMessages(messages, {IMAGE: ""}, is_text=False)

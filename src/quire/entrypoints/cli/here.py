@@ -35,10 +35,11 @@ def local_models(cache: Path) -> list[LocalModel]:
 
 
 def _describe(path: Path) -> LocalModel:
-    stats = {stat.st_ino: stat for stat in map(Path.stat, filter(Path.is_file, path.rglob("*")))}.values()
+    files = list(filter(Path.is_file, path.rglob("*")))
+    stats = {stat.st_ino: stat for stat in map(Path.stat, files)}.values()
     name = path.name.removeprefix(_PREFIX).replace("--", "/", 1)
     changed = max((stat.st_mtime for stat in stats), default=0.0)
-    has_weights = any(file.suffix in _WEIGHTS for file in path.glob("snapshots/*/**/*"))
+    has_weights = any(file.suffix in _WEIGHTS for file in files)
     return LocalModel(name, path, sum(stat.st_size for stat in stats), changed, has_weights)
 
 

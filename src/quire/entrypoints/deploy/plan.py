@@ -193,7 +193,7 @@ def make_plan(args: argparse.Namespace, words: list[str]) -> Plan:
         transfer=args.kv_transfer_config or {},
         replicas=args.replicas,
         storage=args.storage,
-        nodes=getattr(args, "nnodes", 1),
+        nodes=args.nnodes,
         has_router=args.router,
         prefill_replicas=args.prefill_replicas,
         max_replicas=args.max_replicas,
@@ -205,7 +205,7 @@ def make_plan(args: argparse.Namespace, words: list[str]) -> Plan:
 def _check_cluster(args: argparse.Namespace) -> None:
     """Raise ConfigError: flags of a cluster contradict one another, or are given for another target."""
     several = {
-        "nnodes": getattr(args, "nnodes", 1) > 1,
+        "nnodes": args.nnodes > 1,
         "router": args.router,
         "prefill_replicas": args.prefill_replicas,
         "max_replicas": args.max_replicas,
@@ -213,7 +213,7 @@ def _check_cluster(args: argparse.Namespace) -> None:
     for flag in several:
         if several[flag] and args.target != "kubernetes":
             raise ConfigError.of(flag, f"only kubernetes has several servers, and not {args.target}: leave it out")
-    if getattr(args, "nnodes", 1) > 1 and args.prefill_replicas:
+    if args.nnodes > 1 and args.prefill_replicas:
         raise ConfigError.of(
             "prefill_replicas", "servers of several hosts do not hand over pages: leave it or nnodes out"
         )
@@ -232,7 +232,7 @@ def count_ranks(args: argparse.Namespace) -> int:
     from quire.engine.settings import EngineSettings
 
     copies = copies_here(cast(EngineSettings, args)).on_this_host
-    return args.tensor_parallel_size * args.pipeline_parallel_size * copies // getattr(args, "nnodes", 1)
+    return args.tensor_parallel_size * args.pipeline_parallel_size * copies // args.nnodes
 
 
 def count_gpus(args: argparse.Namespace) -> int:
