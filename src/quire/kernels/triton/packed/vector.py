@@ -26,7 +26,6 @@ from quire.kernels.types import PackedWeight
 COLUMNS = 128
 MAX_COLUMNS = 4096
 """Of a row, whose codes are all in registers."""
-_NAN = tl.constexpr(float("nan"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +175,7 @@ def _inputs(x_ptr, first_tile, GROUP: tl.constexpr, ASSEMBLY: tl.constexpr):
     power = ((268 - exponent) << 23).to(tl.float32, bitcast=True)
     power = tl.reshape(tl.broadcast_to(power[:, :, :, None], (8, 8, 4, 4)), (8, 8, 16))
     worth = ((exponent - 14) << 23).to(tl.float32, bitcast=True)
-    worth = tl.where(size >= 0x7F80, _NAN, worth)  # of what is not finite
+    worth = tl.where(size >= 0x7F80, float("nan"), worth)  # of what is not finite
     ones = tl.full((8, 8, 16), 0x11111111, tl.int32)
     if GROUP == 64:
         numbers = _bytes(first, second, power, ASSEMBLY) + _bytes(third, fourth, power, ASSEMBLY)
