@@ -211,6 +211,24 @@ class ScoringOutput:
 PooledT = TypeVar("PooledT")
 
 
+@dataclasses.dataclass(frozen=True)
+class LateChunk:
+    """Which of the prompt's tokens are in a chunk, and which characters of the text; none where all are special tokens."""
+
+    token_range: tuple[int, int]
+    char_range: tuple[int, int] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class LateChunkingMetadata:
+    """How late chunking has divided a text: an entry of `chunks` for each vector."""
+
+    chunk_size: int
+    input_tokens: int
+    chunks: list[LateChunk]
+    strategy: str = "fixed_tokens"
+
+
 @dataclasses.dataclass(slots=True)
 class PoolingRequestOutput(Generic[PooledT]):
     """A finished pooling request.
@@ -218,6 +236,7 @@ class PoolingRequestOutput(Generic[PooledT]):
     Attributes:
         num_cached_tokens: prompt tokens whose keys and values were found in the prefix cache.
         error: why it failed, where it did; then `outputs` are empty.
+        late_chunking: of late chunking, the tokens and characters of each vector.
     """
 
     request_id: str
@@ -226,6 +245,7 @@ class PoolingRequestOutput(Generic[PooledT]):
     finished: bool
     num_cached_tokens: int = 0
     error: str | None = None
+    late_chunking: LateChunkingMetadata | None = None
 
 
 def _shared_fields(output: PoolingRequestOutput[Any]) -> dict[str, Any]:

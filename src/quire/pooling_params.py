@@ -2,14 +2,28 @@
 
 import copy
 import functools
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 
 from quire import param_checks as checks
+from quire.guards import is_dict
 
 POOLING_TASKS = ("embed", "classify", "token_embed", "token_classify")
 _MOST = (1 << 31) - 1
+_MOST_CHUNK = (1 << 63) - 1
+
+
+class LateChunkingParams(msgspec.Struct, metaclass=checks.ParamsMeta, forbid_unknown_fields=True):
+    """Late chunking (Günther et al. 2024): a text is computed whole, and each `chunk_size` of its tokens, special ones included,
+    become one vector: the head's, of their mean. Raises RequestError: `chunk_size` is no whole number from 1."""
+
+    chunk_size: int
+
+    def __post_init__(self) -> None:
+        self.chunk_size = checks.whole(
+            "late_chunking_params.chunk_size", self.chunk_size, 1, _MOST_CHUNK, "a whole number from 1"
+        )
 
 
 class PoolingParams(
@@ -34,6 +48,8 @@ class PoolingParams(
         skip_reading_prefix_cache: None lets the engine decide: it reads where the last token alone counts.
         normalize, activation: other spellings of `use_activation`.
         token_type_ids: the segment of each prompt token; the engine fills it in for pairs of texts.
+        late_chunking_params: of `token_embed`: a vector for each chunk of the text in place of one for each token; the
+            output's `late_chunking` says which tokens and characters are in each.
 
     Raises:
         RequestError: a value of the wrong type or out of range; `param` names it.
@@ -50,6 +66,7 @@ class PoolingParams(
     normalize: bool | None = None
     activation: bool | None = None
     token_type_ids: list[int] | None = None
+    late_chunking_params: LateChunkingParams | None = None
 
     def __post_init__(self) -> None:
         checks.apply(_CHECKS, self)
@@ -69,6 +86,14 @@ def _whole(low: int) -> checks.Rule:
     return checks.whole_rule(low, _MOST, f"a whole number from {low}, or null")
 
 
+def _late_chunking(name: str, value: Any) -> LateChunkingParams:
+    if isinstance(value, LateChunkingParams):
+        return value
+    if not is_dict(value) or set(value) != {"chunk_size"}:
+        checks.refuse(name, value, "an object with chunk_size, a whole number from 1, or null")
+    return LateChunkingParams(**value)
+
+
 _CHECKS = checks.checks_of(
     PoolingParams,
     {
@@ -85,5 +110,6 @@ _CHECKS = checks.checks_of(
         "normalize": checks.flag,
         "activation": checks.flag,
         "token_type_ids": functools.partial(checks.token_ids, most=_MOST),
+        "late_chunking_params": _late_chunking,
     },
 )

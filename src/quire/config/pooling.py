@@ -172,6 +172,11 @@ class PoolingConfig:
         """Whether it gives embeddings rather than scores."""
         return self.convert == "embed"
 
+    @property
+    def embedding_task(self) -> str:
+        """What an embedding is asked for as: vectors of tokens where the model gives no others."""
+        return "token_embed" if self.tasks == ("token_embed",) else "embed"
+
     def reads_prefixes(self, task: str) -> bool:
         """Whether a prompt's result follows from its last token alone, so that pages of an equal prefix will do."""
         return self.is_causal and self.kinds == ("last",) and not task.startswith("token_")

@@ -210,6 +210,7 @@ class Frontend(Generic[ClientT]):
 def make_record(processed: ProcessedRequest) -> RequestRecord:
     """The record of a request that is about to be queued."""
     pools = isinstance(processed.params, PoolingParams)
+    own: dict[str, Any] = {"late_chunking": processed.late_chunking} if pools else {}
     return (PoolingRecord if pools else RequestRecord)(
         request_id=processed.request_id,
         prompt=processed.prompt.text,
@@ -218,6 +219,7 @@ def make_record(processed: ProcessedRequest) -> RequestRecord:
         engine_requests=processed.engine_requests,
         arrival_time=processed.arrival_time,
         tokenizer=processed.tokenizer,
+        **own,
     )
 
 

@@ -31,6 +31,7 @@ from quire.multimodal.media_source import in_threads
 from quire.multimodal.named_files import as_given, opener
 from quire.multimodal.processor import MediaProcessor
 from quire.multimodal.prompt_embeds import PLACEHOLDER, embeds_items, read_embeds
+from quire.outputs import LateChunkingMetadata
 from quire.parsers.choice import AUTO, NONE, apply_response_template, apply_strings, choose_formats
 from quire.parsers.thinking import check_budget, find_prompt_thinking
 from quire.pooling_params import PoolingParams
@@ -93,6 +94,7 @@ class ProcessedRequest:
     engine_requests: list[EngineRequest]
     arrival_time: float
     tokenizer: Tokenizer | None
+    late_chunking: LateChunkingMetadata | None = None
 
 
 def check_in_vocabulary(token_ids: TokenIds, vocab_size: int, param: str) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from quire.adapters import LoRARequest
 from quire.config import EngineConfig, HFConfig, PoolingConfig
 from quire.config.pooling import FILLED_UP, IMAGES_ALONE
+from quire.engine.caller import asking
 from quire.engine.input_processor import (
     InputProcessor,
     ProcessedRequest,
@@ -19,6 +20,7 @@ from quire.engine.input_processor import (
     check_params,
     check_truncation,
 )
+from quire.engine.late_chunking import divide
 from quire.engine.tokenizer_source import TokenizerSource
 from quire.errors import RequestError, TooLongError
 from quire.inputs import PromptType
@@ -162,7 +164,10 @@ class PoolingProcessor:
             media=prompt.media,
         )
         self._inputs.attach([request], adapter)
-        return ProcessedRequest(request_id, prompt.with_ids(token_ids), completed, [request], arrival_time, None)
+        with asking(adapter):
+            chunks = divide(prompt, completed, self._source)
+        prompt = prompt.with_ids(token_ids)
+        return ProcessedRequest(request_id, prompt, completed, [request], arrival_time, None, chunks)
 
     def _filled_up(self, token_ids: list[int]) -> list[int]:
         """A text as the model reads it. Raises RequestError: it reads none."""

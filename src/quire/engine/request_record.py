@@ -19,6 +19,7 @@ from quire.logprobs import FlatLogprobs, Logprob, LogprobsOnePosition
 from quire.outputs import (
     AnyOutput,
     CompletionOutput,
+    LateChunkingMetadata,
     PoolingOutput,
     PoolingRequestOutput,
     RequestMetrics,
@@ -497,7 +498,9 @@ class RequestRecord:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class PoolingRecord(RequestRecord):
-    """A pooling request: nothing is told of it before its end."""
+    """A pooling request: nothing is told of it before its end. `late_chunking`: what its vectors are of."""
+
+    late_chunking: LateChunkingMetadata | None = None
 
     def build_output(self) -> PoolingRequestOutput[PoolingOutput] | None:
         """The pooled numbers; empty where the request was aborted or failed."""
@@ -512,4 +515,5 @@ class PoolingRecord(RequestRecord):
             finished=True,
             num_cached_tokens=self.num_cached_tokens or 0,
             error=self.error,
+            late_chunking=None if self.pooled is None else self.late_chunking,
         )

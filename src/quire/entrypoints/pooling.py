@@ -121,12 +121,12 @@ class PoolingMethods:
 
     def embed(
         self, prompts: PromptType | Sequence[PromptType], **options: Unpack[EncodeOptions]
-    ) -> list[EmbeddingRequestOutput]:
-        """An embedding of each prompt; arguments as those of `encode`."""
-        return [
-            EmbeddingRequestOutput.from_base(output)
-            for output in PoolingMethods.encode(self, prompts, pooling_task="embed", **options)
-        ]
+    ) -> list[EmbeddingRequestOutput] | list[Pooled]:
+        """An embedding of each prompt; arguments as those of `encode`. Where the model gives vectors of tokens alone
+        (`pooler_config` has the task `token_embed`), these, as `encode` gives them."""
+        task = self.llm_engine.pooling_processor.config.embedding_task
+        pooled = PoolingMethods.encode(self, prompts, pooling_task=task, **options)
+        return pooled if task == "token_embed" else [EmbeddingRequestOutput.from_base(output) for output in pooled]
 
     def classify(
         self, prompts: PromptType | Sequence[PromptType], **options: Unpack[EncodeOptions]

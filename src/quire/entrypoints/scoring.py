@@ -119,9 +119,7 @@ def pair_prompts(
 
 def scored_task(config: PoolingConfig) -> str:
     """What each text, or each pair, is asked for."""
-    if not config.embeds:
-        return "classify"
-    return "embed" if "embed" in config.tasks else "token_embed"
+    return config.embedding_task if config.embeds else "classify"
 
 
 def similarities(

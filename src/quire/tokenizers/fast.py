@@ -178,6 +178,12 @@ class FastTokenizer(Tokenizer):
             encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
             return [encoding.ids for encoding in encodings]
 
+    def encode_spans(self, text: str, add_special_tokens: bool = True) -> tuple[list[int], list[tuple[int, int]]]:
+        """Token ids and the library's offsets."""
+        with reading(text, most=self.max_text):
+            (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
+        return encoding.ids, encoding.offsets
+
     def encode_pair(self, first: str, second: str, max_length: int | None = None) -> tuple[list[int], list[int]]:
         """Two texts as one prompt."""
         with reading(first, second, most=self.max_text):

@@ -106,6 +106,11 @@ class Tokenizer(abc.ABC):
             max_length: drop tokens from the end of the longer text, one at a time, until so many are left.
         """
 
+    def encode_spans(self, text: str, add_special_tokens: bool = True) -> tuple[list[int], list[tuple[int, int]]]:
+        """Token ids of a text, and which of its characters each of them is; none, as (n, n), of a special token.
+        Raises RequestError: the tokenizer does not say."""
+        raise RequestError(f"{type(self).__name__} does not tell which characters a token is", param="prompt")
+
     @abc.abstractmethod
     def token_to_id(self, token: str) -> int | None:
         """The id of a token's string, None where it is unknown."""

@@ -139,7 +139,8 @@ class Pooler:
                 chunk_TD = hidden_TD[int(query_start_B[index]) : int(query_start_B[index + 1])]
                 if starts_B[index] == 0:
                     self._tokens_so_far[row] = []
-                values_TC = self._head(chunk_TD)
+                is_divided = self._params[row].late_chunking_params is not None
+                values_TC = chunk_TD if is_divided else self._head(chunk_TD)
                 if ends_B[index]:
                     self._tokens_so_far[row].append(values_TC)
                     results.append(self._finish_tokens(row, state))
@@ -217,6 +218,8 @@ class Pooler:
         params = self._params[row]
         chunks = self._tokens_so_far.pop(row)
         values_TC = chunks[0] if len(chunks) == 1 else torch.cat(chunks)
+        if params.late_chunking_params is not None:
+            values_TC = self._head(_chunk_means(values_TC, params.late_chunking_params.chunk_size))
         if params.step_tag_id is not None:
             tokens_T = state.token_ids_RL[row, : len(values_TC)]
             values_TC = values_TC[np.flatnonzero(tokens_T == params.step_tag_id).tolist()]
@@ -234,6 +237,13 @@ class Pooler:
         if kind == "none":  # the model has none, but this request wants one
             kind = "normalize" if self._config.embeds else ("sigmoid" if values_XC.shape[1] == 1 else "softmax")
         return _ACTIVATIONS[kind](values_XC)
+
+
+def _chunk_means(values_TD: torch.Tensor, size: int) -> torch.Tensor:
+    """float32: the mean of each `size` rows; of the last chunk, of those that are left."""
+    count = len(values_TD)
+    lengths = torch.tensor([min(size, count - at) for at in range(0, count, size)], device=values_TD.device)
+    return torch.segment_reduce(values_TD.float(), "mean", lengths=lengths, axis=0)
 
 
 def make_pooler(config: EngineConfig, model: CausalLM, device: torch.device, max_tokens: int) -> Pooler | None:

@@ -25,9 +25,9 @@ from quire.entrypoints.pooling_api.run import (
     run_pooling,
     usage_of,
 )
-from quire.outputs import PoolingOutput
 from quire.pooling_params import PoolingParams
 
+UNSET = protocol.UNSET
 _MOST_METADATA = 60_000
 """Bytes of a header that clients still read: Python's own takes a line of 65,536."""
 
@@ -35,10 +35,11 @@ _MOST_METADATA = 60_000
 async def answer_embeddings(
     state: ServerState, request: protocol.EmbeddingRequest, public_id: str
 ) -> protocol.EmbeddingResponse | Response:
-    def write(index: int, pooled: PoolingOutput) -> protocol.EmbeddingData:
-        return protocol.EmbeddingData(index, _numbers(pooled, request))
+    def write(index: int, pooled: Pooled) -> protocol.EmbeddingData:
+        return protocol.EmbeddingData(index, _numbers(pooled, request), late_chunking=pooled.late_chunking or UNSET)
 
-    wanted = {"task": "embed", "dimensions": request.dimensions}
+    wanted = {name: getattr(request, name) for name in ("dimensions", "late_chunking_params")}
+    wanted["task"] = require_pooling(state).embedding_task
     return await _answer(state, request, "embd", public_id, protocol.EmbeddingResponse, write, wanted)
 
 
@@ -50,8 +51,8 @@ async def answer_classification(
     named: Any = state.engine.config.model.hf_config.to_dict().get("id2label") or {}
     labels = {int(key): str(name) for key, name in named.items()}
 
-    def write(index: int, pooled: PoolingOutput) -> protocol.ClassificationData:
-        probs: list[float] = pooled.data.tolist()
+    def write(index: int, pooled: Pooled) -> protocol.ClassificationData:
+        probs: list[float] = pooled.outputs.data.tolist()
         best = max(range(len(probs)), key=probs.__getitem__)
         return protocol.ClassificationData(index, labels.get(best, f"LABEL_{best}"), probs, len(probs))
 
@@ -66,10 +67,11 @@ async def answer_pooling(
     if request.data is not None:
         return await _answer_data(state, request, public_id)
 
-    def write(index: int, pooled: PoolingOutput) -> protocol.PoolingData:
-        return protocol.PoolingData(index, _numbers(pooled, request))
+    def write(index: int, pooled: Pooled) -> protocol.PoolingData:
+        return protocol.PoolingData(index, _numbers(pooled, request), late_chunking=pooled.late_chunking or UNSET)
 
-    wanted = {name: getattr(request, name) for name in ("task", "dimensions", "step_tag_id", "returned_token_ids")}
+    names = ("task", "dimensions", "step_tag_id", "returned_token_ids", "late_chunking_params")
+    wanted = {name: getattr(request, name) for name in names}
     return await _answer(state, request, "pooling", public_id, protocol.PoolingResponse, write, wanted)
 
 
@@ -101,7 +103,7 @@ async def _answer(
     kind: str,
     public_id: str,
     answer: Callable[..., Any],
-    write: Callable[[int, PoolingOutput], Any],
+    write: Callable[[int, Pooled], Any],
     wanted: dict[str, Any],
 ) -> Any:
     """Run the pooler on each input of a request.
@@ -109,7 +111,7 @@ async def _answer(
     Args:
         kind: begins the answer's id.
         answer: the type of the answer.
-        write: makes an entry of it, of an input's number and the pooler's output.
+        write: makes an entry of it, of an input's number and its output.
         wanted: parameters of `PoolingParams`, beside those that every such request has.
     """
     model, pooling = state.resolve_model(request.model), require_pooling(state)
@@ -126,24 +128,24 @@ async def _answer(
     head = {"id": f"{kind}-{public_id}", "created": int(time.time()), "model": model}
     if isinstance(request, protocol.EncodedFields) and request.encoding_format in ("bytes", "bytes_only"):
         return _binary_response(outputs, request, head)
-    data = [write(index, output.outputs) for index, output in enumerate(outputs)]
+    data = [write(index, output) for index, output in enumerate(outputs)]
     return answer(data=data, usage=usage_of(outputs), **head)
 
 
-def _numbers(pooled: PoolingOutput, request: protocol.EncodedFields) -> Any:
+def _numbers(pooled: Pooled, request: protocol.EncodedFields) -> Any:
     """A vector or rows, whose numbers become JSON's when they are written, or base64 of their bytes."""
     if request.encoding_format == "base64":
         return base64.b64encode(_as_bytes(pooled, request)).decode()
-    return pooled.data
+    return pooled.outputs.data
 
 
-def _as_bytes(pooled: PoolingOutput, request: protocol.EncodedFields) -> bytes:
-    return to_bytes(pooled.data, request.embed_dtype or "float32", request.endianness or "little")
+def _as_bytes(pooled: Pooled, request: protocol.EncodedFields) -> bytes:
+    return to_bytes(pooled.outputs.data, request.embed_dtype or "float32", request.endianness or "little")
 
 
 def _binary_response(outputs: Sequence[Pooled], request: protocol.EncodedFields, head: dict[str, Any]) -> Response:
     """All inputs' bytes, one behind the other; `bytes` tells in the header `metadata` where each lies."""
-    pieces = [_as_bytes(output.outputs, request) for output in outputs]
+    pieces = [_as_bytes(output, request) for output in outputs]
     headers: dict[str, str] = {}
     if request.encoding_format == "bytes":
         ends = list(itertools.accumulate(map(len, pieces)))

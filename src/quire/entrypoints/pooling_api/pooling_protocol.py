@@ -9,6 +9,7 @@ import msgspec
 
 from quire.entrypoints.openai.protocol import CacheSalt, Priority, PromptItem, RequestId
 from quire.entrypoints.pooling_api.number_formats import EmbedDtype, Endianness
+from quire.outputs import LateChunkingMetadata
 
 UNSET = msgspec.UNSET
 EncodingFormat = Literal["float", "base64", "bytes", "bytes_only"]
@@ -48,6 +49,7 @@ class EncodedFields(InputFields, kw_only=True):
     endianness: Endianness | None = None
     dimensions: int | None = None
     normalize: bool | None = None
+    late_chunking_params: dict[str, Any] | None = None
 
 
 class EmbeddingRequest(EncodedFields, kw_only=True):
@@ -127,11 +129,12 @@ class PoolingUsage(msgspec.Struct):
 
 
 class EmbeddingData(msgspec.Struct):
-    """One input's vector: numbers, or base64 of their bytes."""
+    """One input's vector, or one for each of its chunks or tokens: numbers, or base64 of their bytes."""
 
     index: int
-    embedding: list[float] | str
+    embedding: list[float | list[float]] | str
     object: str = "embedding"
+    late_chunking: LateChunkingMetadata | msgspec.UnsetType = UNSET
 
 
 class PoolingAnswer(msgspec.Struct, kw_only=True):
@@ -171,6 +174,7 @@ class PoolingData(msgspec.Struct):
     index: int
     data: list[float | list[float]] | str
     object: str = "pooling"
+    late_chunking: LateChunkingMetadata | msgspec.UnsetType = UNSET
 
 
 class IOProcessorResponse(msgspec.Struct):
