@@ -25,6 +25,8 @@ else:
 """A prompt's token ids as int32. They are converted once, where a request is made: hashing, the wire between processes and the
 device's inputs take the bytes as they are."""
 
+SEED_BITS = 63
+_GOLDEN = 0x9E3779B97F4A7C15
 TOKEN_BYTES = array("i").itemsize
 _CHUNK = 1024
 _pack = struct.Struct(f"{_CHUNK}i").pack
@@ -44,6 +46,18 @@ def token_array(token_ids: Sequence[int]) -> TokenIds:
         return array("i", token_ids)
     packed.extend(token_ids[whole:])
     return packed
+
+
+def child_seed(seed: int, index: int) -> int:
+    """The seed of sibling `index`: the first keeps the request's own, others are mixed from it (SplitMix64's finaliser),
+    so that the siblings of neighbouring seeds do not meet."""
+    if index == 0:
+        return seed & ((1 << SEED_BITS) - 1)
+    mask = (1 << 64) - 1
+    value = (seed + index * _GOLDEN) & mask
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & mask
+    return (value ^ (value >> 31)) & ((1 << SEED_BITS) - 1)
 
 
 class FinishReason(enum.IntEnum):

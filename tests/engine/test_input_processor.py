@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from tests.engine.builders import make_config, process
 
-from quire.engine.input_processor import InputProcessor, TokenizedPrompt, child_seed, prepare_grammars
+from quire.engine.input_processor import InputProcessor, TokenizedPrompt, prepare_grammars
 from quire.engine.tokenizer_source import TokenizerSource
 from quire.errors import RequestError
+from quire.request import child_seed
 from quire.sampling_params import SamplingParams, StructuredOutputsParams
 from quire.structured_output import grammars, trial
 

@@ -35,14 +35,12 @@ from quire.outputs import LateChunkingMetadata
 from quire.parsers.choice import AUTO, NONE, apply_response_template, apply_strings, choose_formats
 from quire.parsers.thinking import check_budget, find_prompt_thinking
 from quire.pooling_params import PoolingParams
-from quire.request import EngineRequest, TokenIds, token_array
+from quire.request import SEED_BITS, EngineRequest, TokenIds, child_seed, token_array
 from quire.sampling_params import SamplingParams, StructuredOutputsParams
 from quire.structured_output.grammars import Grammars, shared_grammars
 from quire.structured_output.vocabulary import Vocabulary, read_vocabulary
 from quire.tokenizers.interface import Tokenizer
 
-_SEED_BITS = 63
-_GOLDEN = 0x9E3779B97F4A7C15
 _LONG_TEXT = 1 << 30
 _NOT_WITH_EMBEDS = ("prompt", "prompt_token_ids", "multi_modal_data")
 
@@ -107,18 +105,6 @@ def check_in_vocabulary(token_ids: TokenIds, vocab_size: int, param: str) -> Non
 def _out_of_vocabulary(token_id: int, vocab_size: int, param: str) -> RequestError:
     message = f"{param} has token id {token_id}, but the vocabulary has {vocab_size} (0 to {vocab_size - 1})"
     return RequestError(message, param=param)
-
-
-def child_seed(seed: int, index: int) -> int:
-    """The seed of sibling `index`: the first keeps the request's own, others are mixed from it (SplitMix64's finaliser),
-    so that the siblings of neighbouring seeds do not meet."""
-    if index == 0:
-        return seed & ((1 << _SEED_BITS) - 1)
-    mask = (1 << 64) - 1
-    value = (seed + index * _GOLDEN) & mask
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & mask
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & mask
-    return (value ^ (value >> 31)) & ((1 << _SEED_BITS) - 1)
 
 
 def _end_token_ids(model: ModelConfig, tokenizer: Tokenizer | None) -> list[int]:
@@ -367,7 +353,7 @@ class InputProcessor:
             raise RequestError(message, param="prompt_logprobs")
         if params.thinking_token_budget is not None:
             self._limit_thinking(params, token_ids, tokenizer)
-        seed = self._random.getrandbits(_SEED_BITS) if params.seed is None else params.seed
+        seed = self._random.getrandbits(SEED_BITS) if params.seed is None else params.seed
         engine_requests = [
             EngineRequest(
                 request_id=core_id if params.n == 1 else f"{core_id}.{index}",
