@@ -56,28 +56,68 @@ def repair_interpreter() -> None:
 
 def _make_it_fast(interpreter: Any, tl: Any) -> None:
     """Do once in a process what it does at every operation. Nothing can be compiled in the process then."""
-    type_of_values = tl.core._type_for_tuple_values
-
-    @functools.cache
-    def type_of_shape(shape: tuple[int, ...]) -> Any:
-        return type_of_values([tl.constexpr(size) for size in shape])
-
-    def type_of(values: Any, fields: Any = None) -> Any:
-        sizes = tuple(value.value if type(value) is tl.constexpr else value for value in values)
-        if fields is None and all(type(size) is int for size in sizes):
-            return type_of_shape(sizes)
-        return type_of_values(values, fields)
-
-    np_dtype = interpreter._get_np_dtype
+    core, np_dtype = tl.core, interpreter._get_np_dtype
     np_dtype_of_scalar = functools.cache(np_dtype)
 
     def np_dtype_of(dtype: Any) -> Any:
         return np_dtype_of_scalar(dtype) if type(dtype) is tl.dtype else np_dtype(dtype)
 
-    tl.core._type_for_tuple_values = type_of
     interpreter._get_np_dtype = np_dtype_of
     interpreter.interpreter_builder.options = dataclasses.replace(
         interpreter.interpreter_builder.options, sanitize_overflow=False
     )
-    interpreter._patch_lang(types.SimpleNamespace(__globals__={"language": tl, "core": tl.core}))
+    _keep_types(core)
+    interpreter._patch_lang(types.SimpleNamespace(__globals__={"language": tl, "core": core}))
     interpreter._patch_lang = lambda fn: interpreter._LangPatchScope()
+
+
+def _keep_types(core: Any) -> None:
+    """One object for all equal shapes and sizes; a type's name is made where it is asked for."""
+    constexpr, unwrap, type_of_values = core.constexpr, core._unwrap_if_constexpr, core._type_for_tuple_values
+
+    def unwrap_value(value: Any) -> Any:
+        kind = type(value)
+        return value if kind is int or kind is core.tensor else value.value if kind is constexpr else unwrap(value)
+
+    def sizes_of(shape: Any) -> tuple[Any, ...]:
+        sizes = shape.value if type(shape) is constexpr else shape
+        return tuple([size.value if type(size) is constexpr else size for size in sizes])
+
+    type_of_sizes = functools.cache(lambda sizes: type_of_values([constexpr(size) for size in sizes]))
+
+    def type_of(values: Any, fields: Any = None) -> Any:
+        sizes = sizes_of(values)
+        if fields is None and all(type(size) is int for size in sizes):
+            return type_of_sizes(sizes)
+        return type_of_values(values, fields)
+
+    @functools.cache
+    def shapes_of(sizes: tuple[int, ...]) -> tuple[Any, ...]:
+        """A type's shape and number of elements, and the same as its tensors have them."""
+        number = core.validate_block_shape(sizes)
+        return core.tuple(sizes), number, core.tuple([constexpr(size) for size in sizes]), constexpr(number)
+
+    def make_block_type(self: Any, element_ty: Any, shape: Any) -> None:
+        sizes = sizes_of(shape)
+        if not sizes:
+            raise TypeError("0d block_type is forbidden")
+        self.element_ty = element_ty
+        self.shape, self.numel, self.tensors_shape, self.tensors_numel = shapes_of(sizes)
+
+    scalar = core.tuple([]), constexpr(1)
+
+    def make_tensor(self: Any, handle: Any, type: Any) -> None:
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.shape, self.numel = (type.tensors_shape, type.tensors_numel) if type.is_block() else scalar
+
+    no_and_yes = constexpr(False), constexpr(True)
+
+    def equals(self: Any, other: Any) -> Any:
+        return no_and_yes[self.values == list(other)]
+
+    core._unwrap_if_constexpr = unwrap_value
+    core.tuple.__eq__ = equals
+    core._type_for_tuple_values = type_of
+    core.block_type.__init__ = make_block_type
+    core.block_type.name = property(lambda self: f"<{self.shape}, {self.element_ty}>")
+    core.tensor.__init__ = make_tensor
