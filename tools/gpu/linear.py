@@ -64,21 +64,19 @@ def gemv_configs(n: int, k: int, gated: bool, rows: int) -> list[GemvConfig]:
 def dot_configs(n: int, k: int, gated: bool, normed: bool, adds: bool, rows: int) -> list[DotConfig]:
     if rows < 4 or rows > 64:
         return []
-    block_t, matrix_rows, everything = max(rows, 16), n * (2 if gated else 1), linear_configs.ALL
+    block_t, matrix_rows = max(rows, 16), n * (2 if gated else 1)
     is_small = matrix_rows * k <= linear_configs.SMALL_MATRIX
     blocks = [(64, 128, 4, 4), (64, 128, 6, 4), (64, 256, 3, 4), (128, 128, 3, 8), (128, 64, 6, 8)]
-    prefetches = [0, 512]
     if is_small:
         blocks = [(64, 128, 4, 4), (64, 256, 3, 4), (64, 256, 4, 4), (64, 512, 2, 8)]
-        prefetches = [0, everything]
     splits = ((2, 4) if is_small else (1, 2, 4)) if adds else (1,)
     norm_modes = {16: (False,), 32: (False, True), 64: (True,)}[block_t] if normed else (False,)
     found = []
-    for (block_n, block_k, stages, num_warps), prefetch, split, norms_first in itertools.product(
-        blocks, prefetches, splits, norm_modes
+    for (block_n, block_k, stages, num_warps), split, norms_first in itertools.product(
+        blocks, splits, norm_modes
     ):
         if (block_n + block_t) * stages * block_k * 2 <= 220_000:
-            found.append(DotConfig(block_t, block_n, block_k, split, stages, num_warps, prefetch, norms_first))
+            found.append(DotConfig(block_t, block_n, block_k, split, stages, num_warps, norms_first))
     return found
 
 

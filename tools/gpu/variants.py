@@ -74,7 +74,6 @@ DELETED = {
     "linear-gemv": ["linear/gemv.py"],
     "int8": ["packed/int8.py:_int8_dot"],
     "hopper": ["attention/hopper.py", "attention/hopper_kernel.py", "attention/hopper_load.py"],
-    "prefetch": ["linear/prefetch.py"],
 }
 """Files, or functions of files, without what their callers then lose too."""
 Way = Callable[[], contextlib.AbstractContextManager[Any]]
@@ -228,26 +227,20 @@ def of_five_rows(rows: int, *shape: Any) -> linear_configs.Config:
     return CHOOSE(max(rows, 5), *shape)
 
 
-def without_prefetch(*given: Any) -> linear_configs.Config:
-    config = CHOOSE(*given)
-    return dataclasses.replace(config, prefetch=0) if isinstance(config, linear_configs.DotConfig) else config
-
-
 def matrix_cases() -> Iterator[Case]:
-    for form, rows in itertools.product(("fractional zeros, 64", "table with zeros, 64"), (1, 2, 4)):
-        yield from coded("packed-gemv", form, rows, patched(packed, "MAX_ROWS", 0))
+    for (form, most), rows in itertools.product({"fractional zeros, 64": 1, "table with zeros, 64": 2}.items(), (1, 2, 4)):
+        ways = patched(packed, "max_rows", lambda _: 0), patched(packed, "max_rows", lambda _: 4)
+        yield from coded("packed-gemv", form, rows, *ways, is_chosen=rows <= most)
     for form in ("int4, 128", "int4, 64"):
         yield from coded("packed-vector", form, 1, patched(packed_vector, "choose", lambda *_: None))
     for rows in (1, 2, 4):
         vectors = patched(fp8, "VECTOR_ROWS", max(rows, fp8.VECTOR_ROWS))
         is_chosen = rows <= fp8.VECTOR_ROWS
         yield from coded("fp8-vector", "float8", rows, patched(fp8, "VECTOR_ROWS", 0), vectors, is_chosen)
-    for rows in (3, 20) if SMALL else (16, 64, 512, 2048):
+    for rows in (20,) if SMALL else (64, 512, 2048)  # the library takes no fewer than 17:
         yield from coded("int8", "int8", rows, patched(int8, "_int8_dot", LibraryDot()))
     for rows in (1, 2, 4):
         yield from coded("linear-gemv", "bfloat16", rows, patched(linear_configs, "choose", of_five_rows), heads=True)
-    for rows in (8,) if SMALL else (4, 8, 16, 32, 64):
-        yield from coded("prefetch", "bfloat16", rows, patched(linear_configs, "choose", without_prefetch))
 
 
 # --- experts, attention, filters ---

@@ -36,7 +36,7 @@ CONFIGS = [
     DOT,
     dataclasses.replace(DOT, split=3),
     dataclasses.replace(DOT, block_n=64, num_warps=4),
-    dataclasses.replace(DOT, block_n=64, split=2, num_warps=4, prefetch=64),
+    dataclasses.replace(DOT, block_n=64, split=2, num_warps=4),
     None,
 ]
 

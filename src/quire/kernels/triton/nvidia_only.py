@@ -29,7 +29,7 @@ PARTS = (
         "programmatic dependent launch, and prefetching before it",
         tuple(
             f"{_KERNELS}/{name}"
-            for name in ("launch.py", "linear/prefetch.py", "attention/decode_kernel.py", "attention/hopper_load.py")
+            for name in ("launch.py", "attention/decode_kernel.py", "attention/hopper_load.py")
         ),
         "compute capability 9.0",
         "kernels that follow one another",

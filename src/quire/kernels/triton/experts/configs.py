@@ -11,8 +11,9 @@ from quire.kernels.triton.experts import packed as packed_experts
 from quire.kernels.triton.experts.grouped import GroupedConfig
 from quire.kernels.triton.experts.packed import PackedConfig
 
-MAX_FEW_TOKENS = 4
-"""Up to here tokens share so few experts that each reads its own."""
+MAX_FEW_TOKENS = 2
+"""Up to here tokens share so few experts that each reads its own (128 experts, 8 a token, on an H200: 1.39 and 1.16 times as
+fast as the general way at one token and at two, 0.96 at four)."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -40,14 +40,9 @@ class DotConfig:
     split: int
     stages: int
     num_warps: int
-    prefetch: int = 0
-    """Columns of the weight that are asked for ahead of time."""
     norms_first: bool = False
     """A norm is a launch of its own."""
 
-
-ALL = 1 << 30
-"""As many columns as there are."""
 
 Config = GemvConfig | DotConfig | None
 """None: the vendor's library."""
@@ -110,11 +105,11 @@ def _gemv(rows: int, n: int, k: int, is_small: bool, item_size: int) -> GemvConf
 
 
 def _dot_of_small(block_t: int, matrix_rows: int, is_normed: bool) -> DotConfig:
-    """All of the matrix is on its way to the cache before the wait; few rows are made more programs by splitting."""
+    """Few rows are made more programs by splitting."""
     if block_t == 16 and is_normed:
-        return DotConfig(block_t, 64, 256, 1, 3, 4, ALL)
+        return DotConfig(block_t, 64, 256, 1, 3, 4)
     split = 4 if matrix_rows < 16 * num_processors() else 1
-    return DotConfig(block_t, 64, 128, split, 4, 4, ALL, norms_first=block_t >= 32)
+    return DotConfig(block_t, 64, 128, split, 4, 4, norms_first=block_t >= 32)
 
 
 def _dot_of_large(block_t: int, matrix_rows: int, is_normed: bool) -> DotConfig | None:
@@ -125,7 +120,7 @@ def _dot_of_large(block_t: int, matrix_rows: int, is_normed: bool) -> DotConfig 
     if block_t == 64 and many and is_normed:
         return DotConfig(block_t, 128, 64, 1, 6, 8, norms_first=True)
     stages = 4 if many and block_t < 64 else 6
-    return DotConfig(block_t, 64, 128, 1, stages, 4, 512 if is_normed and not many else 0, norms_first=block_t >= 32)
+    return DotConfig(block_t, 64, 128, 1, stages, 4, norms_first=block_t >= 32)
 
 
 INVARIANT = DotConfig(64, 64, 64, 1, 4, 4)

@@ -21,7 +21,6 @@ from quire.kernels.triton.launch import (
     launch_options,
     tl,
 )
-from quire.kernels.triton.linear.prefetch import LANES, may_prefetch, prefetch_rows
 from quire.kernels.triton.norm.activations import activate
 
 PARTIAL_VALUES, COUNTERS = 8 << 20, 4096
@@ -55,7 +54,6 @@ def dot_kernel(
     HAS_BIAS: tl.constexpr,
     KIND: tl.constexpr,
     PRESCALE: tl.constexpr,
-    PREFETCH: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -76,10 +74,6 @@ def dot_kernel(
     last = tl.minimum(first + length, K)
     column = tl.arange(0, BLOCK_K)
     if PDL:
-        if PREFETCH > 0:  # noqa: SIM102 (one is known to the compiler, one is not)
-            if first < last:
-                each = _weight_row(block_n, tl.arange(0, BLOCK_N * LANES) // LANES, N, KIND, BLOCK_N)
-                prefetch_rows(w_ptr, each, K, first, tl.minimum(last - first, PREFETCH))
         gdc_wait()
         gdc_launch_dependents()
     # The weight is the dot's left operand: its left side is at least 64 long on tensor cores, where its right side may be 8.
@@ -236,7 +230,6 @@ def launch_dot(
     split: int = 1,
     stages: int,
     num_warps: int,
-    prefetch: int = 0,
 ) -> None:
     """One product. `kind` is an activation's number for a gated pair (the weight has twice out's columns), or -1."""
     rows, n = out_TN.shape
@@ -264,7 +257,6 @@ def launch_dot(
         HAS_BIAS=bias is not None,
         KIND=kind,
         PRESCALE=norm_K is not None and torch.float16 in (x_TK.dtype, weight.dtype),
-        PREFETCH=prefetch if k % block_k == 0 and may_prefetch(k, weight.element_size()) else 0,
         BLOCK_T=block_t,
         BLOCK_N=block_n,
         BLOCK_K=block_k,

@@ -84,7 +84,6 @@ def _multiply(
             split=config.split,
             stages=config.stages,
             num_warps=config.num_warps,
-            prefetch=config.prefetch,
         )
 
 

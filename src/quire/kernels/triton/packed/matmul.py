@@ -16,7 +16,7 @@ from quire.kernels.triton.launch import next_power_of_2
 from quire.kernels.triton.linear.dot import split_workspace
 from quire.kernels.triton.packed import vector as packed_vector
 from quire.kernels.triton.packed.dot import block_k_of, launch_packed_dot
-from quire.kernels.triton.packed.gemv import MAX_ROWS, launch_packed_gemv
+from quire.kernels.triton.packed.gemv import launch_packed_gemv, max_rows
 from quire.kernels.triton.packed.int8 import launch_int8
 from quire.kernels.triton.packed.layout import Tiles, layout_of, scale_sizes, tiled
 from quire.kernels.triton.packed.tiles import launch_bands, launch_tiles, reserve_band
@@ -81,7 +81,7 @@ def _multiply(
         reference(packed.packed_linear)(x_TK, weight, out_TN)
     elif is_invariant:
         launch_packed_dot(x_TK, weight, out_TN, block_t=INVARIANT_BLOCK_T, may_split=False)
-    elif rows <= MAX_ROWS:
+    elif rows <= max_rows(weight):
         launch_packed_gemv(x_TK, weight, out_TN)
     else:
         block_t = min(max(next_power_of_2(rows), 16), MAX_BLOCK_T)
