@@ -72,9 +72,7 @@ def dot_configs(n: int, k: int, gated: bool, normed: bool, adds: bool, rows: int
     splits = ((2, 4) if is_small else (1, 2, 4)) if adds else (1,)
     norm_modes = {16: (False,), 32: (False, True), 64: (True,)}[block_t] if normed else (False,)
     found = []
-    for (block_n, block_k, stages, num_warps), split, norms_first in itertools.product(
-        blocks, splits, norm_modes
-    ):
+    for (block_n, block_k, stages, num_warps), split, norms_first in itertools.product(blocks, splits, norm_modes):
         if (block_n + block_t) * stages * block_k * 2 <= 220_000:
             found.append(DotConfig(block_t, block_n, block_k, split, stages, num_warps, norms_first))
     return found

@@ -2,7 +2,8 @@
 
 A server is started on empty caches. While a few streams run, one request of each feature is sent, and then a second. Of each the
 table has the longest gap between two tokens of any other stream, and the time to its own first token. A second server gets all
-features at once. The gaps of streams that run undisturbed come first, to compare with.
+features at once. The gaps of streams that run undisturbed come first, to compare with. The streams are read by a process of their
+own: what this one does with a long answer is no gap of theirs.
 """
 
 import argparse
@@ -11,18 +12,22 @@ import dataclasses
 import json
 import os
 import random
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
+
+import msgspec
 
 from quire.benchmarks import common
 from quire.benchmarks.http_load import Client, RequestRecord
-from quire.benchmarks.load import run_coroutine
+from quire.benchmarks.load import read_child, run_coroutine, write_child
 from quire.benchmarks.own_server import started_server
 from quire.benchmarks.startup import changed_engine_args
 from quire.entrypoints.http_client import Target, ask, control
+from quire.processes import read_message, start_child, write_message
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 ORDERS = {"in-turn": "one after another", "at-once": "all at once"}
@@ -167,14 +172,13 @@ async def _measure(args: argparse.Namespace, target: Target, order: str, setting
         if (has_tokenizer or not feature.needs_tokenizer)
         and (not args.features or feature.name.startswith(tuple(args.features)))
     ]
-    asker = _Asker(target, model, args)
-    streams = _PooledStreams(asker, args) if is_pooling else _Streams(asker, args)
-    await streams.start()
-    began = time.perf_counter()
-    await asyncio.sleep(max(SETTLE_S, 1.0 if order == "in-turn" else 0.0))
-    undisturbed = streams.longest_gap(began, time.perf_counter())
-    rows = await (_in_turn if order == "in-turn" else _at_once)(asker, streams, features)
-    await streams.stop()
+    asker = _Asker(target, model, args.vocab_size, args.seed or 0, args.output_len, args.long_input_len)
+    with _StreamsElsewhere(asker, args.num_streams, args.stream_len, is_pooling) as streams:
+        began = time.perf_counter()
+        await asyncio.sleep(max(SETTLE_S, 1.0 if order == "in-turn" else 0.0))
+        undisturbed = streams.longest_gap(began, time.perf_counter())
+        rows = await (_in_turn if order == "in-turn" else _at_once)(asker, streams, features)
+    asker.client.close()
     gaps = [
         undisturbed.ms,
         *(row[use]["gap_ms"] for row in rows if "refused" not in row for use in ("first", "second")),
@@ -194,7 +198,7 @@ async def _refuses_to_generate(target: Target, model: str) -> bool:
     return status >= 400 and b"pooling" in answer
 
 
-async def _in_turn(asker: "_Asker", streams: "_Streams", features: Sequence[Feature]) -> list[dict[str, Any]]:
+async def _in_turn(asker: "_Asker", streams: "_StreamsElsewhere", features: Sequence[Feature]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for feature in features:
         uses: list[Use] = []
@@ -209,7 +213,7 @@ async def _in_turn(asker: "_Asker", streams: "_Streams", features: Sequence[Feat
     return rows
 
 
-async def _at_once(asker: "_Asker", streams: "_Streams", features: Sequence[Feature]) -> list[dict[str, Any]]:
+async def _at_once(asker: "_Asker", streams: "_StreamsElsewhere", features: Sequence[Feature]) -> list[dict[str, Any]]:
     """All features at the same time, twice; the gap is the same for all."""
     uses: list[list[Use]] = [[] for _ in features]
     for _ in range(2):
@@ -231,21 +235,24 @@ def _row(feature: Feature, uses: list[Use]) -> dict[str, Any]:
 class _Asker:
     """Sends requests."""
 
-    def __init__(self, target: Target, model: str, args: argparse.Namespace) -> None:
-        self.target, self.model, self._args = target, model, args
+    def __init__(
+        self, target: Target, model: str, vocab_size: int, seed: int, output_len: int = 0, long_input_len: int = 0
+    ) -> None:
+        self.target, self.model, self.vocab_size, self.seed = target, model, vocab_size, seed
+        self._output_len, self._long_input_len = output_len, long_input_len
         self.client = Client(target)
         self._heads = {path: target.request_head(path) for path in (COMPLETIONS, CHATS)}
-        self._random = random.Random(args.seed or 0)
+        self._random = random.Random(seed)
 
     def random_prompt(self, length: int) -> list[int]:
-        return common.random_tokens(self._random, length, self._args.vocab_size)
+        return common.random_tokens(self._random, length, self.vocab_size)
 
     def _prompt(self, kind: str) -> Any:
         if kind == "text":
             return "one two three four five six " + str(self._random.random())
         if kind == "repeated":
             return [common.LOWEST_TOKEN + at % 9 for at in range(200)]
-        return self.random_prompt(self._args.long_input_len if kind == "long" else SHORT_PROMPT)
+        return self.random_prompt(self._long_input_len if kind == "long" else SHORT_PROMPT)
 
     async def use(self, feature: Feature) -> tuple[float, str]:
         """Milliseconds until the first token of a request, and its error."""
@@ -256,7 +263,7 @@ class _Asker:
         if not is_generating:
             return await self.answer(feature.path, body)
         is_structured = "structured_outputs" in body or "response_format" in body or "tools" in body
-        body = {"temperature": 0.0, "max_tokens": 64 if is_structured else self._args.output_len, **body}
+        body = {"temperature": 0.0, "max_tokens": 64 if is_structured else self._output_len, **body}
         body = {"ignore_eos": not is_structured, "stream": True, **body}
         if not body["stream"]:
             return await self.answer(feature.path, body)
@@ -284,10 +291,10 @@ class _Streams:
         first_ms: time to the first token of all streams at the start.
     """
 
-    def __init__(self, asker: _Asker, args: argparse.Namespace) -> None:
-        self._asker, self._args = asker, args
-        self._times: list[list[float]] = [[] for _ in range(args.num_streams)]
-        self._current: list[RequestRecord] = [RequestRecord() for _ in range(args.num_streams)]
+    def __init__(self, asker: _Asker, count: int, length: int) -> None:
+        self._asker, self._length = asker, length
+        self._times: list[list[float]] = [[] for _ in range(count)]
+        self._current: list[RequestRecord] = [RequestRecord() for _ in range(count)]
         self._tasks: list[asyncio.Task[None]] = []
         self.first_ms = 0.0
 
@@ -310,7 +317,7 @@ class _Streams:
         from quire.errors import EngineError
 
         body: dict[str, Any] = {"model": self._asker.model, "temperature": 0.0, "ignore_eos": True, "stream": True}
-        body |= {"max_tokens": self._args.stream_len, "return_token_ids": True}
+        body |= {"max_tokens": self._length, "return_token_ids": True}
         while True:
             prompt = self._asker.random_prompt(SHORT_PROMPT)
             record = self._current[number] = RequestRecord()
@@ -332,11 +339,14 @@ class _Streams:
             longest = max([longest, *((late - early, early) for early, late in pairs)])
         return Gap(longest[0] * 1e3, longest[1])
 
-    async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._asker.client.close()
+    async def tell_gaps(self) -> None:
+        """Answers each message, two moments, with the gap between them, until there is none."""
+        await self.start()
+        write_message(1, msgspec.msgpack.encode(self.first_ms))
+        while (asked := await asyncio.to_thread(read_message, 0)) is not None:
+            if failed := next((task for task in self._tasks if task.done()), None):
+                failed.result()
+            write_message(1, msgspec.msgpack.encode(self.longest_gap(*msgspec.msgpack.decode(asked))))
 
 
 class _PooledStreams(_Streams):
@@ -351,6 +361,41 @@ class _PooledStreams(_Streams):
             if error:
                 raise EngineError(f"a request beside the features failed: {error}")
             self._times[number].append(time.perf_counter())
+
+
+class _StreamsElsewhere:
+    """Streams that a process of their own reads. Both processes have one clock, the machine's."""
+
+    def __init__(self, asker: _Asker, count: int, length: int, is_pooling: bool) -> None:
+        self._child = start_child(f"{__name__}:run_streams", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        plan = (asker.target, asker.model, asker.vocab_size, asker.seed, count, length, is_pooling)
+        write_child(self._child, msgspec.msgpack.encode(plan))
+        self.first_ms = msgspec.msgpack.decode(read_child(self._child), type=float)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._child.kill()
+        self._child.communicate()
+
+    def longest_gap(self, begin: float, end: float) -> Gap:
+        """As of `_Streams`."""
+        write_child(self._child, msgspec.msgpack.encode((begin, end)))
+        return msgspec.msgpack.decode(read_child(self._child), type=Gap)
+
+
+def run_streams(arguments: list[str]) -> int:
+    """The process of the streams: a plan in, the time to their first tokens out, then as `_Streams.tell_gaps`."""
+    del arguments
+    plan = read_message(0)
+    if plan is None:
+        return 1
+    target, model, vocab_size, seed, count, length, is_pooling = msgspec.msgpack.decode(plan)
+    asker = _Asker(msgspec.convert(target, Target), model, vocab_size, seed + 1)
+    streams = (_PooledStreams if is_pooling else _Streams)(asker, count, length)
+    run_coroutine(streams.tell_gaps())
+    return 0
 
 
 # What is asked: one request of each feature, as a client would send it. The prompt is added later: it depends on the vocabulary.

@@ -144,13 +144,13 @@ def _run_processes(job: LoadJob, num_clients: int) -> LoadResult:
                 max_concurrency=len(range(index, job.max_concurrency, num_clients)),
                 show_progress=False,
             )
-            _write(child, msgspec.msgpack.encode(share))
+            write_child(child, msgspec.msgpack.encode(share))
         for child in children:
-            _read(child)  # it says that it is ready
+            read_child(child)  # it says that it is ready
         began = time.perf_counter() + START_DELAY_S
         for child in children:
-            _write(child, msgspec.msgpack.encode(began))
-        results = [msgspec.msgpack.decode(_read(child), type=LoadResult) for child in children]
+            write_child(child, msgspec.msgpack.encode(began))
+        results = [msgspec.msgpack.decode(read_child(child), type=LoadResult) for child in children]
     records = [RequestRecord() for _ in job.bodies]
     for index, result in enumerate(results):
         records[index::num_clients] = result.records
@@ -158,7 +158,8 @@ def _run_processes(job: LoadJob, num_clients: int) -> LoadResult:
     return LoadResult(records, began, cpu_share, max_lag)
 
 
-def _write(child: "subprocess.Popen[bytes]", message: bytes) -> None:
+def write_child(child: "subprocess.Popen[bytes]", message: bytes) -> None:
+    """One message to a client process. Raises EngineError: it has ended."""
     assert child.stdin is not None
     try:
         write_message(child.stdin.fileno(), message)
@@ -166,7 +167,8 @@ def _write(child: "subprocess.Popen[bytes]", message: bytes) -> None:
         raise EngineError(f"A client process ended with code {child.wait()}.") from None
 
 
-def _read(child: "subprocess.Popen[bytes]") -> bytes:
+def read_child(child: "subprocess.Popen[bytes]") -> bytes:
+    """A client process's next message. Raises EngineError: it has ended."""
     assert child.stdout is not None
     message = read_message(child.stdout.fileno())
     if message is None:

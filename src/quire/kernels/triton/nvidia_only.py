@@ -27,10 +27,7 @@ _KERNELS = "kernels/triton"
 PARTS = (
     NvidiaOnly(
         "programmatic dependent launch, and prefetching before it",
-        tuple(
-            f"{_KERNELS}/{name}"
-            for name in ("launch.py", "attention/decode_kernel.py", "attention/hopper_load.py")
-        ),
+        tuple(f"{_KERNELS}/{name}" for name in ("launch.py", "attention/decode_kernel.py", "attention/hopper_load.py")),
         "compute capability 9.0",
         "kernels that follow one another",
     ),
