@@ -228,7 +228,9 @@ def of_five_rows(rows: int, *shape: Any) -> linear_configs.Config:
 
 
 def matrix_cases() -> Iterator[Case]:
-    for (form, most), rows in itertools.product({"fractional zeros, 64": 1, "table with zeros, 64": 2}.items(), (1, 2, 4)):
+    for (form, most), rows in itertools.product(
+        {"fractional zeros, 64": 1, "table with zeros, 64": 2}.items(), (1, 2, 4)
+    ):
         ways = patched(packed, "max_rows", lambda _: 0), patched(packed, "max_rows", lambda _: 4)
         yield from coded("packed-gemv", form, rows, *ways, is_chosen=rows <= most)
     for form in ("int4, 128", "int4, 64"):
@@ -237,7 +239,7 @@ def matrix_cases() -> Iterator[Case]:
         vectors = patched(fp8, "VECTOR_ROWS", max(rows, fp8.VECTOR_ROWS))
         is_chosen = rows <= fp8.VECTOR_ROWS
         yield from coded("fp8-vector", "float8", rows, patched(fp8, "VECTOR_ROWS", 0), vectors, is_chosen)
-    for rows in (20,) if SMALL else (64, 512, 2048)  # the library takes no fewer than 17:
+    for rows in (20,) if SMALL else (64, 512, 2048):  # the library takes no fewer than 17
         yield from coded("int8", "int8", rows, patched(int8, "_int8_dot", LibraryDot()))
     for rows in (1, 2, 4):
         yield from coded("linear-gemv", "bfloat16", rows, patched(linear_configs, "choose", of_five_rows), heads=True)
