@@ -158,8 +158,8 @@ def packed_gemv_kernel(
 
 
 def max_rows(weight: PackedWeight) -> int:
-    """Up to here this is the faster way (H200, Llama-3.1-8B's shapes). Inputs of a second row take the registers that codes of the
-    next step wait in; codes that stand for a table's values are slow in the other way too."""
+    """Up to here this is the faster way (H200, Llama-3.1-8B's shapes): at four rows inputs do not fit into registers, at two they
+    do where codes stand for a table's values, which are slow in the other way too."""
     return 1 if weight.table is None else 2
 
 
