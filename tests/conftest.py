@@ -4,7 +4,7 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import hypothesis
 import pytest
@@ -29,6 +29,20 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.disable()  # what collecting tests makes stays: looking through it for garbage would take as long as making it
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Each worker begins to collect at another folder, and reads what another one has compiled. Compiling all test modules takes
+    longer than importing them; workers that go the same way compile each of them at once."""
+    report = yield
+    if isinstance(collector, pytest.Dir) and "PYTEST_XDIST_WORKER" in os.environ:
+        number, count = int(os.environ["PYTEST_XDIST_WORKER"][2:]), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        first = len(report.result) * number // count
+        report.result = report.result[first:] + report.result[:first]
+    return report
+
+
 CASES_BY_DEFAULT = {
     "tests/kernels/": 3,
     "tests/conformance/test_drawn_cases.py": 12,
@@ -40,7 +54,9 @@ CASES_BY_DEFAULT = {
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the cases that do not run by default."""
+    """Mark the cases that do not run by default; and workers have the folders in their order again."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: item.path.parts)
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("exhaustive") is None:

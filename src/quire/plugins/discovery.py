@@ -91,8 +91,14 @@ _lock = threading.RLock()  # a core's thread and a frontend's may load at the sa
 
 
 @functools.cache
+def _all_points() -> tuple[EntryPoint, ...]:
+    """Of all groups at once: to look into every installed package takes long."""
+    installed = entry_points()
+    return tuple(point for group in GROUPS for point in installed.select(group=group))
+
+
 def _points(group: str) -> tuple[EntryPoint, ...]:
-    return tuple(entry_points(group=group))
+    return tuple(point for point in _all_points() if point.group == group)
 
 
 def discover(group: str) -> list[Plugin]:
@@ -214,4 +220,4 @@ def forget() -> None:
     """Know nothing of what was found and loaded; for tests."""
     _plugins.clear()
     _called.clear()
-    _points.cache_clear()
+    _all_points.cache_clear()
