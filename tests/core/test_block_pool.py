@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 from tests.oracles.free_pages import free_blocks
 
 from quire.core import block_pool
-from quire.core.block_pool import BlockPool, HostPool
+from quire.core.block_pool import BlockPool
 from quire.errors import ConfigError, EngineError
 
 
@@ -96,17 +96,6 @@ def test_clearing_forgets_content_and_keeps_owners() -> None:
     pool.publish(blocks[0], key(1))
     assert pool.clear_cache() == 1 and pool.find_cached(key(1)) is None
     assert pool.reference_count(blocks[0]) == 1
-
-
-def test_host_pages_have_one_owner() -> None:
-    pool = HostPool(3)
-    blocks = pool.allocate(2)
-    pool.free(blocks[:1])
-    assert pool.num_free == 2
-    with pytest.raises(EngineError, match="freed twice"):
-        pool.free(blocks[:1])
-    with pytest.raises(EngineError, match="3 host pages asked for"):
-        pool.allocate(3)
 
 
 class PoolMachine(RuleBasedStateMachine):

@@ -152,7 +152,7 @@ def test_a_swapped_request_computes_nothing_again() -> None:
 
 def test_a_full_host_falls_back_to_recomputing() -> None:
     harness = SchedulerHarness(
-        num_blocks=14, num_host_blocks=1, preemption_mode="swap", prefix_caching=False, max_model_len=40
+        num_blocks=14, num_host_blocks=2, preemption_mode="swap", prefix_caching=False, max_model_len=40
     )
     for index in range(3):
         harness.add(f"r{index}", [index, *PROMPT], max_tokens=25)

@@ -316,9 +316,9 @@ class SchedulerHarness:
         assert scheduler.num_waiting == len(waiting)
         assert scheduler.waiting.load.total.num_tokens == sum(len(request.token_ids) for request in waiting)
         assert all(not request.block_ids and request.row < 0 for request in waiting)
-        swapped = [block for r in waiting for table in r.host_block_ids for block in table if block >= 0]
+        swapped = [block for r in waiting for table in r.host_block_ids for block in table if block]
         host = scheduler.kv.host_pool
-        assert len(set(swapped)) == len(swapped) == host.num_blocks - host.num_free
+        assert len(set(swapped)) == len(swapped) == host.num_usable - host.num_free
         assert {name for name in self.expected if not self._is_done(name)} == set(scheduler._requests)
         for follower, leader in scheduler.waiting.prefixes._leader_of.items():
             assert follower.status is RequestStatus.HELD and leader.status is RequestStatus.RUNNING
@@ -331,7 +331,7 @@ class SchedulerHarness:
         scheduler = self.scheduler
         assert not scheduler.has_work() and scheduler.num_running == scheduler.num_waiting == 0
         assert scheduler.kv.pool.num_free == scheduler.kv.pool.num_usable
-        assert scheduler.kv.host_pool.num_free == scheduler.kv.host_pool.num_blocks
+        assert scheduler.kv.host_pool.num_free == scheduler.kv.host_pool.num_usable
         load = scheduler.waiting.load
         assert load.total == Load() and not load._tenants
         queue = getattr(scheduler.waiting._queue, "_queue", scheduler.waiting._queue)

@@ -87,7 +87,8 @@ class KVCacheConfig(msgspec.Struct, frozen=True):
     byte is reserved twice. Page 0 is the null page: never handed out, and where padding writes go.
 
     The layers of `cross` have `num_cross_blocks` pages of their own, of which one is never handed out, too: they belong to what
-    encoders have read rather than to requests, so that several requests may read the same.
+    encoders have read rather than to requests, so that several requests may read the same. Of the `num_host_blocks` pages of host
+    memory, which swapped requests have, the same holds.
     """
 
     num_blocks: int

@@ -23,7 +23,7 @@ def check_settings(config: SchedulerConfig, max_model_len: int, num_host_blocks:
         raise ConfigError(
             f"preemption_mode is {config.preemption_mode!r}; allowed are recompute, swap", setting="preemption_mode"
         )
-    if config.preemption_mode == "swap" and num_host_blocks == 0:
+    if config.preemption_mode == "swap" and num_host_blocks < 2:
         raise ConfigError(
             "preemption_mode is swap, and swap_space leaves no page of host memory to swap to; raise swap_space (GiB) or "
             "choose recompute",

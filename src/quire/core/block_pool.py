@@ -253,34 +253,3 @@ class BlockPool:
         self._next[before] = following
         self._previous[following] = before
         self._num_free -= 1
-
-
-class HostPool:
-    """Pages of host memory for swapped requests: each has one owner or none, and none is cached."""
-
-    def __init__(self, num_blocks: int) -> None:
-        self.num_blocks = num_blocks
-        self._free = list(range(num_blocks - 1, -1, -1))
-        self._is_used = bytearray(num_blocks)
-
-    @property
-    def num_free(self) -> int:
-        """Pages that can be handed out now."""
-        return len(self._free)
-
-    def allocate(self, count: int) -> list[int]:
-        """Take `count` pages; the caller has looked at `num_free`."""
-        if count > len(self._free):
-            raise EngineError(f"{count} host pages asked for, {len(self._free)} are free")
-        blocks = [self._free.pop() for _ in range(count)]
-        for block in blocks:
-            self._is_used[block] = 1
-        return blocks
-
-    def free(self, blocks: Iterable[int]) -> None:
-        """Give pages back; twice is an EngineError."""
-        for block in blocks:
-            if not self._is_used[block]:
-                raise EngineError(f"host page {block} is freed twice")
-            self._is_used[block] = 0
-            self._free.append(block)

@@ -6,7 +6,7 @@ Knows requests' tables and the block pool. Knows nothing of rows, budgets or ste
 import dataclasses
 
 from quire.config.kv_spec import KVCacheConfig, KVKind
-from quire.core.block_pool import NULL_BLOCK, BlockPool, HostPool
+from quire.core.block_pool import NULL_BLOCK, BlockPool
 from quire.core.cache_events import CacheEvents
 from quire.core.kv_groups import GroupRules, group_rules
 from quire.core.prefix_hash import PrefixHasher
@@ -35,7 +35,7 @@ class KVCacheManager:
     def __init__(self, config: KVCacheConfig, hasher: PrefixHasher | None = None) -> None:
         self.block_size = config.block_size
         self.pool = BlockPool(config.num_blocks)
-        self.host_pool = HostPool(config.num_host_blocks)
+        self.host_pool = BlockPool(max(2, config.num_host_blocks))  # swapping is refused where there are none
         self._hasher = hasher
         self._events: CacheEvents | None = None
         self.has_states = any(group.spec.kind is KVKind.RECURRENT for group in config.groups)
@@ -174,7 +174,7 @@ class KVCacheManager:
             self.pool.free(reversed(table))
         host_tables, request.host_block_ids = request.host_block_ids, []
         for table in host_tables:
-            self.host_pool.free(block for block in table if block >= 0)
+            self.host_pool.free(table)
 
     def publish(self, request: Request, num_computed_tokens: int) -> None:
         """Let others find the full pages of tokens that a collected step has computed."""

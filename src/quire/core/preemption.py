@@ -4,11 +4,9 @@ Knows pages; chooses no victims.
 """
 
 from quire.config import SchedulerConfig
-from quire.core.block_pool import NULL_BLOCK
+from quire.core.block_pool import NULL_BLOCK, BlockPool
 from quire.core.kv_cache_manager import KVCacheManager, PrefixHit
 from quire.core.request_state import Request
-
-NO_HOST_BLOCK = -1
 
 
 class PageSaver:
@@ -47,7 +45,7 @@ class PageSaver:
 
     def saved_tables(self, request: Request) -> list[list[int]]:
         """The shape of the tables that `restore` will make: 1 where a device page will be taken, 0 for null pages."""
-        return [[int(block != NO_HOST_BLOCK) for block in table] for table in request.host_block_ids]
+        return [[int(block != NULL_BLOCK) for block in table] for table in request.host_block_ids]
 
     def has_room(self, request: Request, hit: PrefixHit, config: SchedulerConfig, *, is_alone: bool) -> bool:
         """Whether a request fits: its saved pages, or a prefix hit's, and free ones for the rest; beside others with the
@@ -66,16 +64,8 @@ class PageSaver:
 
         The host pages stay taken until `release_host_blocks`: a step copies out before it copies in.
         """
-        swap_ins: list[tuple[int, int]] = []
-        request.block_ids = []
-        request.num_released = []
-        for host_table in request.host_block_ids:
-            count = sum(1 for block in host_table if block != NO_HOST_BLOCK)
-            fresh = iter(self._kv.pool.allocate(count))
-            table = [NULL_BLOCK if block == NO_HOST_BLOCK else next(fresh) for block in host_table]
-            swap_ins += [(host, device) for host, device in zip(host_table, table, strict=True) if device != NULL_BLOCK]
-            request.block_ids.append(table)
-            request.num_released.append(len(host_table) - count)
+        request.block_ids, swap_ins = _moved(request.host_block_ids, self._kv.pool)
+        request.num_released = [table.count(NULL_BLOCK) for table in request.block_ids]
         request.host_block_ids = []
         return swap_ins
 
@@ -87,16 +77,16 @@ class PageSaver:
         """Reserve host pages for everything computed; nothing where there is too little room."""
         length = -(-request.num_computed_tokens // self._kv.block_size)
         tables = [table[:length] for table in request.block_ids]
-        count = sum(1 for table in tables for block in table if block != NULL_BLOCK)
+        count = sum(block != NULL_BLOCK for table in tables for block in table)
         if count == 0 or count > self._kv.host_pool.num_free:
             return []
-        fresh = iter(self._kv.host_pool.allocate(count))
-        request.host_block_ids = [
-            [NO_HOST_BLOCK if block == NULL_BLOCK else next(fresh) for block in table] for table in tables
-        ]
-        return [
-            (device, host)
-            for table, host_table in zip(tables, request.host_block_ids, strict=True)
-            for device, host in zip(table, host_table, strict=True)
-            if host != NO_HOST_BLOCK
-        ]
+        request.host_block_ids, swap_outs = _moved(tables, self._kv.host_pool)
+        return swap_outs
+
+
+def _moved(tables: list[list[int]], pool: BlockPool) -> tuple[list[list[int]], list[tuple[int, int]]]:
+    """The tables with fresh pages of another pool in place of each but null pages, and the pairs of pages to copy."""
+    fresh = iter(pool.allocate(sum(block != NULL_BLOCK for table in tables for block in table)))
+    moved = [[NULL_BLOCK if block == NULL_BLOCK else next(fresh) for block in table] for table in tables]
+    pairs = [pair for pages in zip(tables, moved, strict=True) for pair in zip(*pages, strict=True)]
+    return moved, [pair for pair in pairs if pair[0] != NULL_BLOCK]
