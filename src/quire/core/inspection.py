@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any
 
+from quire.core.common_prefix import count_equal_pages
 from quire.core.kv_cache_manager import KVCacheManager
 from quire.core.request_state import Request, RequestStatus
 from quire.core.request_timeline import Event, Timeline
@@ -330,17 +331,5 @@ def _nearest(timeline: Timeline, others: list[Timeline]) -> tuple[Timeline | Non
 
 
 def count_common(one: Sequence[int], other: Sequence[int], limit: int) -> int:
-    """In how many leading tokens two sequences agree, at most `limit`. Costs about as much as they have in common."""
-    end = min(len(one), len(other), limit)
-    start, size = 0, 16
-    agree: Callable[[int, int], bool] = lambda first, last: one[first:last] == other[first:last]  # noqa: E731
-    while start < end and agree(start, min(start + size, end)):
-        start, size = min(start + size, end), size * 2
-    stop = min(start + size, end)
-    while start < stop:
-        middle = (start + stop + 1) // 2
-        if agree(start, middle):
-            start = middle
-        else:
-            stop = middle - 1
-    return start
+    """In how many leading tokens two sequences agree, at most `limit`."""
+    return count_equal_pages(one, other, 1, 0, min(len(one), len(other), limit))
