@@ -4,8 +4,7 @@ When there is nothing to do the executor may prepare for later work, in short ca
 When that is done too, the loop waits in the inbox, which blocks on a lock or a file descriptor and uses no CPU.
 """
 
-import collections
-import threading
+import queue
 from collections.abc import Callable
 from typing import Protocol
 
@@ -34,27 +33,20 @@ class ThreadInbox:
     """Messages from other threads of this process, as objects."""
 
     def __init__(self) -> None:
-        self._messages: collections.deque[messages.FrontendMessage] = collections.deque()
-        self._arrived = threading.Event()
+        self._messages: queue.SimpleQueue[messages.FrontendMessage | None] = queue.SimpleQueue()
 
     def put(self, message: messages.FrontendMessage) -> None:
         """Hand over a message; from any thread."""
-        self._messages.append(message)
-        self._arrived.set()
+        self._messages.put(message)
 
     def interrupt(self) -> None:
-        self._arrived.set()
+        self._messages.put(None)
 
     def receive(self, block: bool) -> list[messages.FrontendMessage]:
-        if block:
-            self._arrived.wait()
-        if not self._arrived.is_set():
-            return []
-        self._arrived.clear()  # before taking: what is put from here on sets it again
-        taken: list[messages.FrontendMessage] = []
-        while self._messages:
-            taken.append(self._messages.popleft())
-        return taken
+        came = [self._messages.get()] if block else []
+        while not self._messages.empty():
+            came.append(self._messages.get())
+        return [message for message in came if message is not None]
 
 
 def last_words(error: BaseException) -> messages.Dead:
