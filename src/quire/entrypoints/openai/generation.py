@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import Coroutine, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from quire.engine.caller import RequestOptions
 from quire.engine.input_processor import TokenizedPrompt
@@ -12,7 +12,7 @@ from quire.engine.request_stream import OutputStream
 from quire.entrypoints.http.errors import error_of_finished
 from quire.entrypoints.http.state import ServerState
 from quire.entrypoints.openai.answers import ReasoningCount
-from quire.entrypoints.openai.protocol import Timing, Usage, build_usage
+from quire.entrypoints.openai.protocol import QueuedFields, Timing, Usage, build_usage
 from quire.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from quire.sampling_params import BeamSearchParams, SamplingParams
 
@@ -67,13 +67,6 @@ class TokenCount:
     def timing(self) -> Timing | None:
         """Where the time went; None where the request does not ask for it."""
         return total_timing([self])
-
-
-class QueuedFields(Protocol):
-    """What every request that is queued has."""
-
-    cache_salt: str | None
-    priority: int | None
 
 
 RequestT = TypeVar("RequestT", bound=QueuedFields)

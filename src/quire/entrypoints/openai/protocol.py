@@ -34,14 +34,19 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
     format: Any = None
 
 
-class RequestFields(msgspec.Struct, kw_only=True):
-    """The fields of requests that generate text, whichever of OpenAI's protocols they come in."""
+class QueuedFields(msgspec.Struct, kw_only=True):
+    """The fields of requests that the engine queues, whatever they ask for."""
 
     model: str | None = None
     request_id: RequestId | None = None
     priority: Priority | None = None
     timeout: float | None = None
     cache_salt: CacheSalt | None = None
+
+
+class RequestFields(QueuedFields, kw_only=True):
+    """The fields of requests that generate text, whichever of OpenAI's protocols they come in."""
+
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -151,20 +156,15 @@ class BatchChatRequest(ChatCompletionRequest, kw_only=True):
     messages: list[list[dict[str, Any]]]  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
-class GenerativeScoringRequest(msgspec.Struct, kw_only=True):
+class GenerativeScoringRequest(QueuedFields, kw_only=True):
     """Body of `POST /generative_scoring`: how likely the first of some tokens comes next, behind each item."""
 
     query: str | list[int]
     items: list[str | list[int]]
     label_token_ids: list[int]
-    model: str | None = None
     apply_softmax: bool | None = None
     item_first: bool | None = None
     add_special_tokens: bool | None = None
-    cache_salt: CacheSalt | None = None
-    priority: Priority | None = None
-    timeout: float | None = None
-    request_id: RequestId | None = None
     user: str | None = None
 
 
@@ -307,13 +307,19 @@ class ChatChoice(msgspec.Struct):
     weight_versions: list[WeightVersionSpan] | Optional = UNSET
 
 
-class ChatCompletionResponse(msgspec.Struct, kw_only=True):
-    """Answer of `POST /v1/chat/completions`."""
+class AnswerHead(msgspec.Struct, kw_only=True):
+    """How whole answers begin."""
 
     id: str
-    object: str = "chat.completion"
+    object: str = "list"
     created: int
     model: str
+
+
+class ChatCompletionResponse(AnswerHead, kw_only=True):
+    """Answer of `POST /v1/chat/completions`."""
+
+    object: str = "chat.completion"
     choices: list[ChatChoice]
     usage: Usage
     metrics: Timing | None = None
@@ -339,13 +345,10 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     weight_versions: list[WeightVersionSpan] | Optional = UNSET
 
 
-class CompletionResponse(msgspec.Struct, kw_only=True):
+class CompletionResponse(AnswerHead, kw_only=True):
     """Answer of `POST /v1/completions`."""
 
-    id: str
     object: str = "text_completion"
-    created: int
-    model: str
     choices: list[CompletionChoice]
     usage: Usage
     service_tier: str | None = None
@@ -362,13 +365,9 @@ class LabelScore(msgspec.Struct):
     object: str = "score"
 
 
-class GenerativeScoringResponse(msgspec.Struct, kw_only=True):
+class GenerativeScoringResponse(AnswerHead, kw_only=True):
     """Answer of `POST /generative_scoring`."""
 
-    id: str
-    object: str = "list"
-    created: int
-    model: str
     data: list[LabelScore]
     usage: Usage
 

@@ -7,25 +7,20 @@ from typing import Any, Literal
 
 import msgspec
 
-from quire.entrypoints.openai.protocol import CacheSalt, Priority, RequestId, StreamOptions, Timing, Usage
+from quire.entrypoints.openai.protocol import QueuedFields, StreamOptions, Timing, Usage
 
 OutputMode = Literal["tokens", "text", "derender"]
 
 
-class GenerateRequest(msgspec.Struct, kw_only=True):
+class GenerateRequest(QueuedFields, kw_only=True):
     """Body of `POST /inference/v1/generate`. `sampling_params` has the names of `SamplingParams`."""
 
     token_ids: list[int]
     sampling_params: dict[str, Any]
-    model: str | None = None
-    request_id: RequestId | None = None
     output_mode: OutputMode = "tokens"
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
-    cache_salt: CacheSalt | None = None
-    priority: Priority | None = None
-    timeout: float | None = None
     # Written by a renderer, and not needed here.
     token_offsets: Any = None
     parse_context: Any = None

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from quire.entrypoints.openai.protocol import CacheSalt, Priority, PromptItem, RequestId
+from quire.entrypoints.openai.protocol import AnswerHead, CacheSalt, Priority, PromptItem, RequestId
 from quire.entrypoints.pooling_api.number_formats import EmbedDtype, Endianness
 from quire.outputs import LateChunkingMetadata
 
@@ -137,13 +137,9 @@ class EmbeddingData(msgspec.Struct):
     late_chunking: LateChunkingMetadata | msgspec.UnsetType = UNSET
 
 
-class PoolingAnswer(msgspec.Struct, kw_only=True):
+class PoolingAnswer(AnswerHead, kw_only=True):
     """What most answers have in common."""
 
-    id: str
-    object: str = "list"
-    created: int
-    model: str
     usage: PoolingUsage
 
 
