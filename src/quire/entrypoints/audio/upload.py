@@ -8,8 +8,8 @@ from starlette.requests import Request
 from quire import envs
 from quire.entrypoints.audio.transcription_protocol import TranscriptionRequest
 from quire.entrypoints.http.decoding import stream_body
-from quire.entrypoints.http.errors import HTTPError, bad_field
-from quire.entrypoints.http.form import FormReader
+from quire.entrypoints.http.errors import bad_field
+from quire.entrypoints.http.form import FormReader, read_form
 from quire.entrypoints.http.route_tools import state_of
 
 MAX_FIELD_BYTES = 64 << 10
@@ -25,38 +25,16 @@ async def read_upload(request: Request) -> tuple[bytes, TranscriptionRequest]:
     limit = envs.QUIRE_MAX_AUDIO_CLIP_FILESIZE_MB << 20
     pieces = stream_body(request, limit + FORM_BYTES, UPLOAD_TIMEOUT_S)
     form = FormReader(request.headers.get("content-type", ""), pieces)
-    file: bytearray | None = None
-    fields: dict[str, list[str]] = {}
-    while (part := await form.next_part()) is not None:
-        name, filename = part
-        is_file = name == "file"
-        if is_file and filename is None:
-            raise bad_field("file", "it has no file name: send it as a file.")
-        if is_file and file is not None:
-            raise bad_field("file", "the form has more than one.")
-        data = await _read_part(form, name, limit if is_file else MAX_FIELD_BYTES, is_file=is_file)
-        if is_file:
-            file = data
-        else:
-            fields.setdefault(name.removesuffix("[]"), []).append(data.decode("utf-8", "replace"))
-    if file is None:
-        raise bad_field("file", "the form has no such part.")
+    file = bytearray()
+
+    async def write(piece: bytes) -> None:
+        file.extend(piece)
+
+    _, fields = await read_form(form, write, limit, "QUIRE_MAX_AUDIO_CLIP_FILESIZE_MB", MAX_FIELD_BYTES)
     if not file:
         raise bad_field("file", "it is empty.")
     warnings: list[str] = request.scope["state"].setdefault("warnings", [])
     return bytes(file), state_of(request).decoder.decode_form(_typed(fields), TranscriptionRequest, warnings)
-
-
-async def _read_part(form: FormReader, name: str, limit: int, *, is_file: bool) -> bytearray:
-    data = bytearray()
-    while piece := await form.read():
-        data += piece
-        if len(data) > limit and is_file:
-            message = f"file: it is larger than {limit} bytes (QUIRE_MAX_AUDIO_CLIP_FILESIZE_MB)."
-            raise HTTPError(413, message, param="file", code="file_too_large", headers={"connection": "close"})
-        if len(data) > limit:
-            raise bad_field(name[:60], f"longer than {limit} bytes.")
-    return data
 
 
 def _typed(fields: Mapping[str, list[str]]) -> dict[str, Any]:

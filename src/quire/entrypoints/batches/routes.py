@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from quire.entrypoints.batches.files import Upload
 from quire.entrypoints.batches.protocol import (
     MAX_EXPIRY_S,
     MIN_EXPIRY_S,
@@ -24,7 +23,7 @@ from quire.entrypoints.batches.store import NotCancellable
 from quire.entrypoints.batches.tables import Missing, is_full
 from quire.entrypoints.http.decoding import stream_body
 from quire.entrypoints.http.errors import HTTPError, bad_field, bad_request
-from quire.entrypoints.http.form import FormReader
+from quire.entrypoints.http.form import FormReader, read_form
 from quire.entrypoints.http.route_tools import Endpoint, json_response, number_of, read_bytes, state_of
 from quire.errors import did_you_mean
 
@@ -83,41 +82,14 @@ async def create_file(request: Request) -> Response:
     with _store_errors():
         upload = batches.store.files.begin()
         try:
-            filename, fields = await _read_form(form, upload, limit)
-            if filename is None:
-                raise bad_field("file", "the form has no such part, or it has no file name.")
-            expires_after = _check_fields(fields)
+            filename, fields = await read_form(form, upload.write, limit, "--max-batch-file-size", MAX_FIELD_BYTES)
+            expires_after = _check_fields({name: texts[-1] for name, texts in fields.items()})
             await upload.finish()
             file = await batches.store.files.add(upload, filename[:255], PURPOSE, expires_after)
         except BaseException:
             upload.cancel()
             raise
     return json_response(file)
-
-
-async def _read_form(form: FormReader, upload: Upload, limit: int) -> tuple[str | None, dict[str, str]]:
-    """The name of the file, which is written to `upload`, and the other fields."""
-    filename: str | None = None
-    fields: dict[str, str] = {}
-    while (part := await form.next_part()) is not None:
-        name, given = part
-        if name == "file" and given is not None:
-            if filename is not None:
-                raise bad_field("file", "the form has more than one.")
-            filename = given
-            while piece := await form.read():
-                if upload.size + len(piece) > limit:
-                    message = f"file: it is larger than {limit} bytes (--max-batch-file-size)."
-                    raise HTTPError(413, message, param="file", code="file_too_large", headers={"connection": "close"})
-                await upload.write(piece)
-            continue
-        value = b""
-        while piece := await form.read():
-            value += piece
-            if len(value) > MAX_FIELD_BYTES:
-                raise bad_field(name[:60], f"longer than {MAX_FIELD_BYTES} bytes.")
-        fields[name] = value.decode("utf-8", "replace")
-    return filename, fields
 
 
 def _check_fields(fields: dict[str, str]) -> int:

@@ -1,10 +1,10 @@
 """Forms with files (`multipart/form-data`), read while they arrive: a file is never in memory as a whole."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from email import message_from_string
 from email.message import Message
 
-from quire.entrypoints.http.errors import bad_request
+from quire.entrypoints.http.errors import HTTPError, bad_field, bad_request
 
 MAX_HEAD_BYTES = 8 << 10
 MAX_PARTS = 32
@@ -67,6 +67,46 @@ class FormReader:
                 self._buffer += await anext(self._pieces)
             except StopAsyncIteration:
                 raise bad_request("The form ends before its last boundary.", code="invalid_form") from None
+
+
+async def read_form(
+    form: FormReader, write: Callable[[bytes], Awaitable[None]], limit: int, setting: str, field_limit: int
+) -> tuple[str, dict[str, list[str]]]:
+    """A form with one file: its name, and the texts of the other fields. The file's pieces go to `write` as they come.
+
+    Args:
+        limit: bytes that the file may have; `setting` changes it. `field_limit`: of another field.
+
+    Raises:
+        HTTPError: a 400 with the field at fault, or a 413 for a file that is too large.
+    """
+    filename: str | None = None
+    fields: dict[str, list[str]] = {}
+    while (part := await form.next_part()) is not None:
+        name, given = part
+        is_file, size, value = name == "file", 0, bytearray()
+        if is_file and given is None:
+            raise bad_field("file", "it has no file name: send it as a file.")
+        if is_file and filename is not None:
+            raise bad_field("file", "the form has more than one.")
+        while piece := await form.read():
+            size += len(piece)
+            if is_file and size > limit:
+                message = f"file: it is larger than {limit} bytes ({setting})."
+                raise HTTPError(413, message, param="file", code="file_too_large", headers={"connection": "close"})
+            if not is_file and size > field_limit:
+                raise bad_field(name[:60], f"longer than {field_limit} bytes.")
+            if is_file:
+                await write(piece)
+            else:
+                value += piece
+        if is_file:
+            filename = given
+        else:
+            fields.setdefault(name.removesuffix("[]"), []).append(value.decode("utf-8", "replace"))
+    if filename is None:
+        raise bad_field("file", "the form has no such part.")
+    return filename, fields
 
 
 def _parameter(head: Message, name: str) -> str | None:
