@@ -3,8 +3,12 @@
 Knows kinds of pieces; knows no format.
 """
 
+import contextlib
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
+
+from quire.guards import is_dict
+from quire.json_text import parse_json
 
 Kind = Literal["reasoning", "content", "call", "arguments"]
 
@@ -141,6 +145,14 @@ class Pieces:
             self._pieces[-1] = Piece(piece.kind, last.text + piece.text, piece.index)
         else:
             self._pieces.append(piece)
+
+
+def read_arguments(text: str) -> dict[str, Any]:
+    """A call's arguments; what is no object (the answer was cut off) under a name that says so."""
+    with contextlib.suppress(ValueError):
+        if is_dict(value := parse_json(text or "{}")):
+            return value
+    return {"INVALID_JSON": text}
 
 
 @dataclasses.dataclass(slots=True)

@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import hashlib
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 from quire.engine.request_stream import OutputStream
 from quire.entrypoints.anthropic import protocol
@@ -26,9 +26,8 @@ from quire.entrypoints.openai.protocol import ChatCompletionRequest
 from quire.entrypoints.openai.rendering import rendered
 from quire.entrypoints.openai.token_protocol import GenerateRequest
 from quire.errors import RequestError
-from quire.json_text import parse_json
 from quire.outputs import CompletionOutput, RequestOutput
-from quire.parsers.pieces import Piece
+from quire.parsers.pieces import Piece, read_arguments
 from quire.parsers.thinking import check_budget
 from quire.sampling_params import SamplingParams
 
@@ -95,21 +94,12 @@ class BlockWriter:
             case TextBlock() as block:
                 block.text = text
             case ToolUseBlock() as block:
-                block.input = _input(text)
+                block.input = read_arguments(text)
             case ThinkingBlock() as block:
                 block.thinking, block.signature = text, hashlib.sha256(text.encode()).hexdigest()
                 signature = {"type": "signature_delta", "signature": block.signature}
                 closing = event("content_block_delta", index=index, delta=signature) + closing
         return closing
-
-
-def _input(arguments: str) -> dict[str, Any]:
-    """A call's arguments; what is no object (the answer was cut off) under a name that says so."""
-    try:
-        value = parse_json(arguments or "{}")
-    except ValueError:
-        value = None
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {"INVALID_JSON": arguments}
 
 
 @dataclasses.dataclass(slots=True)

@@ -36,10 +36,8 @@ from quire.entrypoints.openai.logprobs import chat_logprobs
 from quire.entrypoints.openai.prompts import completion_prompts
 from quire.entrypoints.openai.protocol import CompletionRequest
 from quire.entrypoints.openai.sampling import build_sampling_params, resolve_max_tokens
-from quire.guards import is_dict
-from quire.json_text import parse_json
 from quire.outputs import CompletionOutput, RequestOutput
-from quire.parsers.pieces import Answer, Call, Piece
+from quire.parsers.pieces import Answer, Call, Piece, read_arguments
 
 
 @dataclasses.dataclass(slots=True)
@@ -64,7 +62,7 @@ class OllamaJob:
         thinking = said.reasoning or UNSET
         if not self.is_chat:
             return OllamaText(response=said.content, thinking=thinking, **fields)
-        calls = [_call(call) for call in said.calls] or UNSET
+        calls = [OllamaCall(Function(call.name, read_arguments(call.arguments))) for call in said.calls] or UNSET
         return OllamaChatAnswer(
             message=OllamaMessage(content=said.content, thinking=thinking, tool_calls=calls), **fields
         )
@@ -80,15 +78,6 @@ class OllamaJob:
             ending |= {"prompt_eval_count": count.prompt, "prompt_eval_duration": nanoseconds(prompt)}
             ending |= {"eval_count": count.completion, "eval_duration": nanoseconds(answer)}
         return ending
-
-
-def _call(call: Call) -> OllamaCall:
-    """A call whose arguments are an object; what is none (the answer was cut off) is under a name that says so."""
-    try:
-        arguments = parse_json(call.arguments or "{}")
-    except ValueError:
-        arguments = None
-    return OllamaCall(Function(call.name, arguments if is_dict(arguments) else {"INVALID_JSON": call.arguments}))
 
 
 async def prepare_ollama_chat(state: ServerState, request: OllamaChat, public_id: str) -> OllamaJob:
