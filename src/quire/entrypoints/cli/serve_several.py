@@ -9,16 +9,16 @@ import signal
 import socket
 import time
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quire.errors import ConfigError
 from quire.logger import init_logger
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
     import uvicorn
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.types import ASGIApp, Lifespan
 
     from quire.entrypoints.http.api_keys import KeyEntry
     from quire.entrypoints.http.listen import ListenOptions
@@ -46,13 +46,25 @@ def serve_several(
     file = read_models_file(args.models)
     listener, options = open_socket(options)
     host = ModelHost(file, models_words(args.command_line), key_text(keys[0]) if keys else None)
-    app, began = _app(args, host, keys, settings), time.monotonic()
+    began = time.monotonic()
 
-    def announce() -> None:
+    async def begin() -> None:
+        await host.start()
         _announce(args, host, options, bool(keys), time.monotonic() - began)
 
+    @asynccontextmanager
+    async def living(app: object) -> "AsyncGenerator[None]":
+        """Wakes models when the server starts, and ends them when it has ended."""
+        beginning = asyncio.ensure_future(begin())
+        try:
+            yield
+        finally:
+            beginning.cancel()
+            await asyncio.gather(beginning, return_exceptions=True)
+            await host.close()
+
     with listener, asyncio.Runner() as runner:
-        runner.run(_serve(_config(_Lifespan(app, host, announce), options), listener))
+        runner.run(_serve(_config(_app(args, host, keys, settings, living), options), listener))
     return 0
 
 
@@ -81,7 +93,11 @@ def models_words(words: list[str]) -> list[str]:
 
 
 def _app(
-    args: argparse.Namespace, host: "ModelHost", keys: "Sequence[str | KeyEntry]", settings: "ServerSettings"
+    args: argparse.Namespace,
+    host: "ModelHost",
+    keys: "Sequence[str | KeyEntry]",
+    settings: "ServerSettings",
+    living: "Lifespan[Any]",
 ) -> "ASGIApp":
     from quire.entrypoints.http.middleware import named_middleware
     from quire.entrypoints.http.route_tools import build_routes
@@ -102,37 +118,9 @@ def _app(
     extra = [named_middleware(path) for path in args.middleware]
     middleware = build_middleware(state, set(work), frozenset(), keys, origins, extra)
     handlers = {endpoint.path: endpoint.handler for endpoint in endpoints if endpoint.path in work}
-    return Application(state, build_routes(endpoints), middleware, args.root_path.rstrip("/"), handlers)
-
-
-class _Lifespan:
-    """The application; wakes models when the server starts, and ends them when it has ended."""
-
-    def __init__(self, app: "ASGIApp", host: "ModelHost", announce: "Callable[[], None]") -> None:
-        self._app, self._host, self._announce = app, host, announce
-
-    async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
-        if scope["type"] != "lifespan":
-            await self._app(scope, receive, send)
-            return
-        async with self._living():
-            while (await receive())["type"] == "lifespan.startup":
-                await send({"type": "lifespan.startup.complete"})
-        await send({"type": "lifespan.shutdown.complete"})
-
-    @asynccontextmanager
-    async def _living(self) -> "AsyncGenerator[None]":
-        async def begin() -> None:
-            await self._host.start()
-            self._announce()
-
-        beginning = asyncio.ensure_future(begin())
-        try:
-            yield
-        finally:
-            beginning.cancel()
-            await asyncio.gather(beginning, return_exceptions=True)
-            await self._host.close()
+    return Application(
+        state, build_routes(endpoints), middleware, args.root_path.rstrip("/"), handlers, lifespan=living
+    )
 
 
 async def _serve(config: "uvicorn.Config", listener: socket.socket) -> None:

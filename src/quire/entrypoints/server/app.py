@@ -12,7 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, Router
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from quire import envs
@@ -109,6 +109,7 @@ class Application:
     Args:
         work: handlers of posts that are found by their path alone.
         origins: whose pages may open WebSockets, besides this server's own.
+        lifespan: lasts as long as the server.
 
     Attributes:
         routes: all of them.
@@ -123,10 +124,11 @@ class Application:
         root_path: str,
         work: Mapping[str, Handler],
         origins: Sequence[str] = (),
+        lifespan: Lifespan[Any] | None = None,
     ) -> None:
         self.routes = routes
         self.state = State({"server": state})
-        self._router = Router(routes, redirect_slashes=False)
+        self._router = Router(routes, redirect_slashes=False, lifespan=lifespan)
         self._work = work
         self._origins = origins
         self._root_path = root_path
@@ -138,7 +140,7 @@ class Application:
         scope["app"] = self
         if self._root_path:
             scope["root_path"] = self._root_path
-        await self._app(scope, receive, send)
+        await (self._router if scope["type"] == "lifespan" else self._app)(scope, receive, send)
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
