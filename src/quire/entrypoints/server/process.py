@@ -14,7 +14,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Generator
-from typing import Any, Protocol
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -27,6 +27,7 @@ from quire.entrypoints.http.http_protocol import bounded_to, socket_protocol
 from quire.entrypoints.http.listen import BACKLOG, ListenOptions
 from quire.entrypoints.http.state import ServerState
 from quire.entrypoints.realtime.routes import MAX_MESSAGE_BYTES, SOCKETS
+from quire.entrypoints.responses.handover import Handover
 from quire.errors import QuireError, ShutdownError
 from quire.logger import init_logger
 
@@ -72,18 +73,6 @@ class QuietServer(uvicorn.Server):
         self._stop.set()
 
 
-class Successor(Protocol):
-    """What a server leaves to the next one, and takes from the last one."""
-
-    async def leave(self) -> None:
-        """Stop what can go on elsewhere, and write it down."""
-        ...
-
-    async def pick_up(self) -> None:
-        """Go on with what the last server left."""
-        ...
-
-
 class ServerProcess:
     """One server, from socket to exit code.
 
@@ -103,7 +92,7 @@ class ServerProcess:
         build_engine: Callable[[], Any],
         on_ready: Callable[[Any, float], None],
         private: socket.socket | None = None,
-        handover: Successor | None = None,
+        handover: Handover | None = None,
     ) -> None:
         self._app = app
         self._state = state
