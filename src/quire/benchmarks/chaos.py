@@ -5,19 +5,20 @@ stream asks its request again and again until the faults are over. Knows HTTP an
 """
 
 import argparse
-import contextlib
 import os
 import random
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import msgspec
 
 from quire.benchmarks import common
-from quire.entrypoints.http_client import OpenAIClient, Target, ask, control
+from quire.benchmarks.own_server import is_healthy
+from quire.entrypoints.http_client import OpenAIClient, Target, control
 from quire.errors import ConfigError, EngineError, QuireError
 from quire.processes import family
 
@@ -200,21 +201,8 @@ class Chaos:
 
     def _ask_all(self, work: Callable[[int], None]) -> None:
         """One thread a stream. Raises what the first of them raised."""
-        failures: list[BaseException] = []
-
-        def guarded(number: int) -> None:
-            try:
-                work(number)
-            except BaseException as error:  # for the thread that waits
-                failures.append(error)
-
-        threads = [threading.Thread(target=guarded, args=(number,), daemon=True) for number in range(len(self.cases))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if failures:
-            raise failures[0]
+        with ThreadPoolExecutor(len(self.cases)) as threads:
+            list(threads.map(work, range(len(self.cases))))
 
     def fetch(self, case: Case, is_moving: Callable[[], None] = lambda: None) -> Answer:
         """The server's answer to a request."""
@@ -273,22 +261,14 @@ class Chaos:
 
     # --- the server's health ---
 
-    def is_healthy(self) -> bool:
-        """Whether `/health` says 200."""
-        with contextlib.suppress(OSError, EngineError):
-            return ask(self.target, "GET", "/health")[0] == 200
-        return False
-
     def recovery(self, timeout_s: float = READY_TIMEOUT_S) -> float:
         """Seconds until the server has been unhealthy and is healthy again.
         Raises EngineError: that takes too long."""
         began = time.monotonic()
-        for is_healthy in (False, True):
-            while self.is_healthy() is not is_healthy:
+        for wanted in (False, True):
+            while is_healthy(self.target) is not wanted:
                 if time.monotonic() - began > timeout_s:
-                    raise EngineError(
-                        f"/health has not become {'200' if is_healthy else '503'} within {timeout_s:.0f} s"
-                    )
+                    raise EngineError(f"/health has not become {'200' if wanted else '503'} within {timeout_s:.0f} s")
                 time.sleep(_BETWEEN_LOOKS_S)
         return time.monotonic() - began
 

@@ -119,7 +119,7 @@ def running_server(words: Sequence[str], log: str, timeout_s: float) -> Iterator
     Raises ConfigError: there is no such command, or something else listens at its address."""
     host = _value(words, "--host") or "127.0.0.1"
     target = Target("127.0.0.1" if host in ("0.0.0.0", "::") else host, int(_value(words, "--port") or 8000))
-    if _is_healthy(target):
+    if is_healthy(target):
         raise ConfigError.of("serve_cmd", f"something answers at {target.url} already; end it, or give --port.")
     os.makedirs(os.path.dirname(log), exist_ok=True)
     with open(log, "w", encoding="utf-8") as output:
@@ -132,7 +132,7 @@ def running_server(words: Sequence[str], log: str, timeout_s: float) -> Iterator
     server = RunningServer(process, target, log)
     last = time.monotonic() + timeout_s
     with _ended(process, signal.SIGINT):  # which ends a server at once, and with its children
-        while not _is_healthy(target):
+        while not is_healthy(target):
             if not server.is_alive():
                 raise EngineError(f"the server ended with code {process.returncode}; see {log}.")
             if time.monotonic() > last:
@@ -141,7 +141,8 @@ def running_server(words: Sequence[str], log: str, timeout_s: float) -> Iterator
         yield server
 
 
-def _is_healthy(target: Target) -> bool:
+def is_healthy(target: Target) -> bool:
+    """Whether `/health` says 200."""
     with contextlib.suppress(OSError, EngineError):
         return ask(target, "GET", "/health")[0] == 200
     return False
