@@ -7,11 +7,13 @@ are, and is given as a function that counts.
 import argparse
 import dataclasses
 import json
+import math
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from quire.benchmarks.common import Flags, positive, random_tokens
+from quire.engine.arg_parser import bounded, human_int
 from quire.errors import ConfigError
 
 DATASETS = ("random", "sharegpt", "prefix_repetition", "custom")
@@ -58,6 +60,8 @@ class Sample:
 
 def flags(num_prompts: int, input_len: int, output_len: int) -> dict[str, Flags]:
     """The flags of data sets, with a benchmark's own defaults."""
+    share = bounded(float, "a share from 0 to below 1", 0, math.nextafter(1, 0))
+    count = bounded(human_int, "a whole number of 0 or above", 0)
     file_output = "tokens an answer; else as long as the file's"
     return {
         "Requests": (
@@ -72,8 +76,8 @@ def flags(num_prompts: int, input_len: int, output_len: int) -> dict[str, Flags]
         "random": (
             ("--random-input-len", input_len, "tokens a prompt"),
             ("--random-output-len", output_len, "tokens an answer"),
-            ("--random-range-ratio --range-ratio", 0.0, "lengths vary by this share either way", {"type": _share}),
-            ("--random-prefix-len --prefix-len", 0, "tokens that all prompts share, before the rest", {"type": _count}),
+            ("--random-range-ratio --range-ratio", 0.0, "lengths vary by this share either way", {"type": share}),
+            ("--random-prefix-len --prefix-len", 0, "tokens that all prompts share, before the rest", {"type": count}),
         ),
         "prefix_repetition": (
             ("--prefix-repetition-prefix-len", 256, "tokens of a prefix"),
@@ -86,25 +90,6 @@ def flags(num_prompts: int, input_len: int, output_len: int) -> dict[str, Flags]
             ("--custom-output-len", 256, "tokens an answer; -1: each line's `output_tokens`", {"type": int}),
         ),
     }
-
-
-def _share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share from 0 to below 1")
-    return value
-
-
-def _count(text: str) -> int:
-    from quire.engine.arg_parser import human_int
-
-    number = human_int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or above")
-    return number
 
 
 def has_fixed_lengths(args: argparse.Namespace) -> bool:

@@ -6,6 +6,7 @@ Knows argparse. `settings` holds the fields.
 import argparse
 import dataclasses
 import json
+import math
 import re
 import types
 import typing
@@ -55,6 +56,21 @@ def human_int(text: str) -> int:
             return value
     message = f"{text!r} is not a whole number (4096, 4k = 4000, 4K = 4096 and 1.5M are such numbers)"
     raise argparse.ArgumentTypeError(message)
+
+
+def bounded(read: Callable[[str], float], words: str, least: float, most: float = math.inf) -> Callable[[str], Any]:
+    """A number from `least` to `most`, as `read` reads it; `words` say what it has to be."""
+
+    def convert(text: str) -> Any:
+        try:
+            number = read(text)
+        except (ValueError, argparse.ArgumentTypeError):
+            number = math.nan
+        if not least <= number <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {words}")
+        return number
+
+    return convert
 
 
 def int_or(words: Sequence[str]) -> Callable[[str], int | str]:

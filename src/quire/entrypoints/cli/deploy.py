@@ -9,15 +9,13 @@ import argparse
 import sys
 from pathlib import Path
 
+from quire.engine.arg_parser import bounded
 from quire.errors import ConfigError
 
 TARGETS = ("docker", "compose", "kubernetes", "systemd", "prometheus")
 
 
-def _size(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 0 or more")
-    return int(text)
+_size = bounded(int, "a number of 0 or more", 0)
 
 
 def _add_own(parser: argparse.ArgumentParser) -> None:

@@ -3,10 +3,11 @@
 import argparse
 import json
 import ssl
+import sys
 from typing import Any
 
 from quire.config.limits import MAX_BATCH_FILE_BYTES
-from quire.engine.arg_parser import human_int, json_object
+from quire.engine.arg_parser import bounded, human_int, json_object
 from quire.entrypoints.fingerprint import MODES
 from quire.entrypoints.http.errors import ERROR_FORMATS
 
@@ -14,30 +15,10 @@ DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
 
 
-def _port(text: str) -> int:
-    try:
-        port = int(text)
-    except ValueError:
-        port = -1
-    if not 0 <= port <= 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port (0 to 65535; 0 takes any that is free)")
-    return port
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of processes (1 or more)")
-    return int(text)
-
-
-def _positive_seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds (0 or more)")
-    return seconds
+_port = bounded(int, "a port (0 to 65535; 0 takes any that is free)", 0, 65535)
+_count = bounded(int, "a number of processes (1 or more)", 1)
+_size = bounded(human_int, "a number of 1 or more", 1)
+_seconds = bounded(float, "a number of seconds (0 or more)", 0, sys.float_info.max)
 
 
 def _words(text: str) -> list[str]:
@@ -60,12 +41,6 @@ def _paths(text: str) -> tuple[str, ...]:
         if not path.startswith("/"):
             raise argparse.ArgumentTypeError(f"{path!r} is not a path: it must begin with /")
     return paths
-
-
-def _size(text: str) -> int:
-    if (size := human_int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
-    return size
 
 
 def _texts(text: str) -> dict[str, str]:
@@ -226,7 +201,7 @@ FLAGS: dict[str, tuple[tuple[str, str, dict[str, Any]], ...]] = {
         (
             "--sse-keep-alive-interval",
             "write a comment into streams that have been silent for so long, for proxies that cut them off (0: never)",
-            {"type": _positive_seconds, "default": 0, "metavar": "SECONDS"},
+            {"type": _seconds, "default": 0, "metavar": "SECONDS"},
         ),
         (
             "--fingerprint-mode",
@@ -284,7 +259,7 @@ FLAGS: dict[str, tuple[tuple[str, str, dict[str, Any]], ...]] = {
         (
             "--shutdown-timeout",
             "how long SIGTERM waits for running requests (300)",
-            {"type": _positive_seconds, "default": 300.0, "metavar": "SECONDS"},
+            {"type": _seconds, "default": 300.0, "metavar": "SECONDS"},
         ),
         (
             "--keep-alive-on-engine-death",
