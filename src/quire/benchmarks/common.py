@@ -10,11 +10,12 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
+from quire.engine.arg_parser import bounded, human_int
 from quire.errors import ConfigError
 
 ItemT = TypeVar("ItemT")
@@ -23,14 +24,7 @@ LOWEST_TOKEN = 10
 """Random prompts leave out the first ids, where special tokens tend to be."""
 
 
-def positive(text: str) -> int:
-    """A flag's whole number above 0; `4k` is 4,000."""
-    from quire.engine.arg_parser import human_int
-
-    number = human_int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return number
+positive = bounded(human_int, "a whole number above 0", 1)
 
 
 def flag(parser: argparse._ActionsContainer, names: str, default: Any, text: str, **options: Any) -> None:
@@ -70,6 +64,16 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     from quire.engine.arg_utils import EngineArgs
 
     EngineArgs.add_cli_args(parser)
+
+
+def with_engine(groups: Mapping[str, Flags]) -> Callable[[argparse.ArgumentParser], None]:
+    """`add_arguments` of a benchmark that makes an engine: its own flags, and the engine's."""
+
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        add_flags(parser, groups)
+        add_engine_arguments(parser)
+
+    return add_arguments
 
 
 def load_engine(args: argparse.Namespace) -> Any:

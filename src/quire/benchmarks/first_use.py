@@ -104,10 +104,7 @@ FLAGS: common.Flags = (
     ("--max-gap-ms", None, "exit with 1 if a gap is longer than this", {"type": float, "metavar": "MS"}),
 )
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    common.add_flags(parser, {"": FLAGS})
-    common.add_engine_arguments(parser)
+add_arguments = common.with_engine({"": FLAGS})
 
 
 def run_command(args: argparse.Namespace) -> dict[str, Any]:

@@ -22,10 +22,7 @@ FLAGS: common.Flags = (
     ("--disable-detokenize", False, "make no text of the tokens"),
 )
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    common.add_flags(parser, {"": FLAGS})
-    common.add_engine_arguments(parser)
+add_arguments = common.with_engine({"": FLAGS})
 
 
 def run_command(args: argparse.Namespace) -> dict[str, Any]:

@@ -26,10 +26,7 @@ FLAGS: common.Flags = (
     ("--num-iters", 5, "measurements of each", {"type": int}),
 )
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    common.add_flags(parser, {"": FLAGS})
-    common.add_engine_arguments(parser)
+add_arguments = common.with_engine({"": FLAGS})
 
 
 def run_command(args: argparse.Namespace) -> dict[str, Any]:

@@ -30,10 +30,7 @@ FLAGS: common.Flags = (
     ("--bench-seed", 0, "seed of the prompts"),
 )
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    common.add_flags(parser, {"": FLAGS})
-    common.add_engine_arguments(parser)
+add_arguments = common.with_engine({"": FLAGS})
 
 
 def run_command(args: argparse.Namespace) -> dict[str, Any]:

@@ -51,10 +51,7 @@ FLAGS: common.Flags = (
     ("--cold", False, "each process finds Quire's own caches empty (compiled kernels, tuned sizes)"),
 )
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    common.add_flags(parser, {"": FLAGS})
-    common.add_engine_arguments(parser)
+add_arguments = common.with_engine({"": FLAGS})
 
 
 def run_command(args: argparse.Namespace) -> dict[str, Any]:

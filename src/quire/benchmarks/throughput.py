@@ -17,11 +17,7 @@ FLAGS: common.Flags = (
     ("--disable-detokenize", False, "make no text of the tokens"),
 )
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    data = datasets.flags(num_prompts=1000, input_len=1024, output_len=128)
-    common.add_flags(parser, {**data, "": FLAGS})
-    common.add_engine_arguments(parser)
+add_arguments = common.with_engine({**datasets.flags(num_prompts=1000, input_len=1024, output_len=128), "": FLAGS})
 
 
 def run_command(args: argparse.Namespace) -> dict[str, Any]:
