@@ -1,6 +1,7 @@
 """An engine's one frozen configuration and its sections; built once by `EngineArgs.create_engine_config`, read everywhere."""
 
 import dataclasses
+import operator
 from typing import Any, Literal, Self
 
 from quire.config.eplb import EplbConfig
@@ -370,60 +371,20 @@ class EngineConfig:
             drafter=None,
         )
 
-    # --- the names by which users of vLLM know the parts ---
-
-    @property
-    def model_config(self) -> ModelConfig:
-        """`model`."""
-        return self.model
-
-    @property
-    def cache_config(self) -> CacheConfig:
-        """`cache`."""
-        return self.cache
-
-    @property
-    def parallel_config(self) -> ParallelConfig:
-        """`parallel`."""
-        return self.parallel
-
-    @property
-    def scheduler_config(self) -> SchedulerConfig:
-        """`scheduler`."""
-        return self.scheduler
-
-    @property
-    def device_config(self) -> DeviceConfig:
-        """`device`."""
-        return self.device
-
-    @property
-    def load_config(self) -> LoadConfig:
-        """`load`."""
-        return self.load
-
-    @property
-    def attention_config(self) -> AttentionConfig:
-        """`attention`."""
-        return self.attention
-
-    @property
-    def observability_config(self) -> ObservabilityConfig:
-        """`observability`."""
-        return self.observability
-
     @property
     def max_logits(self) -> int:
         """Tokens of a step that need logits, at most: one a row, and the drafts."""
         rows = self.scheduler.max_num_seqs
         return rows if self.speculative is None else rows + self.speculative.drafts_of_step(rows)
 
-    @property
-    def speculative_config(self) -> SpeculativeConfig | None:
-        """`speculative`."""
-        return self.speculative
-
-    @property
-    def structured_outputs_config(self) -> StructuredOutputsConfig:
-        """`structured_outputs`."""
-        return self.structured_outputs
+    # The names by which users of vLLM know the parts.
+    model_config = property(operator.attrgetter("model"))
+    cache_config = property(operator.attrgetter("cache"))
+    parallel_config = property(operator.attrgetter("parallel"))
+    scheduler_config = property(operator.attrgetter("scheduler"))
+    device_config = property(operator.attrgetter("device"))
+    load_config = property(operator.attrgetter("load"))
+    attention_config = property(operator.attrgetter("attention"))
+    observability_config = property(operator.attrgetter("observability"))
+    speculative_config = property(operator.attrgetter("speculative"))
+    structured_outputs_config = property(operator.attrgetter("structured_outputs"))
