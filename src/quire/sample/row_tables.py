@@ -16,15 +16,15 @@ IntArray = npt.NDArray[np.int32]
 FIRST_SLOTS, FIRST_SEEN, FIRST_EDITS = 8, 256, 16
 
 
-class Slots:
-    """Numbers that are handed out and come back, the lowest first."""
+class _Table:
+    """A table's slots: they are handed out and come back, the lowest first."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory: DeviceMemory) -> None:
+        self._memory = memory
         self._free: list[int] = []
         self._count = 0
 
-    def take(self) -> int:
-        """A free slot."""
+    def _take(self) -> int:
         if self._free:
             return self._free.pop()
         self._count += 1
@@ -50,7 +50,7 @@ def _grown(old: torch.Tensor, shape: tuple[int, ...], fill: int) -> torch.Tensor
     return new
 
 
-class SeenTable:
+class SeenTable(_Table):
     """The distinct tokens of rows with penalties, and how often each was generated.
 
     The device counts its own new tokens, so the host knows only how many there can be at most.
@@ -60,9 +60,8 @@ class SeenTable:
     """
 
     def __init__(self, memory: DeviceMemory) -> None:
-        self._memory = memory
+        super().__init__(memory)
         device = memory.device()
-        self._slots = Slots()
         self._data_2XC = torch.zeros((2, FIRST_SLOTS, FIRST_SEEN), dtype=torch.int32, device=device)
         self.sizes_X = torch.zeros(FIRST_SLOTS, dtype=torch.int32, device=device)
         self._most_X = np.zeros(FIRST_SLOTS, dtype=np.int64)
@@ -79,17 +78,13 @@ class SeenTable:
 
     def put(self, ids_N: IntArray, counts_N: IntArray) -> int:
         """A slot that holds these."""
-        slot, count = self._slots.take(), len(ids_N)
+        slot, count = self._take(), len(ids_N)
         self._reserve(slot + 1, count + 1)
         if count:
             self._data_2XC[:, slot, :count] = self._memory.upload(np.stack((ids_N, counts_N)))
         self.sizes_X[slot].fill_(count)
         self._most_X[slot] = count
         return slot
-
-    def give(self, slot: int) -> None:
-        """The slot is free again."""
-        self._slots.give(slot)
 
     def prepare_step(self, slots_N: IntArray) -> int:
         """Room for one more token in each of these slots; the most tokens that any of them holds before it."""
@@ -107,7 +102,7 @@ class SeenTable:
             self._most_X = np.concatenate((self._most_X, np.zeros(slots - num_slots, dtype=np.int64)))
 
 
-class EditTable:
+class EditTable(_Table):
     """Edits of single logits, as `ops.edit_logits` takes them.
 
     Attributes:
@@ -115,8 +110,7 @@ class EditTable:
     """
 
     def __init__(self, memory: DeviceMemory) -> None:
-        self._memory = memory
-        self._slots = Slots()
+        super().__init__(memory)
         self._data_3XE = torch.full((3, FIRST_SLOTS, FIRST_EDITS), -1, dtype=torch.int32, device=memory.device())
 
     @property
@@ -136,7 +130,7 @@ class EditTable:
 
     def put(self, ids_N: IntArray, values_N: npt.NDArray[np.float32], until_N: IntArray) -> int:
         """A slot that holds these; ids are distinct."""
-        slot = self._slots.take()
+        slot = self._take()
         _, slots, width = self._data_3XE.shape
         if slot >= slots or len(ids_N) > width:
             self._data_3XE = _grown(self._data_3XE, (3, _room(slot + 1, slots), _room(len(ids_N), width)), -1)
@@ -145,12 +139,8 @@ class EditTable:
         self._data_3XE[:, slot] = self._memory.upload(entry_3E)
         return slot
 
-    def give(self, slot: int) -> None:
-        """The slot is free again."""
-        self._slots.give(slot)
 
-
-class AllowedTable:
+class AllowedTable(_Table):
     """Sets of allowed tokens, as `ops.keep_allowed` takes them.
 
     Attributes:
@@ -158,24 +148,19 @@ class AllowedTable:
     """
 
     def __init__(self, vocab_size: int, memory: DeviceMemory) -> None:
-        self._memory = memory
-        self._slots = Slots()
+        super().__init__(memory)
         self._words = -(-vocab_size // 32)
         self.bits_XW = torch.zeros((0, self._words), dtype=torch.int32, device=memory.device())
 
     def put(self, ids_N: npt.NDArray[np.int64]) -> int:
         """A slot that allows these tokens."""
-        slot = self._slots.take()
+        slot = self._take()
         if slot >= len(self.bits_XW):
             self.bits_XW = _grown(self.bits_XW, (_room(slot + 1, FIRST_SLOTS), self._words), 0)
         is_allowed = np.zeros(self._words * 32, dtype=np.bool_)
         is_allowed[ids_N] = True
         self.bits_XW[slot] = self._memory.upload(np.packbits(is_allowed, bitorder="little").view(np.int32))
         return slot
-
-    def give(self, slot: int) -> None:
-        """The slot is free again."""
-        self._slots.give(slot)
 
 
 def _aligned(count: int) -> int:
