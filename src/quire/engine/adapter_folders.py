@@ -4,9 +4,11 @@ Looks into a local folder, and again when its configuration changes; of an adapt
 of files; knows none of an adapter's numbers.
 """
 
+import contextlib
 import dataclasses
+import functools
 import os
-from collections import OrderedDict
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -46,52 +48,30 @@ class AdapterFolders:
 
     def __init__(self, model: ModelConfig) -> None:
         self._model = model
-        self._known: dict[str, tuple[int, AdapterFolder]] = {}
-        self._tokenizers: OrderedDict[tuple[str, int], Tokenizer] = OrderedDict()
+        # What is remembered holds for a path and the time at which its configuration was written.
+        self._folder = functools.lru_cache(_MOST_KNOWN)(self._look)
+        self._tokenizer = functools.lru_cache(_MOST_TOKENIZERS)(self._open)
 
     def read(self, adapter: LoRARequest) -> AdapterFolder | None:
         """What is known of an adapter; None where there is no folder to look into. Raises RequestError: its files are damaged."""
-        known = self._read(adapter.lora_path)
-        return None if known is None else known[1]
+        changed = _changed(adapter.lora_path)
+        with _as_request_error():
+            return None if changed is None else self._folder(adapter.lora_path, changed)
 
     def tokenizer(self, adapter: LoRARequest) -> Tokenizer | None:
         """The adapter's own tokenizer; None: it has the model's. Raises RequestError: its files are damaged."""
-        known = self._read(adapter.lora_path)
-        if known is None or not known[1].has_tokenizer:
-            return None
-        key = adapter.lora_path, known[0]
-        if key not in self._tokenizers:
-            found = self._open(adapter.lora_path)
-            self._tokenizers[key] = found
-            while len(self._tokenizers) > _MOST_TOKENIZERS:
-                self._tokenizers.popitem(last=False)
-        self._tokenizers.move_to_end(key)
-        return self._tokenizers[key]
+        changed = _changed(adapter.lora_path)
+        with _as_request_error():
+            if changed is None or not self._folder(adapter.lora_path, changed).has_tokenizer:
+                return None
+            return self._tokenizer(adapter.lora_path, changed)
 
-    def _open(self, path: str) -> Tokenizer:
-        try:
-            found = get_tokenizer(path, self._model.tokenizer_mode, chat_template=self._model.chat_template)
-        except ConfigError as error:
-            raise RequestError(str(error), param="lora_request") from error
+    def _open(self, path: str, changed: int) -> Tokenizer:
+        found = get_tokenizer(path, self._model.tokenizer_mode, chat_template=self._model.chat_template)
         found.content_format = self._model.chat_template_content_format
         return found
 
-    def _read(self, path: str) -> tuple[int, AdapterFolder] | None:
-        try:
-            changed = os.stat(os.path.join(path, CONFIG)).st_mtime_ns
-        except OSError:
-            return None
-        known = self._known.get(path)
-        if known is None or known[0] != changed:
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            try:
-                known = self._known[path] = changed, self._look(path)
-            except ConfigError as error:
-                raise RequestError(str(error), param="lora_request") from error
-        return known
-
-    def _look(self, path: str) -> AdapterFolder:
+    def _look(self, path: str, changed: int) -> AdapterFolder:
         config, model = read_config(path), self._model
         own, shapes = model.own_vocab_size, _read_shapes(path)
         counts, given = [own], config.get("trainable_token_indices") or config.get("token_indices") or ()
@@ -106,6 +86,22 @@ class AdapterFolders:
         fitting = max(count for count in counts if count <= model.vocab_size)
         has_own = of_tokens and bool(model.tokenizer_path) and not model.skip_tokenizer_init and has_tokenizer(path)
         return AdapterFolder(virtual_tokens_of(config), fitting, has_own)
+
+
+@contextlib.contextmanager
+def _as_request_error() -> Generator[None, None, None]:
+    try:
+        yield
+    except ConfigError as error:
+        raise RequestError(str(error), param="lora_request") from error
+
+
+def _changed(path: str) -> int | None:
+    """When a folder's configuration was written; None: there is none."""
+    try:
+        return os.stat(os.path.join(path, CONFIG)).st_mtime_ns
+    except OSError:
+        return None
 
 
 def _read_shapes(path: str) -> dict[str, tuple[int, ...]]:

@@ -8,7 +8,7 @@ vocabulary for a bounded string takes the engine two milliseconds; this takes on
 Legend: V vocabulary, W words of 32 tokens.
 """
 
-import collections
+import functools
 import hashlib
 import re
 import weakref
@@ -62,9 +62,9 @@ class StringMasks:
         self.is_usable = all(token in by_bytes for token in needed)
         self.probe, self._quote, self._key_end = (by_bytes.get(token, 0) for token in needed)
         self.spaces, self.exits = _find_aliases(tokens)
-        self._bases: dict[bytes, tuple[bytes, bytes]] = {}
+        self._steps = functools.lru_cache(_MOST_BASES)(self._find_steps)
         self._alive: weakref.WeakValueDictionary[bytes, IntArray] = weakref.WeakValueDictionary()
-        self._kept: collections.OrderedDict[tuple[bytes, int], IntArray] = collections.OrderedDict()
+        self._shortened = functools.lru_cache(_MOST_KEPT)(self._shorten)
 
     @staticmethod
     def _pack(chosen_V: npt.NDArray[np.bool_]) -> IntArray:
@@ -100,15 +100,12 @@ class StringMasks:
         """What of such a mask holds for the whole string; and by token the characters that it adds to it, LEAVES if it may not,
         or does more than that."""
         base = (mask_W | self._plain_W).tobytes()
-        if len(self._bases) > _MOST_BASES:
-            self._bases.clear()
-        found = self._bases.get(base)
-        if found is None:
-            is_allowed_V = np.unpackbits(np.frombuffer(base, np.uint8), count=len(self._chars), bitorder="little") > 0
-            is_step_V = self._stays_V & is_allowed_V & (self._chars_V < LEAVES)
-            found = base, np.where(is_step_V, self._chars_V, LEAVES).astype(np.uint8).tobytes()
-            self._bases[base] = found
-        return found
+        return base, self._steps(base)
+
+    def _find_steps(self, base: bytes) -> bytes:
+        is_allowed_V = np.unpackbits(np.frombuffer(base, np.uint8), count=len(self._chars), bitorder="little") > 0
+        is_step_V = self._stays_V & is_allowed_V & (self._chars_V < LEAVES)
+        return np.where(is_step_V, self._chars_V, LEAVES).astype(np.uint8).tobytes()
 
     def num_chars(self, token_id: int) -> int:
         """Characters of a token up to the string's end."""
@@ -116,15 +113,10 @@ class StringMasks:
 
     def mask(self, base: bytes, left: int) -> IntArray:
         """The mask with room for `left` characters."""
-        key = base, min(left, self.longest)
-        found = self._kept.get(key)
-        if found is None:
-            found = self._kept[key] = np.frombuffer(base, dtype=np.int32) & self._short[key[1]]
-            if len(self._kept) > _MOST_KEPT:
-                self._kept.popitem(last=False)
-        else:
-            self._kept.move_to_end(key)
-        return found
+        return self._shortened(base, min(left, self.longest))
+
+    def _shorten(self, base: bytes, left: int) -> IntArray:
+        return np.frombuffer(base, dtype=np.int32) & self._short[left]
 
 
 def _find_aliases(tokens: list[bytes]) -> tuple[dict[int, int], dict[int, int]]:
