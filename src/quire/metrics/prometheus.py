@@ -4,8 +4,10 @@ Figures are kept by `EngineMetrics` and turned into samples only for a scrape. `
 """
 
 import dataclasses
+import functools
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -100,6 +102,11 @@ _HISTOGRAMS = (
 )
 
 
+ValueT = TypeVar("ValueT")
+Samples: TypeAlias = Mapping[tuple[str, ...], ValueT]
+"""Of a family: figures by the values of its labels."""
+
+
 class EngineCollector(Collector):
     """Turns one engine's figures into metric families.
 
@@ -119,87 +126,92 @@ class EngineCollector(Collector):
             yield from self._families(prefix)
 
     def _families(self, prefix: str) -> Iterable[Metric]:
-        metrics, labels = self._metrics, [self._metrics.model_name, str(self._metrics.first_copy)]
+        metrics = self._metrics
         for name, field, text in _GAUGES if prefix == PREFIX else _GAUGES + _OLDER_GAUGES:
-            gauge = GaugeMetricFamily(prefix + name, text, labels=_LABELS)
-            for engine, copy in self._copies():
-                gauge.add_metric([metrics.model_name, engine], getattr(copy, field))
-            yield gauge
-        waiting = GaugeMetricFamily(
+            yield _gauge(prefix + name, text, _LABELS, self._of_copies(_figure(field)))
+        yield _gauge(
             prefix + "num_requests_waiting_by_reason",
             "Sequences in the queue: for room (capacity), or held back until something is prepared (deferred).",
-            labels=[*_LABELS, "reason"],
+            [*_LABELS, "reason"],
+            self._of_copies(
+                lambda copy: {
+                    ("capacity",): copy.num_waiting - copy.num_deferred,
+                    ("deferred",): copy.num_deferred,
+                }
+            ),
         )
-        for engine, copy in self._copies():
-            waiting.add_metric([metrics.model_name, engine, "capacity"], copy.num_waiting - copy.num_deferred)
-            waiting.add_metric([metrics.model_name, engine, "deferred"], copy.num_deferred)
-        yield waiting
         for name, field, text in _COUNTERS:
-            counter = CounterMetricFamily(prefix + name, text, labels=_LABELS)
-            for engine, copy in self._copies():
-                counter.add_metric([metrics.model_name, engine], getattr(copy, field))
-            yield counter
-        success = CounterMetricFamily(
-            prefix + "request_success", "Finished sequences.", labels=[*_LABELS, "finished_reason"]
-        )
-        for engine, copy in self._copies():
-            for reason, count in copy.success.items():
-                success.add_metric([metrics.model_name, engine, reason], count)
-        yield success
-        rejected = CounterMetricFamily(
-            prefix + "admission_rejections", "Requests for which there was no room.", labels=["model_name", "reason"]
-        )
-        rejected.add_metric([metrics.model_name, "queue_full"], metrics.events.totals[EventKind.REFUSAL])
-        yield rejected
-        yield from self._happenings(prefix, labels)
+            yield _counter(prefix + name, text, _LABELS, self._of_copies(_figure(field)))
+        success = self._of_copies(lambda copy: {(reason,): count for reason, count in copy.success.items()})
+        yield _counter(prefix + "request_success", "Finished sequences.", [*_LABELS, "finished_reason"], success)
+        rejected = {(metrics.model_name, "queue_full"): metrics.events.totals[EventKind.REFUSAL]}
+        text, names = "Requests for which there was no room.", ["model_name", "reason"]
+        yield _counter(prefix + "admission_rejections", text, names, rejected)
+        yield from self._happenings(prefix, (metrics.model_name, str(metrics.first_copy)))
         for name, field, text in _HISTOGRAMS:
-            family = HistogramMetricFamily(prefix + name, text, labels=_LABELS)
-            for engine, copy in self._copies():
-                histogram = getattr(copy, field)
-                family.add_metric([metrics.model_name, engine], histogram.cumulative(), sum_value=histogram.total)
-            yield family
-        info = GaugeMetricFamily(prefix + "cache_config_info", "The cache's settings.", labels=["engine", *self._info])
-        for engine, _ in self._copies():
-            info.add_metric([engine, *self._info.values()], 1)
-        yield info
+            yield _histogram(prefix + name, text, _LABELS, self._of_copies(_figure(field)))
+        info = {(engine, *self._info.values()): 1 for engine, _ in self._copies()}
+        yield _gauge(prefix + "cache_config_info", "The cache's settings.", ["engine", *self._info], info)
         if metrics.adapters is not None:
             names = ["max_lora", "waiting_lora_adapters", "running_lora_adapters"]
-            adapters = GaugeMetricFamily(prefix + "lora_requests_info", "Adapters in use; the time.", labels=names)
-            told = [str(metrics.max_loras), ",".join(metrics.adapters.waiting), ",".join(metrics.adapters.running)]
-            adapters.add_metric(told, time.time())
-            yield adapters
+            told = str(metrics.max_loras), ",".join(metrics.adapters.waiting), ",".join(metrics.adapters.running)
+            yield _gauge(prefix + "lora_requests_info", "Adapters in use; the time.", names, {told: time.time()})
 
     def _copies(self) -> list[tuple[str, EngineMetrics]]:
         """The figures of each copy of the model with its number."""
         copies = self._metrics.copies or [self._metrics]
         return [(str(number), copy) for number, copy in enumerate(copies, self._metrics.first_copy)]
 
-    def _happenings(self, prefix: str, labels: list[str]) -> Iterable[Metric]:
+    def _of_copies(self, read: Callable[[EngineMetrics], Samples[ValueT]]) -> Samples[ValueT]:
+        """What is read of each copy's figures, behind the labels of the copy."""
+        model = self._metrics.model_name
+        return {(model, engine, *more): value for engine, copy in self._copies() for more, value in read(copy).items()}
+
+    def _happenings(self, prefix: str, labels: tuple[str, ...]) -> Iterable[Metric]:
         """What happened besides answers, and each tenant's part."""
         for kind, (name, text) in _EVENTS.items():
-            counter = CounterMetricFamily(prefix + name, text, labels=_LABELS)
-            counter.add_metric(labels, self._metrics.events.totals[kind])
-            yield counter
-        lines = CounterMetricFamily(
-            prefix + "batch_requests", "Answered lines of batches.", labels=[*_LABELS, "status"]
-        )
-        for status, count in self._metrics.batch_lines.items():
-            lines.add_metric([*labels, status], count)
-        yield lines
-        accepted = CounterMetricFamily(
+            yield _counter(prefix + name, text, _LABELS, {labels: self._metrics.events.totals[kind]})
+        lines = {(*labels, status): count for status, count in self._metrics.batch_lines.items()}
+        yield _counter(prefix + "batch_requests", "Answered lines of batches.", [*_LABELS, "status"], lines)
+        yield _counter(
             prefix + "spec_decode_num_accepted_tokens_per_pos",
             "Guessed tokens that were right, by place in the guess.",
-            labels=[*_LABELS, "position"],
+            [*_LABELS, "position"],
+            self._of_copies(
+                lambda copy: {(str(position),): count for position, count in enumerate(copy.accepted_per_position)}
+            ),
         )
-        for engine, copy in self._copies():
-            for position, count in enumerate(copy.accepted_per_position):
-                accepted.add_metric([copy.model_name, engine, str(position)], count)
-        yield accepted
         for name, field, text in _TENANTS:
-            counter = CounterMetricFamily(prefix + name, text, labels=[*_LABELS, "tenant"])
-            for tenant, row in list(self._metrics.tenants.rows.items()):
-                counter.add_metric([*labels, tenant], getattr(row, field))
-            yield counter
+            rows = list(self._metrics.tenants.rows.items())
+            counts = {(*labels, tenant): getattr(row, field) for tenant, row in rows}
+            yield _counter(prefix + name, text, [*_LABELS, "tenant"], counts)
+
+
+def _figure(field: str) -> Callable[[EngineMetrics], Samples[Any]]:
+    return lambda copy: {(): getattr(copy, field)}
+
+
+def _family(
+    kind: type[GaugeMetricFamily | CounterMetricFamily],
+    name: str,
+    text: str,
+    labels: Sequence[str],
+    samples: Samples[float],
+) -> Metric:
+    family = kind(name, text, labels=labels)
+    for values, value in samples.items():
+        family.add_metric(values, value)
+    return family
+
+
+_gauge, _counter = (functools.partial(_family, kind) for kind in (GaugeMetricFamily, CounterMetricFamily))
+
+
+def _histogram(name: str, text: str, labels: Sequence[str], samples: Samples[Histogram]) -> Metric:
+    family = HistogramMetricFamily(name, text, labels=labels)
+    for values, value in samples.items():
+        family.add_metric(values, value.cumulative(), sum_value=value.total)
+    return family
 
 
 class PluginCollector(Collector):
@@ -277,13 +289,10 @@ class HttpMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Called by the registry for each scrape."""
-        requests = CounterMetricFamily("http_requests", "Answered requests.", labels=["handler", "method", "status"])
-        for labels, count in self._counts.items():
-            requests.add_metric(labels, count)
-        yield requests
-        durations = HistogramMetricFamily(
-            "http_request_duration_seconds", "From a request to the end of its answer.", labels=["handler", "method"]
+        yield _counter("http_requests", "Answered requests.", ["handler", "method", "status"], self._counts)
+        yield _histogram(
+            "http_request_duration_seconds",
+            "From a request to the end of its answer.",
+            ["handler", "method"],
+            self._durations,
         )
-        for labels, histogram in self._durations.items():
-            durations.add_metric(labels, histogram.cumulative(), sum_value=histogram.total)
-        yield durations
