@@ -18,8 +18,8 @@ from quire.attention.reference import ReferenceBackend
 from quire.attention.selector import load_backend
 from quire.config.kv_spec import KVCacheSpec, KVKind
 from quire.conformance.cases.case import TOLERANCES, moved
-from quire.conformance.contract import Failed, NotClaimed, Subject, check, with_refusals
-from quire.kernels import ops, registry
+from quire.conformance.contract import Failed, NotClaimed, Subject, check, other_kernels, with_refusals
+from quire.kernels import ops
 from quire.kernels.types import Rope
 
 HEADS, KV_HEADS, HEAD_DIM, PAGES_A_ROW, ROWS = 4, 2, 64, 6, 4
@@ -181,13 +181,9 @@ def check_mode(mode: str, subject: Subject) -> str:
     layer, steps = make_layer(mode, dtype, page, generator), list(make_steps(page, generator))
     columns = (HEADS + 2 * layer.params.num_kv_heads) * layer.params.head_dim
     inputs = [torch.randn(step.num_tokens, columns, generator=generator).to(dtype) for step in steps]
-    before = registry.choices()
-    registry.use({})
-    try:
+    with other_kernels():
         oracle = Run(ReferenceBackend(), layer, torch.device("cpu"), torch.float32)
         expected = [oracle.step(*pair) for pair in zip(steps, inputs, strict=True)]
-    finally:
-        registry.use(before)
     told, refusals, limit = list[str](), list[str](), TOLERANCES[dtype]
     with subject.kernels():
         for path in subject.platform.attention_backends():

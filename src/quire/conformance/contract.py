@@ -12,7 +12,7 @@ import enum
 import fnmatch
 import functools
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -210,17 +210,24 @@ class Subject:
         return self.runtime.device()
 
     @contextlib.contextmanager
-    def kernels(self) -> Iterator[None]:
+    def kernels(self) -> Generator[None, None, None]:
         """The platform's kernels are chosen."""
-        from quire.kernels import registry
-
         assert self.device is not None  # kernels may need it
-        before = registry.choices()
-        self.platform.select_kernels()
-        try:
+        with other_kernels(self.platform.select_kernels):
             yield
-        finally:
-            registry.use(before)
+
+
+@contextlib.contextmanager
+def other_kernels(choose: Callable[[], None] | None = None) -> Generator[None, None, None]:
+    """The kernels that a function chooses, for a while; the references where there is none."""
+    from quire.kernels import registry
+
+    before = registry.choices()
+    try:
+        (choose or functools.partial(registry.use, {}))()
+        yield
+    finally:
+        registry.use(before)
 
 
 def with_refusals(seen: str, refusals: Sequence[str]) -> str:

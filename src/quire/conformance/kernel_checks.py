@@ -12,7 +12,7 @@ import torch
 
 from quire.conformance import cases
 from quire.conformance.cases.case import Case, NotSupported, draw_case, draws, error_of, moved, packed, rounds_of
-from quire.conformance.contract import Failed, NotClaimed, Subject, check
+from quire.conformance.contract import Failed, NotClaimed, Subject, check, other_kernels
 from quire.kernels import registry
 
 QUICK_ROUNDS = 3
@@ -76,12 +76,8 @@ def check_draw(
         plain = case.arguments if case.plain is None else case.plain
         expected = [moved(argument, "cpu", None if case.exact else case.dtype) for argument in plain]
         # An oracle that is a kernel of the platform's own (an operation is often several others) would prove nothing.
-        before = registry.choices()
-        registry.use({})
-        try:
+        with other_kernels():
             (case.reference or reference)(*expected)
-        finally:
-            registry.use(before)
         if target.activations is not None:
             case = case.with_activations(target.activations)
         for verdict in verdicts:

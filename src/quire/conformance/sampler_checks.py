@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from quire.conformance.contract import Failed, Subject, check
-from quire.kernels import registry
+from quire.conformance.contract import Failed, Subject, check, other_kernels
 from quire.kernels.step import allocate_columns
 from quire.platforms.interface import DeviceMemory, HostMemory
 from quire.sample.sampler import Sampler
@@ -67,12 +66,8 @@ def draw(memory: DeviceMemory, rows: list[dict[str, Any]], seed: int) -> tuple[l
 def check_feature(name: str, subject: Subject) -> str:
     """One feature."""
     rows = FEATURES[name]
-    before = registry.choices()
-    registry.use({})
-    try:
+    with other_kernels():
         expected, expected_logprobs = draw(HostMemory(), rows, subject.seed)
-    finally:
-        registry.use(before)
     with subject.kernels():
         got, logprobs = draw(subject.runtime, rows, subject.seed)
     if got != expected:
