@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from tests.engine.builders import make_config
 from tests.oracles.tiny_models import make_tiny_model
 
 from quire.config import ParallelConfig
+from quire.engine.arg_utils import EngineArgs
 from quire.errors import ConfigError
 from quire.executor.launched import place_of_rank
 
@@ -23,7 +25,7 @@ from quire import LLM, SamplingParams
 joins_first, folder, out = sys.argv[1] == "1", sys.argv[2], sys.argv[3]
 if joins_first:
     dist.init_process_group("gloo")
-more = {"tensor_parallel_size": 2, "distributed_executor_backend": "external_launcher"} if "RANK" in os.environ else {}
+more = json.loads(sys.argv[4]) | {"distributed_executor_backend": "external_launcher"} if "RANK" in os.environ else {}
 prompts = [{"prompt_token_ids": [3 + (i * i + 7 * n) % 300 for i in range(5 + 9 * n)]} for n in range(5)]
 with LLM(folder, dtype="float32", skip_tokenizer_init=True, max_model_len=128, max_num_batched_tokens=64, max_num_seqs=4,
          kv_cache_memory_bytes=8 << 20, **more) as llm:
@@ -61,6 +63,18 @@ def test_a_process_takes_its_place_from_the_launcher(monkeypatch: pytest.MonkeyP
     launched(monkeypatch, 3, 4)
     parallel = place_of_rank(config_with(tensor_parallel_size=2)).parallel
     assert (parallel.rank, parallel.data_parallel_rank, parallel.device_number) == (1, 1, 3)
+    launched(monkeypatch, 13, 16, local=5)  # the second host of two, with two copies on each
+    parallel = place_of_rank(
+        config_with(tensor_parallel_size=2, pipeline_parallel_size=2, copies_everywhere=4)
+    ).parallel
+    assert (parallel.stage, parallel.rank, parallel.copy_number, parallel.device_number) == (0, 1, 3, 5)
+
+
+def test_a_process_knows_its_copy_as_programs_of_vllm_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched(monkeypatch, 3, 4)
+    copies = {"data_parallel_size": 2, "tensor_parallel_size": 2, "distributed_executor_backend": "external_launcher"}
+    parallel = EngineArgs(**copies).create_engine_config().parallel_config
+    assert (parallel.data_parallel_rank, parallel.data_parallel_size) == (1, 2)
 
 
 def test_without_a_launcher_or_with_other_numbers_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,20 +84,30 @@ def test_without_a_launcher_or_with_other_numbers_the_error_says_what_to_do(monk
     launched(monkeypatch, 0, 3)
     with pytest.raises(ConfigError, match="does not divide the launcher's 3 processes"):
         place_of_rank(config_with(tensor_parallel_size=2))
+    launched(monkeypatch, 0, 6)
+    with pytest.raises(ConfigError, match="tensor_parallel_size=2 times pipeline_parallel_size=2 does not divide"):
+        place_of_rank(config_with(tensor_parallel_size=2, pipeline_parallel_size=2))
     launched(monkeypatch, 0, 4)
-    with pytest.raises(ConfigError, match="pipeline_parallel_size does not go"):
-        place_of_rank(config_with(pipeline_parallel_size=2))
+    with pytest.raises(ConfigError, match="data_parallel_size=3 times tensor_parallel_size=1 is not"):
+        place_of_rank(config_with(copies_everywhere=3))
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("joins_first", [False, True])
-def test_each_process_of_torchrun_has_the_tokens_of_one(tmp_path: Path, joins_first: bool) -> None:
+@pytest.mark.parametrize(
+    ("joins_first", "sizes"),
+    [(False, {"tensor": 2}), (True, {"tensor": 2}), (False, {"pipeline": 2}), (True, {"tensor": 2, "pipeline": 2})],
+)
+def test_each_process_of_torchrun_has_the_tokens_of_one(
+    tmp_path: Path, joins_first: bool, sizes: dict[str, int]
+) -> None:
     folder = make_tiny_model("LlamaForCausalLM", tmp_path / "llama")
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    words = [str(program), str(int(joins_first)), str(folder), str(tmp_path)]
+    settings = json.dumps({f"{name}_parallel_size": size for name, size in sizes.items()})
+    words = [str(program), str(int(joins_first)), str(folder), str(tmp_path), settings]
+    count = math.prod(sizes.values())
     subprocess.run([sys.executable, words[0], "0", *words[2:]], check=True, timeout=240)
-    run = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "--standalone"]
+    run = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(count), "--standalone"]
     subprocess.run([*run, *words], check=True, timeout=240)
-    alone, first, second = (json.loads((tmp_path / name).read_text()) for name in ("alone", "0", "1"))
-    assert first == second == alone
+    found = [json.loads((tmp_path / name).read_text()) for name in ("alone", *map(str, range(count)))]
+    assert found == found[:1] * (count + 1)

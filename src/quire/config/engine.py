@@ -90,6 +90,7 @@ class ParallelConfig:
             `data_parallel_rpc_port`.
         data_parallel_start: the number of the first of them among those of all engines.
         data_parallel_rank: which of this engine's copies this is; set when the copy starts.
+        copies_everywhere: of the model, those of all engines.
         device_index: the worker's device among those that its process sees; None: as its number is among all workers.
         stage: which of the pipeline's stages it belongs to. `stage_rendezvous`: where stages meet; both set with the rank.
         nnodes: hosts among which the workers are divided, in their order. `node_rank`: which of them this one is; the first one
@@ -113,6 +114,7 @@ class ParallelConfig:
     spare_core: bool | None = None
     data_parallel_start: int = 0
     data_parallel_rank: int = 0
+    copies_everywhere: int = 1
     rank: int = 0
     rendezvous: str = ""
     device_index: int | None = None
@@ -154,6 +156,14 @@ class ParallelConfig:
     def copy_number(self) -> int:
         """This copy's number among those of all engines."""
         return self.data_parallel_start + self.data_parallel_rank
+
+    @property
+    def among_all(self) -> Self:
+        """The same with the copies of all engines counted, as vLLM counts them."""
+        count = max(self.copies_everywhere, self.data_parallel_size)
+        return dataclasses.replace(
+            self, data_parallel_size=count, data_parallel_rank=self.copy_number, data_parallel_start=0
+        )
 
     @property
     def wish_for_processes(self) -> str | None:
@@ -380,7 +390,7 @@ class EngineConfig:
     # The names by which users of vLLM know the parts.
     model_config = property(operator.attrgetter("model"))
     cache_config = property(operator.attrgetter("cache"))
-    parallel_config = property(operator.attrgetter("parallel"))
+    parallel_config = property(operator.attrgetter("parallel.among_all"))
     scheduler_config = property(operator.attrgetter("scheduler"))
     device_config = property(operator.attrgetter("device"))
     load_config = property(operator.attrgetter("load"))

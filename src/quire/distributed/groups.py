@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from quire.distributed.torch_group import LAUNCHED, TIMEOUT
 from quire.platforms.interface import is_host_memory
 
 Library = Callable[[Any, int, int, datetime.timedelta], Any]
@@ -51,9 +52,13 @@ def open_store(address: str, *, is_host: bool) -> Any:
     """What members of a group find one another through: a file of this host, or a server that one of them is.
 
     Args:
-        address: `file://PATH` or `tcp://HOST:PORT`.
+        address: `file://PATH` or `tcp://HOST:PORT`. `LAUNCHED`: the launcher's, which all of its processes have.
     """
     stores: Any = dist
+    if address == LAUNCHED:
+        if not dist.is_initialized():
+            dist.init_process_group("gloo", init_method=LAUNCHED, timeout=TIMEOUT)
+        return stores.distributed_c10d._get_default_store()
     if address.startswith("file://"):
         return stores.FileStore(address.removeprefix("file://"), -1)
     host, _, port = address.removeprefix("tcp://").rpartition(":")

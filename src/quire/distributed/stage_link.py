@@ -14,7 +14,10 @@ import torch.distributed as dist
 
 from quire.config import ParallelConfig
 from quire.distributed.groups import open_group, open_store
-from quire.distributed.torch_group import TIMEOUT
+from quire.distributed.torch_group import LAUNCHED, TIMEOUT
+
+KEPT = 64
+"""Messages that stay on a board: stages are fewer steps apart than that, as each step passes through all of them."""
 
 
 class StageLink(abc.ABC):
@@ -48,7 +51,7 @@ class TorchLink(StageLink):
         self._stage, self._most = parallel.stage, parallel.pipeline_parallel_size
         stores: Any = dist
         store = open_store(parallel.stage_rendezvous, is_host=parallel.world_rank == 0)
-        place = stores.PrefixStore(f"stages of rank {parallel.rank}", store)
+        place = stores.PrefixStore(f"stages of rank {parallel.rank} of copy {parallel.copy_number}", store)
         self._group: Any
         self._group, self._goes_through_host = open_group(place, self._stage, self._most, device, TIMEOUT)
         self._sent: deque[tuple[Any, torch.Tensor]] = deque()
@@ -72,3 +75,21 @@ class TorchLink(StageLink):
     def shutdown(self) -> None:
         self._sent.clear()
         self._group = None
+
+
+class StageBoard:
+    """What the stages of one copy, which a launcher has started, tell one another, in the order in which all of them call."""
+
+    def __init__(self, parallel: ParallelConfig) -> None:
+        stores: Any = dist
+        store = open_store(LAUNCHED, is_host=False)
+        self._store = stores.PrefixStore(f"told by stages of copy {parallel.copy_number}", store)
+        self._stage, self._is_first, self._calls = parallel.stage, parallel.rank == 0, 0
+
+    def tell(self, message: bytes, stages: range) -> list[bytes]:
+        """What each of these stages tells, of which this may be one; of several ranks, the first."""
+        self._calls += 1
+        if self._stage in stages and self._is_first:
+            self._store.set(f"{self._calls} {self._stage}", message)
+            self._store.delete_key(f"{self._calls - KEPT} {self._stage}")
+        return [self._store.get(f"{self._calls} {each}") for each in stages]

@@ -7,6 +7,7 @@ Copies do not talk to one another: nothing but their numbers has to fit together
 import dataclasses
 from typing import Any
 
+from quire import envs
 from quire.config.eplb import read_eplb_config
 from quire.engine.settings import EngineSettings
 from quire.errors import ConfigError
@@ -33,6 +34,9 @@ def copies_here(args: EngineSettings) -> CopiesHere:
     """
     size, rank, local = args.data_parallel_size, args.data_parallel_rank, args.data_parallel_size_local
     start = args.data_parallel_start_rank
+    if args.distributed_executor_backend == "external_launcher" and size > 1:
+        ranks = args.tensor_parallel_size * args.pipeline_parallel_size
+        return CopiesHere(1, int(envs.foreign("RANK") or 0) // ranks % size)
     if args.data_parallel_external_lb or rank is not None:
         return _one_copy(args)
     if not args.data_parallel_hybrid_lb and start is None:
@@ -60,6 +64,7 @@ def parallel_settings(args: EngineSettings) -> dict[str, Any]:
         "data_parallel_size": copies.count,
         "data_parallel_start": copies.first,
         "data_parallel_rank": 0,
+        "copies_everywhere": args.data_parallel_size,
         "data_parallel_elsewhere": copies.elsewhere,
         "data_parallel_address": args.data_parallel_address or "127.0.0.1",
         "data_parallel_rpc_port": args.data_parallel_rpc_port or 29550,

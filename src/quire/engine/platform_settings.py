@@ -97,10 +97,10 @@ def check_ranks(args: EngineSettings, platform: Platform) -> None:
     capabilities, size = platform.capabilities(), args.tensor_parallel_size
     stages, here = args.pipeline_parallel_size, copies_here(args)
     copies = here.on_this_host
-    if here.count > 1 and args.distributed_executor_backend in ("ray", "external_launcher"):
+    if here.count > 1 and args.distributed_executor_backend == "ray":
         message = (
-            f"data_parallel_size={here.count} does not go with distributed_executor_backend="
-            f"{args.distributed_executor_backend!r} yet: start an engine for each copy, or use 'mp'"
+            f"data_parallel_size={here.count} does not go with distributed_executor_backend='ray' yet: start an engine for "
+            "each copy, or use 'mp'"
         )
         raise ConfigError(message, setting="data_parallel_size")
     exchanges = exchanges_tokens(args.all2all_backend)

@@ -43,7 +43,8 @@ def merged(
         if canonical in weights:
             yield name, _merge(tensor, weights.pop(canonical), model.sources[canonical])
         elif canonical in biases:
-            yield name, _merge_bias(tensor, biases.pop(canonical))
+            stored: Any = tensor[:]
+            yield name, changed_bias(stored, biases.pop(canonical))
         else:
             yield name, tensor
     if weights or biases:
@@ -107,24 +108,29 @@ def _shape(source: CheckpointTensor, update: Update) -> list[int]:
 
 def _merge(tensor: Sliceable, update: Update, source: CheckpointTensor) -> torch.Tensor:
     """A tensor of the checkpoint, in its own layout, in float32."""
-    is_transposed = bool(source.stored.axes) and source.stored.axes == (COLUMNS, ROWS)
-    if update.whole is not None:
-        whole = update.whole.float()
-        return whole.T.contiguous() if is_transposed else whole
-    assert update.down is not None and update.up is not None
     stored: Any = tensor[:]
-    delta_NK = update.scale * (update.up.float() @ update.down.float())
-    if source.module.name == "embedding":
-        return stored.float() + delta_NK.T
-    changed_NK = (stored.float().T if is_transposed else stored.float()) + delta_NK
-    if update.magnitude is not None:
-        changed_NK *= (update.magnitude.float() / changed_NK.norm(dim=1))[:, None]
+    is_table = source.module.name == "embedding" and update.whole is None  # an update of it is made the other way round
+    is_transposed = is_table or (bool(source.stored.axes) and source.stored.axes == (COLUMNS, ROWS))
+    changed_NK = changed(stored.T if is_transposed else stored, update)
     return changed_NK.T.contiguous() if is_transposed else changed_NK
 
 
-def _merge_bias(tensor: Sliceable, update: Update) -> torch.Tensor:
-    assert update.bias is not None
+def changed(weight_NK: torch.Tensor, update: Update) -> torch.Tensor:
+    """A matrix as an adapter changes it, in float32."""
+    if update.whole is not None:
+        return update.whole.float()
+    if update.down is None or update.up is None:
+        return weight_NK.float()
+    changed_NK = weight_NK.float() + update.scale * (update.up.float() @ update.down.float())
+    if update.magnitude is not None:
+        changed_NK *= (update.magnitude.float() / changed_NK.norm(dim=1))[:, None]
+    return changed_NK
+
+
+def changed_bias(bias_N: torch.Tensor, update: Update) -> torch.Tensor:
+    """The same of its bias."""
+    if update.bias is None:
+        return bias_N.float()
     if update.is_whole_bias or update.whole is not None:
         return update.bias.float()
-    stored: Any = tensor[:]
-    return stored.float() + update.scale * update.bias.float()
+    return bias_N.float() + update.scale * update.bias.float()

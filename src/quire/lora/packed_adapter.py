@@ -20,36 +20,40 @@ class Packed:
     Attributes:
         num_virtual: tokens that it puts before prompts. It then changes nothing but these.
         num_tokens: that its rows have.
+        head: tensors of a pooling model's head that are the adapter's own.
     """
 
     memory: torch.Tensor
     parts: dict[str, AdapterPart]
     num_virtual: int = 0
     num_tokens: int = 0
+    head: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict[str, torch.Tensor])
 
-    @classmethod
-    def of(
-        cls, parts: Mapping[str, AdapterPart], num_virtual: int, num_tokens: int, runtime: DeviceRuntime
-    ) -> "Packed":
-        """A copy in memory that the device can read fast."""
-        size = sum(padded(tensor.nbytes) for part in parts.values() for tensor in tensors_of_part(part).values())
-        memory = runtime.pinned(torch.empty(size, dtype=torch.uint8))
-        packed = cls(memory, dict(parts), num_virtual, num_tokens).viewed_in(memory)
-        for name, part in parts.items():
-            for field, tensor in tensors_of_part(part).items():
-                getattr(packed.parts[name], field).copy_(tensor)
-        return packed
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """All of them, as they lie in memory."""
+        return [each for part in self.parts.values() for each in tensors_of_part(part).values()] + [*self.head.values()]
+
+    def packed(self, runtime: DeviceRuntime) -> "Packed":
+        """A copy in one piece of memory that the device can read fast."""
+        size = sum(padded(tensor.nbytes) for tensor in self.tensors)
+        copy = self.viewed_in(runtime.pinned(torch.empty(size, dtype=torch.uint8)))
+        for place, tensor in zip(copy.tensors, self.tensors, strict=True):
+            place.copy_(tensor)
+        return copy
 
     def viewed_in(self, memory: torch.Tensor) -> "Packed":
         """The same parts as views of a copy of the memory."""
-        at, viewed = 0, dict[str, AdapterPart]()
-        for name, part in self.parts.items():
-            views: dict[str, torch.Tensor] = {}
-            for field, tensor in tensors_of_part(part).items():
-                views[field] = memory[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-                at += padded(tensor.nbytes)
-            viewed[name] = dataclasses.replace(part, **views)
-        return dataclasses.replace(self, memory=memory, parts=viewed)
+        at, views = 0, list[torch.Tensor]()
+        for tensor in self.tensors:
+            views.append(memory[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape))
+            at += padded(tensor.nbytes)
+        following = iter(views)
+        parts = {
+            name: dataclasses.replace(part, **{field: next(following) for field in tensors_of_part(part)})
+            for name, part in self.parts.items()
+        }
+        return dataclasses.replace(self, memory=memory, parts=parts, head={name: next(following) for name in self.head})
 
 
 def tensors_of_part(part: AdapterPart) -> dict[str, torch.Tensor]:

@@ -184,7 +184,7 @@ def _split(path: str, name: str) -> tuple[str, str]:
     within = within.replace(".base_layer.bias", ".bias")
     module, _, kind = within.rpartition(".")
     if kind in ("weight", "bias") and ".lora_" not in within:
-        return re.sub(r"\.modules_to_save(\.default)?$", "", module), {"weight": "whole", "bias": "bias"}[kind]
+        return re.sub(r"\.modules_to_save(\.default)?(?=\.|$)", "", module), {"weight": "whole", "bias": "bias"}[kind]
     known = ", ".join(_PARTS)
     raise ConfigError(f"{path}: tensor {name!r} is unknown; known endings are {known}", setting="lora_path")
 

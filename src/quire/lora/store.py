@@ -22,10 +22,12 @@ from quire.kernels import ops
 from quire.kernels.adapters import FIELDS, AdapterPart, AdapterTable
 from quire.kernels.types import LinearWeight
 from quire.layers.decoder import Decoder
+from quire.layers.pooling.head import PoolingHead
 from quire.logger import init_logger
 from quire.lora.kinds import read_adapter
 from quire.lora.magnitude import apply_magnitude, squared_rows, update_squares
 from quire.lora.method import Adapters
+from quire.lora.own_heads import take_head, with_tensors
 from quire.lora.packed_adapter import Packed
 from quire.lora.peft_folder import PeftAdapter
 from quire.lora.placement import Places
@@ -45,9 +47,11 @@ class AdapterStore:
         num_slots: with slot 0, which no adapter has.
         hub: how a hub is asked, where an adapter's folder is a hub id.
         max_tokens: of a step.
+        head: of a pooling model.
 
     Attributes:
         version: changes with what steps with adapters consist of.
+        heads: by slot, a pooling model's head where it is the adapter's own.
         tokens_L: int32, how many tokens the rows of each slot have. least_tokens: no slot ever had fewer.
     """
 
@@ -61,14 +65,16 @@ class AdapterStore:
         num_slots: int,
         max_tokens: int,
         hub: HubSettings | None = None,
+        head: PoolingHead | None = None,
     ) -> None:
-        self._hub = hub
+        self._hub, self._head = hub, head
         self._config, self._adapters, self._places, self._model = config, adapters, places, model
         self._runtime, self._device = runtime, runtime.device()
         self.version = 0
         self._hosts: OrderedDict[str, Packed] = OrderedDict()
         self._loaded: dict[int, Packed] = {}
         self._slots: list[Packed | None] = [None] * num_slots
+        self.heads: list[PoolingHead | None] = [None] * num_slots
         self.least_tokens = places.own_tokens
         self.tokens_L = torch.full((num_slots,), places.own_tokens, dtype=torch.int32, device=self._device)
         self._several: dict[str, AdapterTable] = {}
@@ -140,7 +146,7 @@ class AdapterStore:
         self._loaded.clear()
         self._several.clear()
         self._adapters.tables, self._adapters.can_replay = {}, True
-        self._slots = [None] * len(self._slots)
+        self._slots, self.heads = [None] * len(self._slots), [None] * len(self._slots)
         self._entries_MFL.zero_()
         for table in self._all.values():
             table.parts, table.has_gains = [None] * len(self._slots), False
@@ -180,6 +186,7 @@ class AdapterStore:
         adapter = read_adapter(path)
         if self._config.target_modules:
             _leave_out(adapter, self._config.target_modules)
+        head = {} if self._head is None else take_head(adapter, self._head)
         parts, limit = self._places.place(adapter, self._model.dtype), self._config.max_lora_rank
         num_virtual = 0 if adapter.virtual is None else len(adapter.virtual)
         several = (part.rank for name, part in parts.items() if name in self._places.several and not num_virtual)
@@ -189,8 +196,10 @@ class AdapterStore:
                 f"{request.lora_path} has rank {rank}, and max_lora_rank is {limit}: raise it, or leave it out",
                 setting="max_lora_rank",
             )
-        packed = Packed.of(parts, num_virtual, self._places.num_tokens(adapter), self._runtime)
-        self._recipes.learn(path, packed)
+        unpacked = Packed(torch.empty(0), parts, num_virtual, self._places.num_tokens(adapter), head)
+        packed = unpacked.packed(self._runtime)
+        if not head:
+            self._recipes.learn(path, packed)
         return packed
 
     @property
@@ -262,13 +271,15 @@ class AdapterStore:
                 self._adapters.tables[module] = table
                 self.version += 1
         self._slots[slot] = loaded
+        self.heads[slot] = with_tensors(self._head, loaded.head) if self._head is not None and loaded.head else None
         self.tokens_L[slot] = loaded.num_tokens
         if loaded.num_tokens < self.least_tokens:
             self.least_tokens = loaded.num_tokens
             self.version += 1
-        self._bound(sum(each is not None for each in self._slots), max(part.rank for part in loaded.parts.values()))
+        rank = max((part.rank for part in loaded.parts.values()), default=0)
+        self._bound(sum(each is not None for each in self._slots), rank)
         self._entries_MFL[:, :, slot] = torch.tensor(entries_MF).to(self._device)
-        self._make_room(max(part.rank for part in loaded.parts.values()))
+        self._make_room(rank)
 
     def _bound(self, num_adapters: int, rank: int) -> None:
         """Let kernels be launched for so many adapters of such a rank, rounded up so that steps seldom change."""

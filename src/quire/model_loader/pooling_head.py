@@ -47,6 +47,7 @@ def load_head(
                 tensors.get("norm"),
                 tensors.get("norm_bias"),
                 layer.norm_eps,
+                () if layer.folder or layer.token_ids else layer.names,
             )
         )
     return PoolingHead(loaded)

@@ -20,6 +20,7 @@ from quire.core.output import IntArray, SchedulerOutput
 from quire.errors import ConfigError
 from quire.kernels.adapters import GROUP, AdapterRows
 from quire.layers.decoder import Decoder
+from quire.layers.pooling.head import PoolingHead
 from quire.lora.method import AdaptedProducts
 from quire.lora.placement import Places
 from quire.lora.random_adapter import write_random_adapter
@@ -78,6 +79,7 @@ class AdapterSteps:
 
     Args:
         is_grouped: the device takes rows of one adapter together.
+        head: of a pooling model.
 
     Attributes:
         is_wanted: whether the prepared step has adapters.
@@ -93,6 +95,7 @@ class AdapterSteps:
         max_tokens: int,
         *,
         is_grouped: bool,
+        head: PoolingHead | None = None,
     ) -> None:
         assert config.lora is not None
         method = getattr(model, "linear_method", None)
@@ -125,7 +128,8 @@ class AdapterSteps:
             max_positions=model.max_positions,
         )
         hub = HubSettings(cache=config.load.download_dir, token=config.load.hf_token)
-        self.store = AdapterStore(config.lora, self._adapters, self._places, model, runtime, num_slots, max_tokens, hub)
+        sizes = (num_slots, max_tokens)
+        self.store = AdapterStore(config.lora, self._adapters, self._places, model, runtime, *sizes, hub, head)
         self._expected = config.lora.expected(max_rows)
         self._adapters.is_deterministic = config.model.deterministic
         self.is_wanted = False
@@ -139,6 +143,10 @@ class AdapterSteps:
             if request.adapter_slot:
                 self.store.settle(request.adapter_slot)
                 self._virtual_R[request.row] = self.store.num_virtual(request.adapter_slot)
+
+    def head(self, row: int) -> PoolingHead | None:
+        """A pooling model's head of a row's adapter, if that has its own."""
+        return self.store.heads[self._slot_R[row]]
 
     @property
     def version(self) -> int:

@@ -17,6 +17,7 @@ from quire.core.output import IntArray, SchedulerOutput
 from quire.errors import ConfigError, EngineError
 from quire.layers.decoder import Decoder
 from quire.layers.interface import CausalLM
+from quire.layers.pooling.head import PoolingHead
 from quire.layers.pooling.trunk import pooling_head
 from quire.model_loader.pooling_head import load_head
 from quire.pooling_params import PoolingParams
@@ -56,6 +57,7 @@ class Pooler:
         num_token_types: rows of the model's table of segments; 0 where it has none.
 
     Attributes:
+        head: the model's. own_head: gives that of a row's adapter, if it has its own.
         token_types: int32 [max_T], the segment of each token of the step; None where the model has no table.
     """
 
@@ -69,7 +71,8 @@ class Pooler:
         self._max_rows, self._device, self._hidden = config.scheduler.max_num_seqs, device, hidden
         model = config.model
         is_dummy = config.load.load_format == "dummy"
-        self._head = load_head(pooling_head(model, hidden), model.path, device, dummy=is_dummy, seed=model.seed)
+        self.head = load_head(pooling_head(model, hidden), model.path, device, dummy=is_dummy, seed=model.seed)
+        self.own_head: Callable[[int], PoolingHead | None] = lambda row: None
         self._params: dict[int, PoolingParams] = {}
         self._so_far: dict[str, torch.Tensor] = {}
         self._tokens_so_far: dict[int, list[torch.Tensor]] = {}
@@ -140,7 +143,7 @@ class Pooler:
                 if starts_B[index] == 0:
                     self._tokens_so_far[row] = []
                 is_divided = self._params[row].late_chunking_params is not None
-                values_TC = chunk_TD if is_divided else self._head(chunk_TD)
+                values_TC = chunk_TD if is_divided else self._head_of(row)(chunk_TD)
                 if ends_B[index]:
                     self._tokens_so_far[row].append(values_TC)
                     results.append(self._finish_tokens(row, state))
@@ -196,14 +199,16 @@ class Pooler:
 
     def _finish_vectors(self, vectors_BD: torch.Tensor, done: list[int], rows_B: list[int]) -> list[PooledRows]:
         """Head, length and activation; requests that want the same go together."""
-        groups: dict[tuple[int, bool], list[int]] = {}
+        groups: dict[tuple[int, bool, PoolingHead], list[int]] = {}
         for index in done:
-            params = self._params[rows_B[index]]
-            groups.setdefault((params.dimensions or 0, bool(params.use_activation)), []).append(index)
+            row = rows_B[index]
+            params = self._params[row]
+            key = (params.dimensions or 0, bool(params.use_activation), self._head_of(row))
+            groups.setdefault(key, []).append(index)
         results: list[PooledRows] = []
-        for (dimensions, activates), members in groups.items():
+        for (dimensions, activates, head), members in groups.items():
             chosen_BD = vectors_BD if len(members) == len(rows_B) else vectors_BD[members]
-            values = self._activated(self._head(chosen_BD), dimensions, activates)
+            values = self._activated(head(chosen_BD), dimensions, activates)
             results.append(PooledRows([rows_B[index] for index in members], values, is_vector=True))
         return results
 
@@ -219,7 +224,7 @@ class Pooler:
         chunks = self._tokens_so_far.pop(row)
         values_TC = chunks[0] if len(chunks) == 1 else torch.cat(chunks)
         if params.late_chunking_params is not None:
-            values_TC = self._head(_chunk_means(values_TC, params.late_chunking_params.chunk_size))
+            values_TC = self._head_of(row)(_chunk_means(values_TC, params.late_chunking_params.chunk_size))
         if params.step_tag_id is not None:
             tokens_T = state.token_ids_RL[row, : len(values_TC)]
             values_TC = values_TC[np.flatnonzero(tokens_T == params.step_tag_id).tolist()]
@@ -227,6 +232,9 @@ class Pooler:
             values_TC = values_TC[:, params.returned_token_ids]
         values_TC = self._activated(values_TC, params.dimensions or 0, bool(params.use_activation))
         return PooledRows([row], values_TC, is_vector=False)
+
+    def _head_of(self, row: int) -> PoolingHead:
+        return self.own_head(row) or self.head
 
     def _activated(self, values_XC: torch.Tensor, dimensions: int, activates: bool) -> torch.Tensor:
         if dimensions:

@@ -134,8 +134,16 @@ class Runner(abc.ABC):
         self._adapters: AdapterSteps | None = None
         if config.lora is not None:
             self._adapters = AdapterSteps(
-                config, self._model, runtime, self._max_rows, max_tokens, is_grouped=self.groups_adapters
+                config,
+                self._model,
+                runtime,
+                self._max_rows,
+                max_tokens,
+                is_grouped=self.groups_adapters,
+                head=None if self._pooler is None else self._pooler.head,
             )
+            if self._pooler is not None:
+                self._pooler.own_head = self._adapters.head
         tell = [] if self._adapters is None else [self._adapters.tell_samples, self._adapters.limit]
         self._prompt_logprobs = PromptLogprobs(self._model, self._sampler, self._max_rows, round_up, *tell)
 

@@ -44,7 +44,7 @@ class HeadLayer:
 
 @dataclasses.dataclass(frozen=True)
 class LoadedLayer:
-    """A layer's float32 tensors on its device."""
+    """A layer's float32 tensors on its device. `names`: the checkpoint's module, as of `HeadLayer`; none: it stays as it is."""
 
     weight_OI: torch.Tensor
     bias_O: torch.Tensor | None
@@ -52,18 +52,19 @@ class LoadedLayer:
     norm_O: torch.Tensor | None = None
     norm_bias_O: torch.Tensor | None = None
     norm_eps: float = 0.0
+    names: tuple[str, ...] = ()
 
 
 class PoolingHead:
     """The layers of a head, loaded. Without any it gives what it gets."""
 
     def __init__(self, layers: Sequence[LoadedLayer]) -> None:
-        self._layers = layers
+        self.layers = layers
 
     def __call__(self, x_XI: torch.Tensor) -> torch.Tensor:
         """float32 [X, O]."""
         x = x_XI.float()
-        for layer in self._layers:
+        for layer in self.layers:
             x = layer.activation(torch.nn.functional.linear(x, layer.weight_OI, layer.bias_O))
             if layer.norm_O is not None:
                 x = torch.nn.functional.layer_norm(x, x.shape[-1:], layer.norm_O, layer.norm_bias_O, layer.norm_eps)
