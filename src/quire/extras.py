@@ -18,10 +18,10 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "gguf": ("gguf>=0.17",),
     "flash": ("flash-attn-4>=4.0.0b36",),
     "flashinfer": ("flashinfer-python>=0.7.2",),
-    "audio": ("soundfile>=0.13", "soxr>=0.5"),
+    "audio": ("soundfile>=0.13", "soxr>=0.5", "transformers>=4.56"),
     "nixl": ("nixl>=1",),
     "mooncake": ("mooncake-transfer-engine>=0.3.6",),
-    "vision": ("torchvision>=0.26",),
+    "vision": ("pillow>=10", "transformers>=4.56", "torchvision>=0.26"),
     "video": ("av>=15",),
     "otel": ("opentelemetry-sdk>=1.27", "opentelemetry-exporter-otlp>=1.27"),
 }

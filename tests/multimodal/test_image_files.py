@@ -1,5 +1,6 @@
 """Image files of clients as pixels: every kind that is honest, and none that is dangerous."""
 
+import sys
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +13,8 @@ from tests.oracles.tiny_vision import draw_image
 
 from quire.config import limits
 from quire.errors import RequestError
-from quire.multimodal.content import read_image
+from quire.multimodal import image_files
+from quire.multimodal.content import read_image, require_library
 from quire.multimodal.image_files import PixelBudget, decode_image
 from quire.multimodal.web_fetch import MediaError
 
@@ -163,3 +165,18 @@ def test_one_open_file_is_read_by_several_threads(tmp_path: Path) -> None:
         with ThreadPoolExecutor(4) as threads:
             first, *others = threads.map(lambda _, image=image: read_image(image, "it"), range(4))
         assert all((each == first).all() for each in others)
+
+
+@pytest.mark.parametrize(("extra", "media"), [("vision", "images"), ("video", "video files"), ("audio", "sounds")])
+def test_a_library_that_is_absent_is_named_with_the_command_that_installs_it(extra: str, media: str) -> None:
+    with pytest.raises(RequestError, match=f"{media} need the package no_such_library .*pip install"):
+        require_library("no_such_library", extra)
+
+
+def test_without_pillow_an_image_file_is_refused_with_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    image_files._formats.cache_clear()
+    with pytest.raises(RequestError, match=r"pip install .*pillow"):
+        decode_image(b"x", PixelBudget())

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import sys
 
 import numpy as np
 import pytest
@@ -12,7 +13,6 @@ from quire.config import limits
 from quire.config.multimodal import VideoReading
 from quire.errors import ConfigError, RequestError
 from quire.extras import install_command
-from quire.multimodal import video_files
 from quire.multimodal.image_files import PixelBudget
 from quire.multimodal.video_files import PICTURES, decode_video, read_pictures, reading_of
 from quire.multimodal.web_fetch import MediaError
@@ -126,10 +126,7 @@ def test_options_that_cannot_be_are_named():
 
 
 def test_the_extra_is_named_where_the_library_is_missing(monkeypatch):
-    def missing(name):
-        raise ImportError(name)
-
-    monkeypatch.setattr(video_files.importlib, "import_module", missing)
+    monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(RequestError) as caught:
         decode(b"")
     assert install_command("video") in str(caught.value)

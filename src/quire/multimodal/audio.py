@@ -3,8 +3,6 @@
 Knows samples. Knows no model, no file and no network.
 """
 
-import importlib
-from types import ModuleType
 from typing import Any, cast
 
 import numpy as np
@@ -12,22 +10,11 @@ import numpy.typing as npt
 
 from quire.config import limits
 from quire.errors import RequestError
-from quire.extras import install_command
 from quire.guards import is_sequence
+from quire.multimodal.content import PARAM, require_library
 
 Samples = npt.NDArray[np.float32]
 """Of one channel, between -1 and 1."""
-PARAM = "multi_modal_data"
-
-
-def require_audio_library(name: str) -> ModuleType:
-    """A library of the extra `audio`.
-    Raises RequestError: it is not installed."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        message = f"sound needs the package {name} ({error}); install it with: {install_command('audio')}"
-        raise RequestError(message, param=PARAM) from error
 
 
 def read_audio(given: Any, rate: int, where: str) -> Samples:
@@ -95,7 +82,7 @@ def resampled(samples: Samples, own: int, rate: int, where: str) -> Samples:
         raise RequestError(message, param=PARAM)
     if own == rate:
         return samples
-    return np.ascontiguousarray(require_audio_library("soxr").resample(samples, own, rate), dtype=np.float32)
+    return np.ascontiguousarray(require_library("soxr", "audio").resample(samples, own, rate), dtype=np.float32)
 
 
 def as_sounds(given: Any) -> list[Any]:

@@ -10,8 +10,9 @@ import numpy as np
 
 from quire.config import limits
 from quire.errors import RequestError
-from quire.multimodal.audio import Samples, mono, require_audio_library, resampled
+from quire.multimodal.audio import Samples, mono, resampled
 from quire.multimodal.budget import Budget
+from quire.multimodal.content import require_library
 from quire.multimodal.web_fetch import MediaError
 
 BLOCK = 1 << 18
@@ -39,7 +40,7 @@ def decode_audio(data: bytes, rate: int, where: str = "file") -> Samples:
 
 def open_audio(data: bytes, budget: SampleBudget) -> tuple[Samples, int]:
     """As `decode_audio`, at the file's own rate, which is behind the samples. Raises MediaError: it is no sound."""
-    library = require_audio_library("soundfile")
+    library = require_library("soundfile", "audio")
     try:
         with library.SoundFile(io.BytesIO(data)) as file:
             own, channels = int(file.samplerate), int(file.channels)

@@ -16,6 +16,7 @@ from quire.config.hf_config import HFConfig
 from quire.extras import install_command
 from quire.logger import init_logger
 from quire.media import AUDIO, IMAGE, VIDEO
+from quire.multimodal.content import require_library
 
 logger = init_logger(__name__)
 
@@ -38,6 +39,7 @@ class FeatureExtractor(Protocol):
 
 @cache
 def _read(kind: str, path: str, bins: int | None = None) -> Any:
+    require_library("transformers", "audio" if kind == "sound" else "vision")
     if kind == "sound":
         from transformers import AutoFeatureExtractor, WhisperFeatureExtractor
 

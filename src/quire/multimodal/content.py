@@ -4,8 +4,10 @@ Knows pixels. Knows no model, no file and no network.
 """
 
 import hashlib
+import importlib
 import threading
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any, cast
 
 import numpy as np
@@ -13,6 +15,7 @@ import numpy.typing as npt
 
 from quire.config import limits
 from quire.errors import RequestError
+from quire.extras import install_command
 from quire.guards import is_sequence
 
 Pixels = npt.NDArray[np.uint8]
@@ -22,6 +25,17 @@ DIGEST_SIZE = 16
 PARAM = "multi_modal_data"
 _LOADING = [threading.Lock() for _ in range(64)]
 """Pillow reads an open file when its pixels are first asked for, which two threads must not do at once."""
+
+
+def require_library(name: str, extra: str) -> ModuleType:
+    """A library that media need, of the extra that names it.
+    Raises RequestError: it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        media = {"vision": "images", "video": "video files", "audio": "sounds"}[extra]
+        message = f"{media} need the package {name} ({error}); install it with: {install_command(extra)}"
+        raise RequestError(message, param=PARAM) from error
 
 
 def as_list(given: Any) -> list[Any]:

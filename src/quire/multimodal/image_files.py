@@ -12,7 +12,7 @@ from typing import Any
 from quire.config import limits
 from quire.errors import RequestError
 from quire.multimodal.budget import Budget
-from quire.multimodal.content import Pixels, read_image
+from quire.multimodal.content import Pixels, read_image, require_library
 from quire.multimodal.web_fetch import MediaError
 
 FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM")
@@ -36,19 +36,19 @@ class PixelBudget(Budget):
 @functools.cache
 def _formats() -> list[str]:
     """Those that the installed Pillow has."""
-    from PIL import Image
-
-    Image.init()
-    return [name for name in FORMATS if name in Image.OPEN]
+    pillow = require_library("PIL.Image", "vision")
+    pillow.init()
+    return [name for name in FORMATS if name in pillow.OPEN]
 
 
 def decode_image(data: bytes, budget: PixelBudget) -> Pixels:
     """An image file's pixels, turned as its EXIF data say; of an animation the first frame.
     Raises MediaError: it is none, it is broken, or it is too large."""
+    formats = _formats()
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
-        image: Any = Image.open(io.BytesIO(data), formats=_formats())
+        image: Any = Image.open(io.BytesIO(data), formats=formats)
         width, height = image.size
         if width * height > limits.MAX_IMAGE_PIXELS:
             raise MediaError(f"the image has {width} x {height} pixels; at most {limits.MAX_IMAGE_PIXELS} are allowed")
@@ -58,7 +58,7 @@ def decode_image(data: bytes, budget: PixelBudget) -> Pixels:
     except (MediaError, RequestError) as error:
         raise MediaError(str(error)) from None
     except UnidentifiedImageError:  # its text has an address in memory
-        raise MediaError(f"the image cannot be decoded: it is none of {', '.join(_formats())}") from None
+        raise MediaError(f"the image cannot be decoded: it is none of {', '.join(formats)}") from None
     except Exception as error:  # whatever a decoder of foreign bytes raises
         raise MediaError(f"the image cannot be decoded: {error}") from None
 

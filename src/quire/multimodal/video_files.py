@@ -5,7 +5,6 @@ are wanted are decoded, each from the last key frame before it. Knows files of v
 """
 
 import contextlib
-import importlib
 import io
 import time
 from collections.abc import Iterator, Sequence
@@ -17,8 +16,7 @@ import numpy as np
 from quire.config import limits
 from quire.config.multimodal import VideoReading
 from quire.errors import RequestError
-from quire.extras import install_command
-from quire.multimodal.content import PARAM
+from quire.multimodal.content import require_library
 from quire.multimodal.image_files import PixelBudget, decode_base64, decode_image
 from quire.multimodal.video import Frames, Video, evenly
 from quire.multimodal.web_fetch import MediaError
@@ -31,15 +29,6 @@ _INDEXED = ("mp4", "matroska", "avi")
 """Formats that can be entered at a key frame's own time; files of others are decoded from their beginning."""
 _COVER = 0x400
 """FFmpeg's flag of a stream that is no video but a sound's cover."""
-
-
-def require_video_library() -> ModuleType:
-    """PyAV. Raises RequestError: it is not installed."""
-    try:
-        return importlib.import_module("av")
-    except ImportError as error:
-        message = f"video files need the package av ({error}); install it with: {install_command('video')}"
-        raise RequestError(message, param=PARAM) from error
 
 
 def reading_of(usual: VideoReading, media_io_kwargs: Any) -> VideoReading:
@@ -58,7 +47,7 @@ class _Packet(NamedTuple):
 def decode_video(data: bytes, budget: PixelBudget, reading: VideoReading) -> Video:
     """Some of a file's frames, turned as it says; of a file that breaks off those that are there.
     Raises MediaError: it is no video, has no frame that can be decoded, or is too large."""
-    library = require_video_library()
+    library = require_library("av", "video")
     try:
         with _open(library, data) as container:
             rate, packets = _list_packets(_pictures_of(container))
