@@ -58,7 +58,8 @@ def answers(config: dict[str, Any] | None) -> tuple[list[list[int]], float, Path
         for topic in ("fox", "river", "king")
         for kind in KINDS.values()
     ]
-    llm = LLM(max_model_len=1024, deterministic=True, dtype="float32", speculative_config=config)
+    settings: dict[str, Any] = {"max_model_len": 1024, "kv_cache_memory_bytes": 1 << 30}
+    llm = LLM(deterministic=True, dtype="float32", speculative_config=config, **settings)
     outputs = llm.chat([chat for chat, _ in asked], [params for _, params in asked], use_tqdm=False)
     stats, path = llm.call("stats"), Path(llm.llm_engine.config.model.path)
     run = 1 + sum(stats.accepted_per_position) / max(1, stats.num_drafts) if config else 1.0
