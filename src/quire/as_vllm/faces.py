@@ -4,6 +4,7 @@ Knows Quire's public names. The table in `names.py` says where they appear.
 """
 
 import argparse
+import contextlib
 import gc
 import socket
 import sys
@@ -33,6 +34,7 @@ __all__ = [
     "Vector",
     "__version__",
     "__version_tuple__",
+    "async_tensor_h2d",
     "cached_get_tokenizer",
     "cached_tokenizer_from_config",
     "cleanup_dist_env_and_memory",
@@ -40,6 +42,7 @@ __all__ = [
     "get_ip",
     "get_open_port",
     "get_tokenizer",
+    "gpu_sync_allowed",
     "hf_api",
     "print_embeddings",
     "random_uuid",
@@ -180,6 +183,20 @@ def cleanup_dist_env_and_memory(shutdown_ray: bool = False) -> None:
     """Free what deleted engines held: an engine gives its memory back when nothing refers to it."""
     del shutdown_ray
     gc.collect()
+
+
+def gpu_sync_allowed(first_only: bool = False) -> contextlib.AbstractContextManager[None]:
+    """Nothing watches whether a processor waits for the device."""
+    del first_only
+    return contextlib.nullcontext()
+
+
+def async_tensor_h2d(data: Any, device: Any = None, dtype: Any = None, out: Any = None) -> Any:
+    """A list, an array or a tensor of the host's, on a device."""
+    import torch
+
+    tensor = torch.as_tensor(data, dtype=dtype)
+    return tensor.to(device, non_blocking=True) if out is None else out.copy_(tensor, non_blocking=True)
 
 
 def hf_api() -> Any:

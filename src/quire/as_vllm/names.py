@@ -6,6 +6,7 @@ Plain text: importing it imports nothing of Quire's.
 _FACES = "quire.as_vllm.faces"
 _PICTURES = "quire.as_vllm.pictures"
 _LOGITS = "quire.as_vllm.logits"
+_SLOTS = "quire.as_vllm.slot_logits"
 _PARSERS = ("quire.parsers.plugin", "quire.as_vllm.parser_names", "quire.entrypoints.openai.protocol")
 _CONFIG = ("quire.as_vllm.configs", "quire.config", "quire.config.speculative")
 _CONFIG_PARTS = (
@@ -39,6 +40,8 @@ MODULES: dict[str, tuple[str, ...]] = {
     "vllm.v1.sample.logits_processor": (_LOGITS,),
     "vllm.v1.sample.logits_processor.interface": (_LOGITS,),
     "vllm.v1.sample.logits_processor.builtin": (_LOGITS,),
+    "vllm.v1.worker.gpu.sample.logits_processor": (_SLOTS,),
+    "vllm.v1.worker.gpu.sample.logits_processor.interface": (_SLOTS,),
     "vllm.entrypoints.llm": (_FACES, "quire.entrypoints.llm"),
     "vllm.entrypoints.cli.main": ("quire.entrypoints.cli.main",),
     **{
@@ -67,7 +70,10 @@ MODULES: dict[str, tuple[str, ...]] = {
     **{f"vllm.assets.{kind}": (_PICTURES,) for kind in ("audio", "image", "video")},
     **{f"vllm.multimodal.{part}": (_PICTURES,) for part in ("image", "media.audio", "utils")},
     "vllm.utils": (_FACES,),
-    **{f"vllm.utils.{part}": (_FACES,) for part in ("argparse_utils", "network_utils", "print_utils", "system_utils")},
+    **{
+        f"vllm.utils.{part}": (_FACES,)
+        for part in ["argparse_utils", "gpu_sync_debug", "network_utils", "print_utils", "system_utils", "torch_utils"]
+    },
 }
 """vLLM's modules, and Quire's that have their names; the first one that has a name wins."""
 
