@@ -6,6 +6,7 @@ import shlex
 import shutil
 import stat
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +222,37 @@ def test_compose_takes_the_file(tmp_path: Path, words: list[str]) -> None:
     compose["services"]["quire"]["healthcheck"]["retries"] = {"no": "number"}
     with pytest.raises(Exception, match="retries"):
         specification(**compose)
+
+
+def promql(expression: str) -> Any:
+    """An expression as Prometheus' grammar has it, with Grafana's variables replaced."""
+    parse = pytest.importorskip("promql_parser").parse
+    return parse(re.sub(r"\$__(rate_)?interval|\$__range", "5m", expression))
+
+
+@pytest.mark.parametrize("names", ["quire", "vllm"])
+def test_prometheus_can_read_every_expression(tmp_path: Path, names: str) -> None:
+    files = deploy(tmp_path, "prometheus", MODEL, "--metrics-names", names)
+    board = json.loads(files["grafana/boards/quire.json"])
+    expressions = [rule["expr"] for rule in yaml.safe_load(files["quire-alerts.yml"])["groups"][0]["rules"]]
+    expressions += [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
+    assert len(expressions) > 40 and all(map(promql, expressions))
+    with pytest.raises(ValueError, match="parenthesis"):
+        promql(f"sum({expressions[0]}")
+
+
+@pytest.mark.parametrize("words", [HARD, ["--device", "cpu"], ["--tensor-parallel-size", "2"]])
+def test_docker_takes_the_file(tmp_path: Path, words: list[str]) -> None:
+    command = shutil.which("hadolint", path=str(Path(sys.executable).parent))
+    if command is None:
+        pytest.skip("hadolint is not installed")
+    deploy(tmp_path, "docker", MODEL, *words)
+    # DL3013 wants a version behind `pip install`: it stands in the argument QUIRE.
+    check = [command, "--no-color", "--ignore", "DL3013", str(tmp_path / "Dockerfile")]
+    done = subprocess.run(check, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
+    (tmp_path / "Dockerfile").write_text("FROM python:3.12\nRUNN true\n")
+    assert subprocess.run(check, capture_output=True, timeout=60, check=False).returncode != 0
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")

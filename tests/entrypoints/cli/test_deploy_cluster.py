@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 import yaml
 from prometheus_client import CollectorRegistry, generate_latest
-from tests.entrypoints.cli.test_deploy import HARD, MODEL, deploy, problem, served
+from tests.entrypoints.cli.test_deploy import HARD, MODEL, deploy, problem, promql, served
 
 from quire.config.kv_transfer import read_kv_transfer_config
 from quire.entrypoints.cli.main import build_parser
@@ -151,6 +151,7 @@ def test_servers_are_added_by_the_requests_that_run_and_wait(tmp_path: Path, mor
     registry = CollectorRegistry()
     registry.register(EngineCollector(EngineMetrics("shown", 100), {"block_size": "16"}, "quire"))
     query, told = trigger["metadata"]["query"], generate_latest(registry).decode()
+    assert promql(query)
     for state in ("running", "waiting"):
         assert f'sum(quire:num_requests_{state}{{model_name="shown"' in query
         assert re.search(rf'^quire:num_requests_{state}{{.*model_name="shown"', told, re.MULTILINE)
