@@ -1,5 +1,6 @@
 """A real server on the demo model, and a real Chromium that looks at it. Without Chromium or Playwright these tests skip."""
 
+import contextlib
 import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,6 +17,10 @@ BROWSER_FLAGS = [
     "--disable-component-update",
     "--disable-dev-shm-usage",
     "--no-first-run",
+    # The first two would draw lists below an address field that nobody sees, for each page anew. This flag takes the place of
+    # Playwright's own: the others are those of them that matter to a page of this machine.
+    "--disable-features=WebUIOmniboxPopup,WebUIOmniboxAimPopup,PaintHolding,HttpsUpgrades,HttpsFirstBalancedModeAutoEnable,"
+    "MediaRouter,LensOverlay,OptimizationHints,NetworkTimeServiceQuerying,AimEnabled,PreconnectToSearch",
 ]
 WAIT_MS = 30_000
 
@@ -52,14 +57,14 @@ def browser() -> Iterator[Any]:
         launched.close()
 
 
-@pytest.fixture
-def open_page(browser: Any, demo: ServerProcess) -> Iterator[Callable[..., Any]]:
-    """Opens the console in a fresh context; at the end nothing may have failed in it or gone to another host."""
+@contextlib.contextmanager
+def opened(browser: Any, demo: ServerProcess) -> Iterator[tuple[Callable[..., Any], list[str]]]:
+    """Opens the console in a fresh context each time; and what has failed in it or gone to another host."""
     contexts: list[Any] = []
     problems: list[str] = []
 
     def open_(url: str = "", *, path: str = "", ready: bool = True, expect_errors: bool = False, **options: Any) -> Any:
-        options.setdefault("viewport", {"width": 1280, "height": 820})
+        options = {"viewport": {"width": 1280, "height": 820}, "reduced_motion": "reduce"} | options
         context = browser.new_context(permissions=["clipboard-read", "clipboard-write"], **options)
         context.set_default_timeout(WAIT_MS)
         contexts.append(context)
@@ -74,9 +79,16 @@ def open_page(browser: Any, demo: ServerProcess) -> Iterator[Callable[..., Any]]
             page.wait_for_selector('.dot[data-state="ready"]')
         return page
 
-    yield open_
+    yield open_, problems
     for context in contexts:
         context.close()
+
+
+@pytest.fixture
+def open_page(browser: Any, demo: ServerProcess) -> Iterator[Callable[..., Any]]:
+    """Opens the console in a fresh context; at the end nothing may have failed in it or gone to another host."""
+    with opened(browser, demo) as (open_, problems):
+        yield open_
     assert problems == []
 
 

@@ -1,10 +1,13 @@
 """What a model writes is text, whatever it looks like. The server's answers are replaced by hostile ones here."""
 
 import json
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from tests.oracles.server_process import ServerProcess
 
-from .conftest import answer, say
+from .conftest import answer, opened, say
 
 HOSTILE = [
     '<img src=x onerror="window.hacked = 1">',
@@ -30,6 +33,25 @@ BAD_LINKS = [
     "[a](blob:null/1)",
     "![a](javascript:window.hacked=1)",
 ]
+
+
+@pytest.fixture(scope="module")
+def one_page(browser: Any, demo: ServerProcess) -> Iterator[tuple[Any, list[str]]]:
+    """The console, and what has failed in it: a window of its own for each text would take longer than all else."""
+    with opened(browser, demo) as (open_, problems):
+        yield open_(), problems
+
+
+@pytest.fixture
+def page(one_page: tuple[Any, list[str]]) -> Iterator[Any]:
+    """The console, as it is opened for the first time."""
+    page, problems = one_page
+    page.evaluate("localStorage.clear(); sessionStorage.clear()")
+    page.reload()
+    page.wait_for_selector('.dot[data-state="ready"]')
+    yield page
+    page.unroute_all()
+    assert problems == []
 
 
 def stream_of(*deltas: dict, logprobs: dict | None = None) -> str:

@@ -11,7 +11,7 @@ from tests.entrypoints.openai.test_demo_server import DemoServer
 
 from quire.entrypoints.cli.main import main
 
-NUM_TOKENS = 900
+NUM_TOKENS = 500
 SAMPLED = {"max_output_tokens": NUM_TOKENS, "temperature": 0.9, "extra_body": {"ignore_eos": True, "seed": 11}}
 NUM_RESPONSES = 6
 
