@@ -103,13 +103,22 @@ def logprobs(path: Path, plan: ParallelPlan, ranks: Communicator | None) -> torc
     return torch.cat(pieces)
 
 
-@pytest.mark.parametrize(("size", "shared"), [(2, 2), (4, 2)])
+@pytest.mark.parametrize(
+    ("architecture", "size", "shared"),
+    [
+        ("Qwen3ForCausalLM", 2, 2),
+        ("Qwen3ForCausalLM", 4, 2),
+        ("DeepseekV3ForCausalLM", 2, 2),
+        ("MiniCPM3ForCausalLM", 4, 2),
+    ],
+)
 def test_a_model_over_ranks_that_share_contexts_gives_one_rank_s_logprobs(
-    tmp_path: Path, size: int, shared: int
+    tmp_path: Path, architecture: str, size: int, shared: int
 ) -> None:
     ops.select("any")
-    heads = {"num_attention_heads": 4, "num_key_value_heads": size // shared}
-    path = make_tiny_model("Qwen3ForCausalLM", tmp_path, tokenizer=False, **heads)
+    is_grouped = architecture.startswith("Qwen")
+    heads = {"num_attention_heads": 4, "num_key_value_heads": size // shared if is_grouped else 4}
+    path = make_tiny_model(architecture, tmp_path, tokenizer=False, **heads)
     expected = logprobs(path, ParallelPlan(), None)
 
     def work(ranks: Communicator) -> torch.Tensor:
@@ -162,14 +171,20 @@ def test_four_ranks_that_share_contexts_give_one_process_s_tokens(tmp_path: Path
     check_ranks(path, kv_heads, 4, shared)
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_that_share_latents_give_one_process_s_tokens(tmp_path: Path, size: int) -> None:
+    check_ranks(make_tiny_model("DeepseekV3ForCausalLM", tmp_path), 1, size, size)
+
+
 @pytest.mark.parametrize(
     ("architecture", "settings", "message"),
     [
         ("LlamaForCausalLM", {"tensor_parallel_size": 3}, "no divisor of tensor_parallel_size=3"),
         ("LlamaForCausalLM", {"deterministic": True}, "does not go with deterministic"),
         ("LlamaForCausalLM", {}, "with tensor_parallel_size=2 and 2 KV heads, 1 ranks have the same KV head"),
-        ("Gemma3ForCausalLM", {}, "plain causal attention only, and this model has windows"),
-        ("DeepseekV3ForCausalLM", {}, "has layers of kind MLA"),
+        ("Gemma3ForCausalLM", {}, "plain causal attention and of latents only, and this model has windows"),
+        ("DeepseekV32ForCausalLM", {}, "has layers of kind SparseMLA"),
         ("MambaForCausalLM", {}, "has layers of kind Mamba"),
     ],
 )

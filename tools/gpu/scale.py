@@ -1,7 +1,8 @@
 """Two GPUs beside one: TP, PP and DP of an 8B shape, EP of a 30B-A3B shape, dummy weights; tokens of tiny models first.
 
-    PYTHONPATH=src python3 tools/gpu/scale.py [--device cpu --only-tiny]
+    PYTHONPATH=src python3 tools/gpu/scale.py [--shared] [--device cpu --only-tiny]
 
+With `--shared`: experts that two copies share, prompts and contexts that two ranks share.
 Prints a table last; writes $OUT/scale.json after each part. Each part has a process of its own; `SCALE_SECONDS` bounds all.
 """
 
@@ -38,6 +39,13 @@ TINY: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 128, "norm_topk_prob": True, "rms_norm_eps": 1e-6, "head_dim": 32, "decoder_sparse_step": 1,
         "mlp_only_layers": [],
     },
+    "latent": COMMON | {
+        "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "num_key_value_heads": 8, "q_lora_rank": 64,
+        "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32, "n_routed_experts": 8,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 128, "n_shared_experts": 1, "first_k_dense_replace": 1,
+        "n_group": 1, "topk_group": 1, "norm_topk_prob": True, "scoring_func": "sigmoid", "topk_method": "noaux_tc",
+        "routed_scaling_factor": 1.0, "rms_norm_eps": 1e-6, "moe_layer_freq": 1,
+    },
 }  # fmt: skip
 WAYS: dict[str, dict[str, Any]] = {
     "one": {},
@@ -45,11 +53,24 @@ WAYS: dict[str, dict[str, Any]] = {
     "PP=2": {"pipeline_parallel_size": 2},
     "DP=2": {"data_parallel_size": 2},
     "EP=2": {"tensor_parallel_size": 2, "enable_expert_parallel": True},
+    "DP+EP": {"data_parallel_size": 2, "enable_expert_parallel": True},
+    "PCP=2": {"prefill_context_parallel_size": 2},
+    "DCP=2": {"tensor_parallel_size": 2, "decode_context_parallel_size": 2},
 }
 PARTS = [
     *(("dense", way) for way in ("one", "TP=2", "PP=2", "DP=2")),
     *(("sparse", way) for way in ("one", "EP=2")),
 ]
+SHARED = [
+    ("sparse", "one"),
+    ("sparse", "DP+EP"),
+    ("dense", "one"),
+    ("dense", "PCP=2"),
+    ("latent", "one"),
+    ("latent", "DCP=2"),
+]
+LONG = 16384
+"""Tokens of a prompt whose first token is waited for, with `--shared`."""
 MOST_SECONDS = {"dense": 36, "sparse": 46}
 
 
@@ -120,6 +141,23 @@ def large(kind: str, way: str, device: str) -> None:
     llm.shutdown()
 
 
+def long_prompt(kind: str, way: str, device: str) -> None:
+    """Milliseconds to the first token behind a long prompt."""
+    from quire import SamplingParams
+
+    began = time.perf_counter()
+    sizes = {"max_model_len": LONG + 64, "max_num_seqs": 16, "max_num_batched_tokens": LONG // 2}
+    llm = make_llm(str(MODELS / DENSE), way, device, dtype="bfloat16", gpu_memory_utilization=0.8, **sizes)
+    figures: dict[str, Any] = {"start_s": round(time.perf_counter() - began, 2)}
+    params, times = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False), list[float]()
+    for prompt in prompts(4, LONG, 100000):
+        began = time.perf_counter()
+        llm.generate(prompt, params, use_tqdm=False)
+        times.append(time.perf_counter() - began)
+    report(**figures, long_first_ms=round(min(times[1:]) * 1e3, 1))
+    llm.shutdown()
+
+
 # --- all of them ---
 
 
@@ -150,17 +188,20 @@ def run_part(size: str, kind: str, way: str, device: str) -> dict[str, Any]:
     return figures
 
 
-def measure(device: str, only_tiny: bool) -> dict[str, Any]:
+def measure(device: str, only_tiny: bool, is_shared: bool) -> dict[str, Any]:
     found: dict[str, Any] = {"same_tokens": {}, "large": {}}
+    parts = SHARED if is_shared else PARTS
     oracles: dict[str, Any] = {}
-    for kind, way in PARTS:
+    for kind, way in parts:
         figures = run_part("tiny", kind, way, device)
         oracles.setdefault(kind, figures.get("tokens"))
         is_same = "tokens" in figures and figures["tokens"] == oracles[kind]
         found["same_tokens"][f"{kind} {way}"] = figures.get("error") or is_same
         save(found)
-    for kind, way in () if only_tiny else PARTS:
-        found["large"][f"{kind} {way}"] = run_part("large", kind, way, device)
+    for kind, way in () if only_tiny else parts:
+        size = "long" if is_shared and kind == "dense" else "large"
+        if kind != "latent":
+            found["large"][f"{kind} {way}"] = run_part(size, kind, way, device)
         save(found)
     return found
 
@@ -188,6 +229,8 @@ def print_table(found: dict[str, Any]) -> None:
                 continue
             ratio = f"{row['tokens_per_s'] / one['tokens_per_s']:.2f}" if one else "-"
             line += f"{row['tokens_per_s']:>20}{ratio:>8}{row['step_ms']:>9}"
+        if "long_first_ms" in figures:
+            line += f"  first token of {LONG}: {figures['long_first_ms']} ms"
         print(line + ("  " + figures["error"] if "error" in figures else ""))
 
 
@@ -195,18 +238,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--only-tiny", action="store_true")
+    parser.add_argument("--shared", action="store_true")
     parser.add_argument("--part", nargs=3)
     arguments = parser.parse_args()
     if arguments.part:
         faulthandler.dump_traceback_later(float(os.environ["SCALE_STACKS"]))
         size, kind, way = arguments.part
         try:
-            (tiny if size == "tiny" else large)(kind, way, arguments.device)
+            {"tiny": tiny, "large": large, "long": long_prompt}[size](kind, way, arguments.device)
         except Exception:
             traceback.print_exc()
             return 1
         return 0
-    found = measure(arguments.device, arguments.only_tiny)
+    found = measure(arguments.device, arguments.only_tiny, arguments.shared)
     print_table(found)
     return 0 if all(answer is True for answer in found["same_tokens"].values()) else 1
 

@@ -10,13 +10,13 @@ Legend: T tokens, B requests, N heads of this rank, H head size, W = N * H, C ra
 
 import dataclasses
 import math
-from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor
 
-from quire.attention.interface import AttentionBackend, AttentionMetadata, AttentionParams, AttentionRequest, Supports
+from quire.attention.around import AroundBackend, planes_of
+from quire.attention.interface import AttentionMetadata, AttentionParams, Write
 from quire.attention.paged import PagedBackend
 from quire.config.kv_spec import KVCacheSpec
 from quire.distributed.communicator import Communicator
@@ -37,7 +37,7 @@ class _Parts:
     num_pages: int
 
 
-class SplitContext(AttentionBackend):
+class SplitContext(AroundBackend):
     """Another backend's kernels over a part of each context.
 
     Args:
@@ -49,28 +49,16 @@ class SplitContext(AttentionBackend):
     name = "split context"
 
     def __init__(self, inner: PagedBackend, communicator: Communicator, count: int) -> None:
-        self._inner, self._ranks, self._count = inner, communicator, count
+        super().__init__(inner)
+        self._ranks, self._count = communicator, count
         self._number = communicator.rank % count
         self._first = communicator.rank - self._number
         self._fresh_pages: Tensor | None = None
-
-    @classmethod
-    def supports(cls, request: AttentionRequest) -> Supports:
-        return Supports(False, "it is put around another backend")
 
     def _spec(self, spec: KVCacheSpec) -> KVCacheSpec:
         """A layer's cache as the inner backend sees it."""
         own = {"block_size": spec.block_size // self._count, "bytes_per_token": spec.bytes_per_token * self._count}
         return msgspec.structs.replace(spec, **own)
-
-    def allocate(self, spec: KVCacheSpec, num_blocks: int, device: torch.device) -> Tensor:
-        return self._inner.allocate(self._spec(spec), num_blocks, device)
-
-    def view(self, raw: Tensor, spec: KVCacheSpec) -> Tensor:
-        return self._inner.view(raw, self._spec(spec))
-
-    def reshaped(self, pages: Tensor, spec: KVCacheSpec) -> Tensor:
-        return self._inner.reshaped(pages, self._spec(spec))
 
     def begin_step(self, metadata: AttentionMetadata) -> None:
         parts, tokens, requests = _parts_of(metadata, self._count), metadata.num_tokens, metadata.num_requests
@@ -98,63 +86,53 @@ class SplitContext(AttentionBackend):
         own_T = first_B[request_T] * size + token_T - starts_B[request_T]
         parts.fresh.slot_mapping[:tokens] = torch.where(slots_T < 0, slots_T, own_T)
 
-    def rope_and_cache(
-        self,
-        qkv: Tensor,
-        kv_cache: Tensor,
-        metadata: AttentionMetadata,
-        params: AttentionParams,
-        rope: Any,
-        q_norm: Tensor | None = None,
-        k_norm: Tensor | None = None,
-        eps: float = 0.0,
-    ) -> None:
+    def keep(self, write: Write, kv_cache: Tensor, metadata: AttentionMetadata) -> None:
         parts = _parts_of(metadata, self._count)
         fresh = self._pages_of_step(kv_cache, parts.num_pages)
-        self._inner.rope_and_cache(qkv, fresh, parts.fresh, params, rope, q_norm, k_norm, eps)
-        size, tokens = parts.past.block_size, len(qkv)
+        write(fresh, parts.fresh)
+        size, tokens = parts.past.block_size, metadata.num_tokens
         here_T, there_T = parts.fresh.slot_mapping[:tokens].clamp(min=0), parts.slots_T[:tokens]
-        pages, fresh = (each.view(torch.uint8) if each.itemsize == 1 else each for each in (kv_cache, fresh))
-        pages[:, there_T // size, :, there_T % size] = fresh[:, here_T // size, :, here_T % size]
+        fresh = planes_of(fresh)
+        planes_of(kv_cache)[:, there_T // size, :, there_T % size] = fresh[:, here_T // size, :, here_T % size]
 
     def _pages_of_step(self, kv_cache: Tensor, num_pages: int) -> Tensor:
         """Pages for the keys and values of one step, which all layers use one after another."""
-        shape = (2, num_pages, *kv_cache.shape[2:])
+        shape = (kv_cache.shape[0] if kv_cache.stride(0) else 1, num_pages, *kv_cache.shape[2:])
         if self._fresh_pages is None or self._fresh_pages.shape != shape:
             self._fresh_pages = torch.zeros(shape, dtype=kv_cache.dtype, device=kv_cache.device)
-        return self._fresh_pages
+        return self._fresh_pages.expand(kv_cache.shape[0], *shape[1:])
 
     def forward(
         self, qkv: Tensor, kv_cache: Tensor, metadata: AttentionMetadata, params: AttentionParams, out: Tensor
     ) -> None:
         parts, tokens, heads = _parts_of(metadata, self._count), len(qkv), params.num_heads
-        fresh, width = self._pages_of_step(kv_cache, parts.num_pages), heads * params.head_dim
+        fresh, count = self._pages_of_step(kv_cache, parts.num_pages), self._count
         # Everybody's queries over what is here, and what everybody has over the queries of here.
-        asked_CTW = self._exchange(qkv[:, :width].expand(self._count, -1, -1))
+        (asked_CTW,) = self._exchange(qkv[:, : heads * params.head_dim].expand(count, -1, -1))
         asked_TX = asked_CTW.transpose(0, 1).reshape(tokens, -1)
-        given_TX, lse_TX = (
-            torch.zeros_like(asked_TX),
-            asked_TX.new_zeros((tokens, self._count * heads), dtype=torch.float32),
-        )
-        whole = dataclasses.replace(params, num_heads=self._count * heads, causal=False)
-        self._inner.forward_part(asked_TX, kv_cache, parts.past, whole, given_TX, lse_TX)
-        given_CTW = self._exchange(given_TX.view(tokens, self._count, width).transpose(0, 1))
-        lse_CTN = self._exchange(lse_TX.view(tokens, self._count, heads).transpose(0, 1))
+        given_TX = asked_TX.new_zeros(tokens, count * heads * params.value_dim)
+        lse_TX = asked_TX.new_zeros((tokens, count * heads), dtype=torch.float32)
+        whole = dataclasses.replace(params, num_heads=count * heads, causal=False)
+        self._inner.forward(asked_TX, kv_cache, parts.past, whole, given_TX, lse_TX)
+        by_rank = (each.view(tokens, count, -1).transpose(0, 1) for each in (given_TX, lse_TX))
+        given_CTW, lse_CTN = self._exchange(*by_rank)
         own_TN = lse_TX.new_zeros(tokens, heads)
-        self._inner.forward_part(qkv, fresh, parts.fresh, params, out, own_TN)
+        self._inner.forward(qkv, fresh, parts.fresh, params, out, own_TN)
         share_CTN = torch.softmax(torch.cat((lse_CTN, own_TN[None])), dim=0)
-        all_CTNH = torch.cat((given_CTW, out[None])).float().view(*share_CTN.shape, params.head_dim)
+        all_CTNH = torch.cat((given_CTW, out[None])).float().view(*share_CTN.shape, params.value_dim)
         out.copy_((share_CTN[..., None] * all_CTNH).sum(0).flatten(1))
 
-    def _exchange(self, tensor_CTX: Tensor) -> Tensor:
-        """Part c goes to the rank c of those that share the context; what they have sent here."""
-        count, tokens = tensor_CTX.shape[:2]
+    def _exchange(self, *tensors_CTX: Tensor) -> list[Tensor]:
+        """Part c goes to the rank c of those that share the context, of all tensors at once; what they have sent here."""
+        parts = [each.contiguous().view(torch.uint8) for each in tensors_CTX]
+        count, tokens = parts[0].shape[:2]
         rows = [0] * self._ranks.size
         rows[self._first : self._first + count] = [tokens] * count
-        sent = tensor_CTX.reshape(count * tokens, -1).contiguous()
+        sent = torch.cat(parts, dim=2).flatten(0, 1)
         came = torch.zeros_like(sent)  # of a silent rehearsal
         self._ranks.all_to_all(sent, rows, came, rows)
-        return came.view(tensor_CTX.shape)
+        came_CTX = came.view(count, tokens, -1).split([part.shape[2] for part in parts], dim=2)
+        return [part.contiguous().view(each.dtype) for part, each in zip(came_CTX, tensors_CTX, strict=True)]
 
 
 def _parts_of(metadata: AttentionMetadata, count: int) -> _Parts:

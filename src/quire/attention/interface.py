@@ -6,6 +6,7 @@ R rows.
 
 import abc
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -145,6 +146,10 @@ class AttentionParams:
         return self.window if self.causal or self.window == 0 else self.window // 2 + 1
 
 
+Write = Callable[[torch.Tensor, AttentionMetadata], None]
+"""Writes a step's keys and values into pages."""
+
+
 class AttentionBackend(abc.ABC):
     """Computes attention of new tokens over pages. Owns the cache's layout.
 
@@ -195,6 +200,11 @@ class AttentionBackend(abc.ABC):
     ) -> None:
         """What comes before `forward`: norm query and key heads (if weights are given), rotate them (`rope`: a
         `kernels.types.Rope` or None), and write this step's keys and values into the pages, whose layout is the backend's."""
+
+    def keep(self, write: "Write", kv_cache: torch.Tensor, metadata: AttentionMetadata) -> None:
+        """Have another kernel than `rope_and_cache`'s write this step's keys and values: to the slots of the description that it
+        is given with the pages."""
+        write(kv_cache, metadata)
 
     @abc.abstractmethod
     def forward(

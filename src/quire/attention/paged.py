@@ -75,17 +75,7 @@ class PagedBackend(AttentionBackend):
         metadata: AttentionMetadata,
         params: AttentionParams,
         out: torch.Tensor,
+        lse: torch.Tensor | None = None,
     ) -> None:
-        ops.paged_attention(qkv, kv_cache, metadata, params, out)
-
-    def forward_part(
-        self,
-        qkv: torch.Tensor,
-        kv_cache: torch.Tensor,
-        metadata: AttentionMetadata,
-        params: AttentionParams,
-        out: torch.Tensor,
-        lse: torch.Tensor,
-    ) -> None:
-        """`forward` over a part of each context; `lse`, float32 [T, N], gets what parts are merged by."""
+        """`lse`, float32 [T, N], gets what attention over parts of a context is merged by."""
         ops.paged_attention(qkv, kv_cache, metadata, params, out, lse)

@@ -52,19 +52,7 @@ class TritonBackend(PagedBackend):
         metadata: AttentionMetadata,
         params: AttentionParams,
         out: torch.Tensor,
-    ) -> None:
-        from quire.kernels.triton.attention.paged_attention import paged_attention
-
-        paged_attention(qkv, kv_cache, metadata, params, out)
-
-    def forward_part(
-        self,
-        qkv: torch.Tensor,
-        kv_cache: torch.Tensor,
-        metadata: AttentionMetadata,
-        params: AttentionParams,
-        out: torch.Tensor,
-        lse: torch.Tensor,
+        lse: torch.Tensor | None = None,
     ) -> None:
         from quire.kernels.triton.attention.paged_attention import paged_attention
 

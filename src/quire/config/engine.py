@@ -82,6 +82,8 @@ class ParallelConfig:
             a process, None takes what there is.
         spare_core: a process that has imported what a core needs waits for a death; None: for one device that is no CPU.
         decode_context_parallel_size: so many of the workers that have the same KV head share the tokens of each context.
+        prefill_context_parallel_size: so many workers have the same part of each layer, and share the tokens of long prompts.
+        prompt_part: which of these this worker is; set with the rank.
         eplb: how whole experts are moved to where the load is even; None: they stay.
         rank: which of the workers that share a layer this is; the executor sets it when it starts them.
         rendezvous: the address where these meet; set with the rank.
@@ -91,6 +93,7 @@ class ParallelConfig:
         data_parallel_start: the number of the first of them among those of all engines.
         data_parallel_rank: which of this engine's copies this is; set when the copy starts.
         copies_everywhere: of the model, those of all engines.
+        copies_rendezvous: where the ranks of copies that share experts meet; set when a copy starts.
         device_index: the worker's device among those that its process sees; None: as its number is among all workers.
         stage: which of the pipeline's stages it belongs to. `stage_rendezvous`: where stages meet; both set with the rank.
         nnodes: hosts among which the workers are divided, in their order. `node_rank`: which of them this one is; the first one
@@ -101,6 +104,7 @@ class ParallelConfig:
     pipeline_parallel_size: int = 1
     tensor_parallel_size: int = 1
     decode_context_parallel_size: int = 1
+    prefill_context_parallel_size: int = 1
     data_parallel_size: int = 1
     data_parallel_elsewhere: int = 0
     data_parallel_address: str = ""
@@ -115,7 +119,9 @@ class ParallelConfig:
     data_parallel_start: int = 0
     data_parallel_rank: int = 0
     copies_everywhere: int = 1
+    copies_rendezvous: str = ""
     rank: int = 0
+    prompt_part: int = 0
     rendezvous: str = ""
     device_index: int | None = None
     stage: int = 0
@@ -135,12 +141,22 @@ class ParallelConfig:
     @property
     def world_size(self) -> int:
         """Workers of one engine."""
-        return self.pipeline_parallel_size * self.tensor_parallel_size
+        return self.pipeline_parallel_size * self.stage_size
+
+    @property
+    def stage_size(self) -> int:
+        """Workers of one stage."""
+        return self.prefill_context_parallel_size * self.tensor_parallel_size
 
     @property
     def num_copies_here(self) -> int:
         """Copies on this host."""
         return self.data_parallel_size - self.data_parallel_elsewhere
+
+    @property
+    def shares_experts(self) -> bool:
+        """Whether the experts are divided among all copies, which take their steps together then."""
+        return self.enable_expert_parallel and self.data_parallel_size == self.num_copies_here > 1
 
     @property
     def num_devices(self) -> int:
@@ -175,7 +191,7 @@ class ParallelConfig:
     @property
     def world_rank(self) -> int:
         """This worker's number among all of the engine's."""
-        return self.stage * self.tensor_parallel_size + self.rank
+        return self.stage * self.stage_size + self.prompt_part * self.tensor_parallel_size + self.rank
 
     @property
     def is_last_stage(self) -> bool:

@@ -1,7 +1,8 @@
 """What a rank asks of the others: sums, gathers and exchanges of tensors. A platform says which communicator its ranks use."""
 
 import abc
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -11,11 +12,15 @@ class Communicator(abc.ABC):
 
     Attributes:
         is_silent: nothing is sent and tensors stay as they are: for rehearsals, which not every rank needs.
+        copies: the ranks of all copies of the model, where they share experts.
+        prompts: the ranks that share the tokens of prompts, where there are some.
     """
 
     size: int
     rank: int
     is_silent: bool = False
+    copies: "Communicator | None" = None
+    prompts: "Communicator | None" = None
 
     @abc.abstractmethod
     def all_reduce(self, tensor: torch.Tensor) -> None:
@@ -31,6 +36,18 @@ class Communicator(abc.ABC):
         """Rows of `tensor` go to the ranks in their order, counts[r] of them to rank r; `out` gets out_counts[r] rows of rank r.
         Needed where the platform claims `token_exchange`."""
         raise NotImplementedError(f"{type(self).__name__} has no all_to_all")
+
+    @contextlib.contextmanager
+    def silent(self) -> Iterator[None]:
+        """For a rehearsal."""
+        groups = [self] if self.prompts is None else [self, self.prompts]
+        for group in groups:
+            group.is_silent = True
+        try:
+            yield
+        finally:
+            for group in groups:
+                group.is_silent = False
 
     def suspend(self) -> None:
         """The engine falls asleep: give buffers back that only calls need. May be called twice."""

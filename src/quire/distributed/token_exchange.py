@@ -73,6 +73,9 @@ class AllToAll(TokenExchange):
 
 def open_exchange(parallel: ParallelConfig, communicator: Communicator) -> TokenExchange | None:
     """What `all2all_backend` names; None where tokens stay where they are. Raises ConfigError: it is no `TokenExchange`."""
-    if communicator.size == 1 or not exchanges_tokens(parallel.all2all_backend):
+    backend = parallel.all2all_backend
+    if communicator.copies is not None:  # no rank has all tokens: they are sent, whatever is asked for
+        communicator, backend = communicator.copies, backend if exchanges_tokens(backend) else "all_to_all"
+    if communicator.size == 1 or not exchanges_tokens(backend):
         return None
-    return TOKEN_EXCHANGES.find_class(parallel.all2all_backend, TokenExchange)(communicator)
+    return TOKEN_EXCHANGES.find_class(backend, TokenExchange)(communicator)

@@ -282,6 +282,7 @@ class Resolver:
     def _hub_settings(self) -> HubSettings:
         memory = self.platform.memory_bytes()
         ranks = self.args.tensor_parallel_size * self.args.pipeline_parallel_size
+        ranks *= self.args.data_parallel_size if self.args.enable_expert_parallel else 1  # copies may share experts
         settings = hub_settings(self.load(), self.args.revision)
         return dataclasses.replace(settings, max_weight_bytes=None if memory is None else memory * ranks)
 

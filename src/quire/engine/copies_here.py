@@ -1,7 +1,7 @@
 """Which of a model's copies an engine has: all (some of them maybe on hosts that join it), or those that another load balancer
 has given it (hybrid, external).
 
-Copies do not talk to one another: nothing but their numbers has to fit together.
+Copies do not talk to one another, unless they share experts: nothing but their numbers has to fit together.
 """
 
 import dataclasses
@@ -24,6 +24,10 @@ class CopiesHere:
     @property
     def on_this_host(self) -> int:
         return self.count - self.elsewhere
+
+    def shares_experts(self, args: EngineSettings) -> bool:
+        """Whether the experts are divided among all copies: those of one host do that."""
+        return args.enable_expert_parallel and self.count == self.on_this_host > 1
 
 
 def copies_here(args: EngineSettings) -> CopiesHere:
@@ -69,7 +73,9 @@ def parallel_settings(args: EngineSettings) -> dict[str, Any]:
         "data_parallel_address": args.data_parallel_address or "127.0.0.1",
         "data_parallel_rpc_port": args.data_parallel_rpc_port or 29550,
         "eplb": read_eplb_config(
-            args.enable_eplb, args.eplb_config, args.enable_expert_parallel and args.tensor_parallel_size > 1
+            args.enable_eplb,
+            args.eplb_config,
+            args.enable_expert_parallel and (args.tensor_parallel_size > 1 or copies.shares_experts(args)),
         ),
     }
 
@@ -86,6 +92,10 @@ def _check_nodes(args: EngineSettings) -> None:
     if args.tensor_parallel_size % args.decode_context_parallel_size:
         text = f"it is {args.decode_context_parallel_size}, and no divisor of tensor_parallel_size={args.tensor_parallel_size}."
         raise ConfigError.of("decode_context_parallel_size", text)
+    backend, parts = args.distributed_executor_backend, args.prefill_context_parallel_size
+    if parts > 1 and (count > 1 or backend not in (None, "mp")):
+        text = "ranks that share prompts are processes of one host: leave it out, or nnodes and distributed_executor_backend."
+        raise ConfigError.of("prefill_context_parallel_size", text)
     if count == 1:
         return
     if args.distributed_executor_backend not in (None, "mp"):

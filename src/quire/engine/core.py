@@ -16,6 +16,7 @@ from quire.core.output import SchedulerOutput
 from quire.core.preparations import Preparations
 from quire.engine.adapter_verbs import AdapterVerbs
 from quire.engine.collector import CollectorPause
+from quire.engine.copy_turns import CopyTurns
 from quire.engine.core_scheduler import make_scheduler
 from quire.engine.event_publisher import event_hooks
 from quire.engine.heartbeat import Heartbeat
@@ -64,6 +65,7 @@ class EngineCore(WeightVerbs, ProfileVerbs, AdapterVerbs):
 
     Attributes:
         heartbeat: says what the core does. Who runs the core may put another one in its place.
+        turns: steps with other copies that share experts.
 
     Raises:
         ConfigError: the model cannot be loaded, or its cache does not fit.
@@ -104,6 +106,7 @@ class EngineCore(WeightVerbs, ProfileVerbs, AdapterVerbs):
         self._asleep: set[str] = set()
         self._sleep_level = 0
         self._pause = Pause()
+        self.turns = CopyTurns(self._executor)
         self._num_empty_plans = 0
         self._lost_some = False  # requests were aborted, and no step has told the figures since
         self._has_dropped_weights = False
@@ -247,12 +250,20 @@ class EngineCore(WeightVerbs, ProfileVerbs, AdapterVerbs):
         """Whether `step` would have anything to do."""
         waits = bool(self._outputs or self._in_flight or self._lost_some or self._has_weight_news)
         return (
-            waits or self._pause.state is PauseState.DRAINING or (self._schedules and self._scheduler.has_unfinished())
+            waits
+            or (self.turns.is_awake and self._takes_part)
+            or self._pause.state is PauseState.DRAINING
+            or (self._schedules and self._scheduler.has_unfinished())
         )
 
     @property
     def _schedules(self) -> bool:
         return not self._asleep and self._pause.state is not PauseState.PAUSED and self._weights_are_whole
+
+    @property
+    def _takes_part(self) -> bool:
+        """Whether it has what other copies' steps need of it."""
+        return not self._asleep and self._weights_are_whole
 
     def step(self) -> EngineCoreOutputs:
         """Start the steps that can start, take in the oldest finished step; returns its outputs.
@@ -262,6 +273,9 @@ class EngineCore(WeightVerbs, ProfileVerbs, AdapterVerbs):
         if self._schedules:
             self._start_steps()
         if not self._in_flight:
+            if self.turns.is_awake and self._takes_part:
+                self.heartbeat.step(None)
+                self.turns.take(has_work=self._schedules and self._scheduler.has_unfinished())
             self._end_draining()
             has_news = self._lost_some or self._preparations.adapters.has_news
             return self._with_outputs(EngineCoreOutputs(stats=self._gauges() if has_news else None))
@@ -367,6 +381,9 @@ class EngineCore(WeightVerbs, ProfileVerbs, AdapterVerbs):
         """Call a control verb by its name. Raises EngineError: there is none of this name."""
         if name not in UTILITIES:
             raise EngineError(f"the engine core has no utility {name!r}")
+        if self.config.parallel.shares_experts and self._takes_part:  # a call may wait for all copies, as a step does
+            self._drain()
+            self.turns.meet()
         return getattr(self, name)(*args, **kwargs)
 
     @utility

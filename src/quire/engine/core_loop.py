@@ -120,6 +120,8 @@ class CoreLoop:
                 self._core.add_requests(requests, again=again)
             case messages.AbortRequests(request_ids=request_ids):
                 self._core.abort_requests(request_ids)
+            case messages.TakePart(number=number):
+                self._core.turns.wake(number)
             case messages.UtilityCall():
                 self._core.heartbeat.call(_timeout_of(message))
                 answer = self._answer(message)

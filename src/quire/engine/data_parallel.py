@@ -17,6 +17,8 @@ from quire.engine import messages
 from quire.engine.core_client import CoreClient, OnMessage
 from quire.engine.pausing import PauseState
 from quire.engine.replica_choice import Assignment, ReplicaChooser, chain_of
+from quire.engine.shared_copies import Gathering
+from quire.errors import ConfigError
 from quire.logger import init_logger
 from quire.request import EngineCoreOutput, EngineCoreOutputs, EngineRequest, FinishReason, QueueState, Refusal
 
@@ -49,6 +51,7 @@ class CopiesClient(CoreClient):
         starts: one for each copy; they start at the same time.
         on_message: gets the messages of all. A copy's death is a `Restarting` that says that others go on; the `Restarted` behind
             it names the requests that are to be sent again.
+        gathering: of copies that share experts; all are told when one may have got work, since all take their steps together.
 
     Raises:
         ConfigError, EngineDeadError: a copy does not start.
@@ -56,8 +59,10 @@ class CopiesClient(CoreClient):
 
     shares_memory = False
 
-    def __init__(self, starts: Sequence[StartCopy], on_message: OnMessage) -> None:
-        self._on_message = on_message
+    def __init__(self, starts: Sequence[StartCopy], on_message: OnMessage, gathering: Gathering | None = None) -> None:
+        self._on_message, self._gathering, self._num_wakes = on_message, gathering, 0
+        self._calling = threading.Lock()  # held while all are called, so that all have the same order of calls
+        self.clients: Sequence[CoreClient] = ()
         self._lock = threading.Lock()  # never held while a copy is spoken to, which may be waiting for it
         self._owners: dict[str, Assignment] = {}
         self._waiting: dict[str, Assignment] = {}
@@ -68,7 +73,7 @@ class CopiesClient(CoreClient):
         """Of those that are down: the copies whose host is gone, and what became of it."""
         self._queues: dict[int, QueueState] = {}
         self._chooser = ReplicaChooser(len(starts))
-        self.clients = _start_all(starts, self._heard)
+        self.clients = _start_all(starts, self._heard, self._shut_down)
         self.ready = _join_ready([client.ready for client in self.clients])
         pieces = sum(client.ready.num_blocks * client.ready.block_size for client in self.clients) // PIECE_TOKENS
         self._chooser = ReplicaChooser(len(starts), pieces)
@@ -88,6 +93,15 @@ class CopiesClient(CoreClient):
             case _:
                 for client in self.clients:
                     client.send(message)
+        self._wake_all()
+
+    def _wake_all(self) -> None:
+        """Copies that share experts: one may have got work."""
+        if self._gathering is not None:
+            with self._calling:
+                self._num_wakes += 1
+                for client in self.clients:
+                    client.send(messages.TakePart(self._num_wakes))
 
     def _divide(self, requests: Iterable[EngineRequest]) -> dict[int, list[EngineRequest]]:
         """The requests by the copy that gets them. One that comes again goes where it was; siblings (n > 1) go together, as
@@ -159,8 +173,9 @@ class CopiesClient(CoreClient):
             error = f"{call.utility} is for all copies of the engine: {why}"
             self._on_message(messages.UtilityResult(call.call_id, error=error, refusal=_AWAY))
             return
-        for client in self.clients:
-            client.send(call)
+        with self._calling:
+            for client in self.clients:
+                client.send(call)
 
     # --- from the copies, each in its own thread ---
 
@@ -258,15 +273,25 @@ class CopiesClient(CoreClient):
         if none_was_left:
             self._on_message(messages.Stalled(""))
         self._on_message(messages.Restarted(own + stranded))
-        if calls:  # not from this thread, in which the copy's client tells that it is back
-            threading.Thread(target=self._make_calls, args=(calls,), name="deferred-calls", daemon=True).start()
+        if calls or self._gathering is not None:
+            # Not from this thread, in which the copy's client tells that it is back.
+            threading.Thread(target=self._catch_up, args=(calls,), name="deferred-calls", daemon=True).start()
 
     def _make_calls(self, calls: Sequence[messages.UtilityCall]) -> None:
         for call in calls:
             self._call(call)
 
+    def _catch_up(self, calls: Sequence[messages.UtilityCall]) -> None:
+        """A copy is back, which has not heard what all others have."""
+        self._make_calls(calls)
+        self._wake_all()
+
     def shutdown(self) -> None:
-        _in_parallel([client.shutdown for client in self.clients])
+        self._shut_down(self.clients)
+
+    def _shut_down(self, clients: Iterable[CoreClient]) -> None:
+        ends = [client.shutdown for client in clients]
+        _in_parallel(ends if self._gathering is None else [*ends, self._gathering.close])
 
 
 _AWAY = Refusal(is_capacity=True, retry_after=10.0)
@@ -285,8 +310,12 @@ def _in_parallel(functions: Sequence[Callable[[], None]]) -> None:
         thread.join()
 
 
-def _start_all(starts: Sequence[StartCopy], heard: Callable[[int, messages.CoreMessage], None]) -> list[CoreClient]:
-    """Start the copies at the same time. Where one cannot start, none is left, and its error is raised."""
+def _start_all(
+    starts: Sequence[StartCopy],
+    heard: Callable[[int, messages.CoreMessage], None],
+    end: Callable[[Iterable[CoreClient]], None],
+) -> list[CoreClient]:
+    """Start the copies at the same time. Where one cannot start, the others are ended, and its error is raised."""
     clients: dict[int, CoreClient] = {}
     errors: dict[int, BaseException] = {}
 
@@ -298,8 +327,9 @@ def _start_all(starts: Sequence[StartCopy], heard: Callable[[int, messages.CoreM
 
     _in_parallel([lambda number=number: start(number) for number in range(len(starts))])
     if errors:
-        _in_parallel([client.shutdown for client in clients.values()])
-        raise next(iter(errors.values()))  # what came first
+        end(clients.values())
+        came_first = list(errors.values())  # a copy may have died of what is wrong with another one
+        raise next((error for error in came_first if isinstance(error, ConfigError)), came_first[0])
     return [clients[number] for number in range(len(starts))]
 
 

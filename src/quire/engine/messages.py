@@ -52,6 +52,12 @@ class AbortRequests(msgspec.Struct, tag="abort", array_like=True):
     request_ids: list[str]
 
 
+class TakePart(msgspec.Struct, tag="take_part", array_like=True):
+    """A copy that shares experts may have got work: all take their steps together from now on. `number`: of such messages."""
+
+    number: int
+
+
 class UtilityCall(msgspec.Struct, tag="call", array_like=True):
     """Call a method of the core that is marked as a utility; answered by a `UtilityResult` with the same `call_id`."""
 
@@ -123,12 +129,13 @@ def to_error(refusal: Refusal, message: str) -> QuireError:
 
 class Dead(msgspec.Struct, tag="dead", array_like=True):
     """The core's last words. `setting` is set where a configuration error ended its start; `is_gone`: its host cannot be reached
-    any more, and may never come back."""
+    any more, and may never come back. `is_blameless`: it was ended because another copy had ended."""
 
     message: str
     is_config_error: bool = False
     setting: str | None = None
     is_gone: bool = False
+    is_blameless: bool = False
 
 
 class Restarting(msgspec.Struct, tag="restarting", array_like=True):
@@ -165,7 +172,7 @@ class Stalled(msgspec.Struct, tag="stalled", array_like=True):
     message: str
 
 
-FrontendMessage = Start | AddRequests | AbortRequests | UtilityCall | Shutdown
+FrontendMessage = Start | AddRequests | AbortRequests | TakePart | UtilityCall | Shutdown
 CoreMessage = Ready | Outputs | UtilityResult | Standing | Dead | Restarting | GivenUp | Restarted | Stalled
 
 

@@ -103,7 +103,8 @@ def check_ranks(args: EngineSettings, platform: Platform) -> None:
             "each copy, or use 'mp'"
         )
         raise ConfigError(message, setting="data_parallel_size")
-    exchanges = exchanges_tokens(args.all2all_backend)
+    shares = here.shares_experts(args)
+    exchanges = exchanges_tokens(args.all2all_backend) or shares
     asked = (
         ("pipeline_parallel_size", stages > 1, capabilities.pipeline_parallel),
         ("tensor_parallel_size", size > 1, capabilities.tensor_parallel),
@@ -118,11 +119,28 @@ def check_ranks(args: EngineSettings, platform: Platform) -> None:
         why = (
             "adapters do not follow tokens: leave enable_lora out" if args.enable_lora else "set enable_expert_parallel"
         )
-        raise ConfigError(f"all2all_backend={args.all2all_backend!r}: {why}", setting="all2all_backend")
-    count = platform.device_count()
-    if count is not None and size * stages * copies > count:
+        what = f"data_parallel_size={here.count} with enable_expert_parallel" if shares else "all2all_backend"
+        raise ConfigError(f"{what}: {why}", setting="all2all_backend")
+    if shares:
+        _check_shared_experts(args)
+    count, parts = platform.device_count(), args.prefill_context_parallel_size
+    if count is not None and size * stages * copies * parts > count:
         wishes = {"tensor_parallel_size": size, "pipeline_parallel_size": stages, "data_parallel_size": copies}
+        wishes["prefill_context_parallel_size"] = parts
         asked_for = {name: value for name, value in wishes.items() if value > 1} or {"tensor_parallel_size": 1}
         named = " and ".join(f"{name}={value}" for name, value in asked_for.items())
         message = f"{named}, but the {platform.name} platform sees {count} devices"
         raise ConfigError(message, setting=next(iter(asked_for)))
+
+
+def _check_shared_experts(args: EngineSettings) -> None:
+    """Raise ConfigError for what copies that share experts cannot do."""
+    refused = {
+        "pipeline_parallel_size": args.pipeline_parallel_size > 1,
+        "load_format='sharded_state'": args.load_format == "sharded_state",
+        "prefill_context_parallel_size": args.prefill_context_parallel_size > 1,
+    }
+    for other, is_asked in refused.items():
+        if is_asked:
+            text = f"with enable_expert_parallel it does not go with {other}: leave one of them out."
+            raise ConfigError.of("data_parallel_size", text)

@@ -24,8 +24,9 @@ from quire.engine.data_parallel import CopiesClient, StartCopy, config_of_copy
 from quire.engine.heartbeat import NUM_BYTES, map_words
 from quire.engine.messages import CoreMessage, Dead, Stalled
 from quire.engine.nodes import NodeClient, open_door
-from quire.engine.recovery import RecoveringClient
+from quire.engine.recovery import RecoveringClient, StartCore
 from quire.engine.remote_client import RemoteClient
+from quire.engine.shared_copies import CopySeat, Gathering
 from quire.engine.spare_core import SpareCores, wants_spare
 from quire.engine.watchdog import Watchdog, show_stacks
 from quire.engine.weights import fetch_missing_weights
@@ -167,7 +168,7 @@ class ProcessClient(SocketClient):
         standing: messages.Standing | None = None,
         *,
         executor: str | None = None,
-        spares: SpareCores | None = None,
+        spares: SpareCores | CopySeat | None = None,
     ) -> None:
         if executor is None:
             fetch_missing_weights(config)
@@ -276,22 +277,26 @@ def open_client(config: EngineConfig, core: str | None, on_message: OnMessage) -
     num_copies, num_here = config.parallel.data_parallel_size, config.parallel.num_copies_here
     if num_copies == num_here == 1:
         return _open_process(config, on_message)
+    gathering = Gathering() if config.parallel.shares_experts else None
     starts: list[StartCopy] = [
-        functools.partial(_open_process, config_of_copy(config, number)) for number in range(num_here)
+        functools.partial(_open_process, config_of_copy(config, number), gathering=gathering)
+        for number in range(num_here)
     ]
     if num_copies > num_here:
         door = open_door(config)
         starts += [functools.partial(_open_elsewhere, config, door, number) for number in range(num_here, num_copies)]
         starts = [functools.partial(_open_or_close, start, door) for start in starts]
-    return CopiesClient(starts, on_message)
+    return CopiesClient(starts, on_message, gathering)
 
 
-def _open_process(config: EngineConfig, on_message: OnMessage) -> CoreClient:
+def _open_process(config: EngineConfig, on_message: OnMessage, gathering: Gathering | None = None) -> CoreClient:
     """Start one core in a process."""
-    if config.parallel.recovery is False:
-        return ProcessClient(config, on_message)
-    spares = SpareCores() if wants_spare(config) else None
-    return RecoveringClient(functools.partial(ProcessClient, config, spares=spares), on_message, spares)
+    is_alone = config.parallel.recovery is False
+    spares = SpareCores() if not is_alone and wants_spare(config) else None
+    start: StartCore = functools.partial(ProcessClient, config, spares=spares)
+    if gathering is not None:
+        start = functools.partial(gathering.seat(spares).open, ProcessClient, config)
+    return start(on_message, None) if is_alone else RecoveringClient(start, on_message, spares)
 
 
 def _open_elsewhere(config: EngineConfig, door: HostDoor, number: int, on_message: OnMessage) -> CoreClient:

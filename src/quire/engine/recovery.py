@@ -94,7 +94,7 @@ class RecoveringClient(CoreClient):
 
     def _lose(self, death: Dead) -> None:
         """The core has died: another one is started, in a thread: this one belongs to the dead one's client."""
-        if not death.is_gone and (why := self._refuses_restart()) is not None:
+        if not (death.is_gone or death.is_blameless) and (why := self._refuses_restart()) is not None:
             self._on_message(Dead(f"{death.message}; {why}"))
             return
         what = "is lost until a host joins again" if death.is_gone else "died and is started again"
@@ -103,7 +103,7 @@ class RecoveringClient(CoreClient):
             self._num_deaths += 1
             self._is_down = True
             self._on_message(Restarting(death.message, is_gone=death.is_gone))
-            if death.is_gone:  # with its requests, which are not to blame
+            if death.is_gone or death.is_blameless:  # so are its requests
                 self._suspects = Suspects()
             elif culprit := self._suspects.core_died():
                 self._gave_something = True  # who is at fault

@@ -210,6 +210,9 @@ class EngineSettings:
     decode_context_parallel_size: int = setting(
         1, whole(1), "ranks with the same KV head that share the tokens of each context, so that more of them fit"
     )
+    prefill_context_parallel_size: int = setting(
+        1, whole(1), "ranks with the same part of each layer that share the tokens of long prompts"
+    )
     data_parallel_size: int = setting(1, whole(1), "copies of the model, each with its own devices, behind one engine")
     data_parallel_rank: int | None = setting(
         None,

@@ -92,7 +92,7 @@ class MultiprocExecutor(Executor):
 
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
-        self._size, self._share = config.parallel.world_size, config.parallel.tensor_parallel_size
+        self._size, self._share = config.parallel.world_size, config.parallel.stage_size
         self._layer_ends: list[int] = [0]
         start = Start(config_to_plain(config), marks())
         self._calls = 0
@@ -125,7 +125,8 @@ class MultiprocExecutor(Executor):
 
     def _start_ranks(self) -> RankProcesses:
         told = self._tell_of_failure(weakref.ref(self))
-        return self._make_ranks(self._size, self._share, self._ring, self._start_as, told)
+        ranks = self.config.parallel.tensor_parallel_size
+        return self._make_ranks(self._size, ranks, self._ring, self._start_as, told)
 
     def _start_as(self, rank: int) -> WorkerProcess:
         """How a rank's process starts."""

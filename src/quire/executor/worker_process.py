@@ -201,10 +201,12 @@ class WorkerProcess:
 
     def _as_mine(self, config: EngineConfig) -> EngineConfig:
         """The configuration with this worker's place."""
-        stage, rank = divmod(self._rank, config.parallel.tensor_parallel_size)
-        place = {"stage": stage, "rank": rank, "rendezvous": self._addresses[0], "stage_rendezvous": self._addresses[1]}
-        mine = dataclasses.replace(config.parallel, **place)
-        self._tells_results = mine.is_last_stage and rank == 0
+        group, rank = divmod(self._rank, config.parallel.tensor_parallel_size)
+        stage, part = divmod(group, config.parallel.prefill_context_parallel_size)
+        place = {"stage": stage, "prompt_part": part, "rank": rank}
+        met = {"rendezvous": self._addresses[0], "stage_rendezvous": self._addresses[1]}
+        mine = dataclasses.replace(config.parallel, **place, **met)
+        self._tells_results = mine.is_last_stage and part == rank == 0
         model = config.model
         if self._model_path is not None:
             model = dataclasses.replace(model, path=self._model_path)

@@ -7,7 +7,6 @@ weights move, one layer between two steps. Every rank counts the same and decide
 Legend: T tokens, E experts, K experts a token, M the most places of an expert.
 """
 
-import dataclasses
 import heapq
 from collections.abc import Sequence
 
@@ -81,8 +80,8 @@ class ExpertPlaces:
     def __init__(self, num_experts: int, plan: ParallelPlan, ranks: Communicator, device: torch.device) -> None:
         num_places = plan.places(num_experts)
         self._ranks, self._plan, self._experts = ranks, plan, num_experts
-        self.room, self._most = num_places // plan.size, num_places - num_experts + 1
-        self.first = plan.rank * self.room
+        self.room, self._most = num_places // plan.num_owners, num_places - num_experts + 1
+        self.first = plan.owner * self.room
         self.owners_E = torch.arange(num_places, device=device) // self.room
         self._loads_E = torch.zeros(num_experts, dtype=torch.int64, device=device)
         self._table_EM = torch.zeros(self._experts, self._most, dtype=torch.int32, device=device)
@@ -91,8 +90,9 @@ class ExpertPlaces:
 
     def as_loaded(self) -> None:
         """Weights were read: each rank has its own share, in order, in its first places."""
-        shares = [dataclasses.replace(self._plan, rank=rank).experts(self._experts) for rank in range(self._plan.size)]
-        self.now = [e if e < own.stop else EMPTY for own in shares for e in range(own.start, own.start + self.room)]
+        owners = self._plan.owners(self._experts)
+        shares = ([e for e, owner in enumerate(owners) if owner == rank] for rank in range(self._plan.num_owners))
+        self.now = [e for own in shares for e in (own + [EMPTY] * self.room)[: self.room]]
 
     def forget_loads(self) -> None:
         """Begin to count."""

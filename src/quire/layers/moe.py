@@ -62,12 +62,14 @@ class Mixture:
             first = mlp.num_experts + context.plan.experts(mlp.always).start
             self._always = ExpertSet(mlp, context, first, "always", layer)
         self._exchange = context.exchange if context.plan.expert_parallel else None
+        self._has_exchanged = False
         owners = context.plan.owners(mlp.num_experts) + (context.plan.owners(mlp.always) if mlp.always else [])
-        owners += [context.plan.size] * (mlp.routing.num_experts - len(owners))  # experts without matrices
+        owners += [context.plan.num_owners] * (mlp.routing.num_experts - len(owners))  # experts without matrices
         self._owners_E = torch.tensor(owners, device=context.device)
         self.places: ExpertPlaces | None = None
         if context.plan.redundant is not None:
-            self.places = ExpertPlaces(mlp.num_experts, context.plan, context.communicator, context.device)
+            ranks = context.communicator if self._exchange is None else self._exchange.communicator
+            self.places = ExpertPlaces(mlp.num_experts, context.plan, ranks, context.device)
             self._owners_E = self.places.owners_E
 
     def set_weight(self, name: str, weight: Weight) -> None:
@@ -100,7 +102,7 @@ class Mixture:
         before = self.places.now
         self.places.deal(loads, self._experts.tensors())
         if name:
-            places = [evenness(loads, each, self._context.plan.size) for each in (before, self.places.now)]
+            places = [evenness(loads, each, self._context.plan.num_owners) for each in (before, self.places.now)]
             logger.info(
                 "%s: the mean load of ranks by the largest was %.2f, and is %.2f with experts dealt anew", name, *places
             )
@@ -170,10 +172,22 @@ class Mixture:
         owned, run = self._owners_E, self._run_received
         out_TD.zero_()
         self._exchange.run(x_TD[mine], ids_TK[mine], weights_TK[mine], owned, run, out_TD[mine])
+        self._has_exchanged = not self._exchange.communicator.is_silent
+
+    def finish_step(self) -> None:
+        """Compute what other ranks want of this one's experts, unless the step that ends here has."""
+        if not self._has_exchanged:
+            scratch, width = self._scratch, self.mlp.latent or self._context.hidden
+            nothing = scratch.out_PD.new_empty(0, width)
+            self._run_experts(nothing, scratch.ids_TK[:0], scratch.weights_TK[:0], scratch.ids_TK.new_zeros(1), nothing)
+        self._has_exchanged = False
 
     def _run_received(self, x_RD: torch.Tensor, ids_RK: torch.Tensor, weights_RK: torch.Tensor) -> torch.Tensor:
-        out_RD = torch.empty_like(x_RD)
-        self._run_own(x_RD, ids_RK, weights_RK, torch.full((1,), len(x_RD), device=x_RD.device), out_RD)
+        out_RD, room = torch.empty_like(x_RD), len(self._scratch.ids_TK)
+        for start in range(0, len(x_RD), room):
+            some = slice(start, start + room)
+            count = torch.full((1,), len(x_RD[some]), device=x_RD.device)
+            self._run_own(x_RD[some], ids_RK[some], weights_RK[some], count, out_RD[some])
         return out_RD
 
     def _run_own(

@@ -19,6 +19,7 @@ class ParallelPlan:
         expert_parallel: experts are not split: each rank has some of them whole.
         redundant: places for experts beyond one for each, on all ranks together; None: whole experts stay where they are.
         context: so many neighbours that have the same KV head share its contexts, each with a part of the tokens.
+        copies: of the model, whose ranks all share the experts that are not split. `copy`: this rank's.
     """
 
     size: int = 1
@@ -26,10 +27,21 @@ class ParallelPlan:
     expert_parallel: bool = False
     context: int = 1
     redundant: int | None = None
+    copies: int = 1
+    copy: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
             raise ValueError(f"rank {self.rank} of {self.size}")
+
+    @property
+    def num_owners(self) -> int:
+        """Ranks that share the experts that are not split. `owner`: which of them this one is."""
+        return self.copies * self.size
+
+    @property
+    def owner(self) -> int:
+        return self.copy * self.size + self.rank
 
     def groups(self, count: int, what: str) -> slice:
         """This rank's share of `count` groups. Fewer groups than ranks are shared: consecutive ranks own the same one.
@@ -80,37 +92,42 @@ class ParallelPlan:
         """
         if not self.expert_parallel:
             return slice(0, count)
-        if count < self.size:
+        if count < self.num_owners:
+            copies = f" and data_parallel_size={self.copies}" if self.copies > 1 else ""
             raise ConfigError(
-                f"enable_expert_parallel: {count} experts for tensor_parallel_size={self.size}; each rank needs one",
+                f"enable_expert_parallel: {count} experts for tensor_parallel_size={self.size}{copies}; each rank needs one",
                 setting="enable_expert_parallel",
             )
-        return self.tokens(count)
+        return _share(count, self.owner, self.num_owners)
 
     def owners(self, count: int) -> list[int]:
         """Of each of `count` experts that are not split, the rank that has it."""
-        shares = (dataclasses.replace(self, rank=rank).experts(count) for rank in range(self.size))
-        return [rank for rank, share in enumerate(shares) for _ in range(share.start, share.stop)]
+        shares = (_share(count, owner, self.num_owners) for owner in range(self.num_owners))
+        return [owner for owner, share in enumerate(shares) for _ in range(share.start, share.stop)]
 
     def places(self, count: int) -> int:
         """Places for `count` experts on all ranks. Raises ConfigError: ranks would not have the same number."""
         places = count + (self.redundant or 0)
-        if places % self.size:
-            text = (
-                f"{count} experts and num_redundant_experts={self.redundant} cannot be divided among {self.size} ranks."
-            )
+        if places % self.num_owners:
+            what = f"{count} experts and num_redundant_experts={self.redundant}"
+            text = f"{what} cannot be divided among {self.num_owners} ranks."
             raise ConfigError.of("eplb_config", text)
         return places
 
     def tokens(self, count: int) -> slice:
         """The tokens of a step of `count` that this rank brings to an exchange: shares that differ by one at most, and may be
         empty."""
-        return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
+        return _share(count, self.rank, self.size)
 
     def vocabulary(self, count: int) -> slice:
         """This rank's tokens: equal shares, the last one shorter where the vocabulary does not divide."""
         share = -(-count // self.size)
         return slice(min(self.rank * share, count), min((self.rank + 1) * share, count))
+
+
+def _share(count: int, number: int, of: int) -> slice:
+    """Shares that differ by one at most."""
+    return slice(count * number // of, count * (number + 1) // of)
 
 
 @dataclasses.dataclass(frozen=True)

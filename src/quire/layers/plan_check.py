@@ -3,7 +3,7 @@
 from quire.config import EngineConfig
 from quire.errors import ConfigError
 from quire.layers.parallel import ParallelPlan
-from quire.models.spec import Attention, DecoderSpec, MoE
+from quire.models.spec import MLA, Attention, DecoderSpec, MoE
 
 SETTING = "decode_context_parallel_size"
 
@@ -23,16 +23,45 @@ def check_split_context(config: EngineConfig, spec: DecoderSpec | None, plan: Pa
     for mixer in dict.fromkeys(mixer for layer in range(spec.layers) for mixer in spec.mixers_of(layer)):
         if (why := _why_not(mixer)) is not None:
             raise ConfigError.of(
-                SETTING, f"ranks share the contexts of plain causal attention only, and this model has {why}."
+                SETTING,
+                f"ranks share the contexts of plain causal attention and of latents only, and this model has {why}.",
             )
-        assert isinstance(mixer, Attention)
-        if plan.size % (mixer.kv_heads * plan.context):
-            most = plan.size // mixer.kv_heads
+        kv_heads = mixer.kv_heads if isinstance(mixer, Attention) else 1  # all heads read one latent
+        if plan.size % (kv_heads * plan.context):
+            most = plan.size // kv_heads
             text = (
-                f"it is {plan.context}; with tensor_parallel_size={plan.size} and {mixer.kv_heads} KV heads, {most or 1} ranks "
+                f"it is {plan.context}; with tensor_parallel_size={plan.size} and {kv_heads} KV heads, {most or 1} ranks "
                 "have the same KV head, and it is a divisor of that."
             )
             raise ConfigError.of(SETTING, text)
+
+
+def check_split_prompts(config: EngineConfig, spec: DecoderSpec | None) -> None:
+    """Raises ConfigError: ranks cannot share the prompts of such a model, or not with such a setting."""
+    parallel, setting = config.parallel, "prefill_context_parallel_size"
+    refused = {
+        "decode_context_parallel_size": parallel.decode_context_parallel_size > 1,
+        "pipeline_parallel_size": parallel.pipeline_parallel_size > 1,
+        "enable_eplb": parallel.eplb is not None,
+        "enable_lora": config.lora is not None,
+        "kv_transfer_config": config.kv_transfer is not None,
+        "speculative_config": config.speculative is not None and config.speculative.has_model,
+    }
+    for other, is_asked in refused.items():
+        if is_asked:
+            raise ConfigError.of(setting, f"it does not go with {other}: leave one of them out.")
+    if spec is None or spec.encoder is not None or config.model.pooling is not None:
+        raise ConfigError.of(setting, f"{config.model.architecture} has no prompts that ranks could share.")
+    for mixer in dict.fromkeys(mixer for layer in range(spec.layers) for mixer in spec.mixers_of(layer)):
+        if type(mixer) not in (Attention, MLA) or (isinstance(mixer, Attention) and not mixer.causal):
+            why = (
+                "layers that are not causal"
+                if isinstance(mixer, Attention)
+                else f"layers of kind {type(mixer).__name__}"
+            )
+            raise ConfigError.of(
+                setting, f"ranks share prompts of causal attention and latents only; this model has {why}."
+            )
 
 
 def check_balanced(config: EngineConfig, spec: DecoderSpec | None) -> None:
@@ -57,6 +86,8 @@ def check_balanced(config: EngineConfig, spec: DecoderSpec | None) -> None:
 
 
 def _why_not(mixer: object) -> str | None:
+    if type(mixer) is MLA:
+        return "sinks" if mixer.sinks else None
     if type(mixer) is not Attention:
         return f"layers of kind {type(mixer).__name__}"
     limits = {

@@ -6,6 +6,7 @@ slices to `models/`, arithmetic to kernels.
 
 import contextlib
 import dataclasses
+import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ import torch
 from quire.attention.context_parallel import SplitContext
 from quire.attention.interface import AttentionBackend
 from quire.attention.paged import PagedBackend
+from quire.attention.prompt_parallel import SplitPrompt
 from quire.attention.selector import Selection, select_backend
 from quire.config import EngineConfig
 from quire.config.hf_config import HFConfig
@@ -30,7 +32,7 @@ from quire.layers.encoder.encoder import Encoder
 from quire.layers.interface import CausalLM, ModelContext
 from quire.layers.linear import PLAIN, UnquantizedLinear
 from quire.layers.parallel import ParallelPlan, StagePlan
-from quire.layers.plan_check import check_balanced, check_split_context
+from quire.layers.plan_check import check_balanced, check_split_context, check_split_prompts
 from quire.layers.pooling.trunk import as_trunk, trunk_architectures
 from quire.layers.spec_check import check_spec
 from quire.layers.tower import Tower, TowerDecoder
@@ -188,11 +190,15 @@ def build_model(
     parallel, communicator = config.parallel, communicator or SingleRank()
     sizes = (parallel.tensor_parallel_size, parallel.rank)
     redundant = None if parallel.eplb is None else parallel.eplb.num_redundant_experts
-    plan = ParallelPlan(*sizes, parallel.enable_expert_parallel, parallel.decode_context_parallel_size, redundant)
+    copies = (1, 0) if communicator.copies is None else (parallel.data_parallel_size, parallel.data_parallel_rank)
+    context_size = parallel.decode_context_parallel_size
+    plan = ParallelPlan(*sizes, parallel.enable_expert_parallel, context_size, redundant, *copies)
     stage = StagePlan(parallel.stage, parallel.pipeline_parallel_size, parallel.layer_split)
     spec = None if isinstance(source, type) else build_spec(config, entry)
     if plan.context > 1:
         check_split_context(config, spec, plan)
+    if communicator.prompts is not None:
+        check_split_prompts(config, spec)
     if plan.redundant is not None:
         check_balanced(config, spec)
 
@@ -250,13 +256,16 @@ def build_model(
 def open_backend(selection: Selection, plan: ParallelPlan, communicator: Communicator) -> AttentionBackend:
     """The chosen backend; over a part of each context where ranks share them."""
     backend = selection.backend()
-    if plan.context == 1:
+    setting = "decode_context_parallel_size" if plan.context > 1 else "prefill_context_parallel_size"
+    if plan.context == 1 and communicator.prompts is None:
         return backend
-    if not isinstance(backend, PagedBackend):
+    if not isinstance(backend, PagedBackend) or "lse" not in inspect.signature(backend.forward).parameters:
         text = (
             f"the attention backend {backend.name!r} cannot attend to a part of a context: leave attention_backend out."
         )
-        raise ConfigError.of("decode_context_parallel_size", text)
+        raise ConfigError.of(setting, text)
+    if communicator.prompts is not None:
+        return SplitPrompt(backend, communicator.prompts)
     return SplitContext(backend, communicator, plan.context)
 
 

@@ -34,7 +34,7 @@ from quire.worker.feature_uses import FeatureUses
 from quire.worker.input_prep import PreparedBatch
 from quire.worker.pooling import PooledRows, Pooler
 from quire.worker.runner import Runner, lost_output
-from quire.worker.step_graphs import StepGraphs, StepShape
+from quire.worker.step_graphs import MAX_GRAPH_TOKENS, StepGraphs, StepShape
 from quire.worker.step_slots import StepSlot, StepSlots
 
 logger = init_logger(__name__)
@@ -214,6 +214,7 @@ class DeviceRunner(Runner):
             not self._config.model.enforce_eager and self._model.can_replay,
             has_logits=self._pooler is None and self.is_last_stage,
             max_draws=self._max_draws,
+            graph_tokens=MAX_GRAPH_TOKENS if self._split is None else self._split.least - 1,
         )
 
     def _run_first_steps(self) -> None:
@@ -282,7 +283,7 @@ class DeviceRunner(Runner):
             plan = self._without_forbidden(plan)
             return self._generate(plan) if self._pooler is None else self._pool(plan, self._pooler)
         except torch.OutOfMemoryError as error:
-            if self._communicator.size > 1:  # the others wait for this rank in the middle of the step
+            if self._communicator.size > 1 or self._communicator.copies:  # which wait in the middle of the step
                 raise
             self._late = None
             lost = lost_output(plan.step_id, error)
@@ -518,8 +519,7 @@ class DeviceRunner(Runner):
         step = self._step_of(shape)
         step.take_media(self._media.inputs if self._media is not None and shape.has_media else None)
         self._unpack(step, shape)
-        self._model.begin_step(step)
-        self._model.forward(step)
+        step = self._forward(step, is_split=shape.is_narrow and not (shape.is_graph or shape.has_media))
         if self._pooler is not None and self.is_last_stage:
             self._hidden[shape.num_tokens] = self._model.compute_hidden(step)
         if not shape.num_logits:
@@ -538,9 +538,7 @@ class DeviceRunner(Runner):
 
     def _compute_all(self) -> None:
         """A step of every size: for a rehearsal, in which kernels are named and not launched."""
-        ranks = self._communicator
-        ranks.is_silent = True
-        try:
+        with self._communicator.silent():
             for shape in self._graphs.shapes():
                 self._compute(shape)
             if self._drafting is not None:
@@ -550,8 +548,6 @@ class DeviceRunner(Runner):
                 with self._adapters.rehearsed():
                     for shape in self._graphs.shapes():
                         self._compute(dataclasses.replace(shape, has_adapters=True))
-        finally:
-            ranks.is_silent = False
         self._logits.clear()
         self._hidden.clear()
 

@@ -259,6 +259,11 @@ class ModelRunner(Runner):
             self._model.forward(step)
             return self._model.compute_logits(step)
         step = self._inputs.step
+        if self._split is not None and step.media is None and self._split.takes(step):
+            step = self._split.forward(step)
+            return (
+                self._model.compute_logits(step) if step.num_logits else torch.empty(0, self._config.model.vocab_size)
+            )
         has_adapters = self._adapters is not None and self._adapters.is_wanted
         recorded = self._with_adapters if has_adapters else self._recorded
         if recorded.step is not None and recorded.out is not None and step.media is None:

@@ -7,7 +7,7 @@ A platform says which runner it takes (`Platform.runner_class`): `model_runner` 
 import abc
 import concurrent.futures
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import msgspec
 import numpy as np
@@ -25,7 +25,7 @@ from quire.distributed.stage_link import StageLink
 from quire.errors import EngineError
 from quire.layers.decoder import Decoder
 from quire.layers.encoder.cross_decoder import CrossDecoder
-from quire.layers.interface import CausalLM, MediaInputs
+from quire.layers.interface import CausalLM, MediaInputs, StepInputs
 from quire.logger import init_logger
 from quire.media import EMBEDS, MADE_BEFORE
 from quire.model_loader import load_model
@@ -47,6 +47,7 @@ from quire.worker.page_connector import KVConnectorWorker
 from quire.worker.page_store import PageStore
 from quire.worker.pooling import make_pooler
 from quire.worker.prompt_logprobs import PromptLogprobs
+from quire.worker.prompt_split import PromptSplit
 from quire.worker.step_diff import apply_diff
 
 logger = init_logger(__name__)
@@ -112,6 +113,9 @@ class Runner(abc.ABC):
         max_logits = self._max_draws if model.pooling is None else 1
         self._loaded = load_model(config, platform, self._device, max_tokens, max_logits, free, communicator)
         self._model = self._loaded.model
+        self._split: PromptSplit | None = None
+        if communicator is not None and communicator.prompts is not None:
+            self._split = PromptSplit(cast(Decoder, self._model), communicator.prompts)
         self._pooler = make_pooler(config, self._model, self._device, max_tokens)
         self._backend: AttentionBackend = self._loaded.backend
         can_pin = self._capabilities.pinning.value
@@ -237,6 +241,14 @@ class Runner(abc.ABC):
         if self._adapters is None:
             raise EngineError("adapters are off: start the engine with enable_lora")
         return self._adapters
+
+    def _forward(self, step: StepInputs, *, is_split: bool) -> StepInputs:
+        """Run the layers; returns the step of which logits are computed. `is_split`: ranks that share prompts may share it."""
+        if self._split is not None and is_split and self._split.takes(step):
+            return self._split.forward(step)
+        self._model.begin_step(step)
+        self._model.forward(step)
+        return step
 
     def _limit_tokens(self, logits_SV: torch.Tensor) -> None:
         """Leave to each row the tokens that it may have: there may be some of adapters alone."""

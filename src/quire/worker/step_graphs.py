@@ -73,6 +73,7 @@ class StepGraphs:
         is_enabled: false runs everything eagerly.
         has_logits: false where steps end with hidden states (pooling).
         max_draws: tokens of a step that need logits; more than there are rows where drafts are verified.
+        graph_tokens: steps with prompts and more tokens are not captured.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class StepGraphs:
         is_enabled: bool,
         has_logits: bool = True,
         max_draws: int = 0,
+        graph_tokens: int = MAX_GRAPH_TOKENS,
     ) -> None:
         max_draws = max(max_draws, max_rows)
         self._runtime, self._run, self._prepare_empty = runtime, run, prepare_empty
@@ -93,7 +95,7 @@ class StepGraphs:
         self._decode_sizes = [*(size for size in DECODE_SIZES if size < max_rows), max_rows]
         self._draw_sizes = [*(size for size in DECODE_SIZES if size < max_draws), max_draws]
         self._requests = [*(size for size in MIXED_REQUESTS if size < max_draws), max_draws]
-        self._tokens = [size for size in MIXED_TOKENS if size <= min(MAX_GRAPH_TOKENS, max_tokens)]
+        self._tokens = [size for size in MIXED_TOKENS if size <= min(graph_tokens, max_tokens)]
         self._graphs: dict[StepShape, RecordedStep] = {}
         self._ready: set[StepShape] = set()
         self._to_capture: Iterator[StepShape] = iter(self._common_shapes() if is_enabled else ())

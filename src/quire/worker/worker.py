@@ -8,30 +8,34 @@ import dataclasses
 import gc
 import threading
 import time
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from quire import envs
 from quire.adapters import LoRARequest
 from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.config.kv_transfer import KV_CONNECTORS
 from quire.core.output import ModelRunnerOutput, SchedulerOutput
+from quire.distributed.communicator import SingleRank
+from quire.distributed.store_group import CopiesGroup, open_prompt_group
 from quire.errors import ConfigError, EngineError, RequestError
 from quire.kernels import ops
+from quire.layers.decoder import Decoder
 from quire.logger import init_logger
 from quire.platforms.interface import Platform
 from quire.plugins.registry import import_class
 from quire.sampling_params import SamplingParams
 from quire.timeline import STARTUP
+from quire.worker.expert_balancing import ExpertBalancing
 from quire.worker.kv_budget import compute_kv_bytes
 from quire.worker.parked_weights import pool_of
 from quire.worker.runner import PendingStep, Runner
+from quire.worker.shared_steps import SharedSteps, Turn
 
 if TYPE_CHECKING:
     from quire.distributed.stage_link import StageLink
-    from quire.layers.decoder import Decoder
-    from quire.worker.expert_balancing import ExpertBalancing
     from quire.worker.page_connector import KVConnectorWorker
     from quire.worker.profiling import StepProfiler
     from quire.worker.weight_update import WeightUpdates
@@ -54,6 +58,14 @@ class Worker:
         with STARTUP.phase("imports"):
             platform.select_kernels(deterministic=config.model.deterministic)
         self._communicator = platform.communicator(config)
+        if config.parallel.prefill_context_parallel_size > 1:
+            self._communicator = self._communicator or SingleRank()
+            self._communicator.prompts = open_prompt_group(config.parallel, self.runtime.device())
+        if config.parallel.copies_rendezvous:
+            for name, value in platform.worker_process(config, config.parallel.world_rank).environment.items():
+                envs.set_default(name, value)
+            self._communicator = self._communicator or SingleRank()
+            self._communicator.copies = CopiesGroup(config.parallel, self.runtime.device())
         self._link: StageLink | None = None
         if config.parallel.pipeline_parallel_size > 1:
             link_class = import_class(platform.stage_link_class(), "device")
@@ -67,6 +79,7 @@ class Worker:
         self.sleep_pool = pool_of(self.runtime)
         self._kv_cache: KVCacheConfig | None = None
         self._balancing: ExpertBalancing | None = None
+        self._shared: SharedSteps | None = None
         self._timings: dict[str, float] = {}
         self._profiler: StepProfiler | None = None
         self._weight_updates: WeightUpdates | None = None
@@ -87,16 +100,22 @@ class Worker:
         begin = time.perf_counter()
         with STARTUP.phase("imports"):
             runner_class = import_class(self.platform.runner_class(), "device")
+        if self._communicator is not None and self._communicator.copies is not None:
+            self._communicator.copies.is_silent = False  # experts may be dealt
         with self.sleep_pool.allocating("weights"):
             runner: Runner = runner_class(self.config, self.platform, self.runtime, self._communicator)
-        if self.config.parallel.eplb is not None:
-            from quire.worker.expert_balancing import ExpertBalancing
-
-            mixtures = cast("Decoder", runner.model).mixtures()
-            self._balancing = ExpertBalancing(self.config.parallel.eplb, list(mixtures), self.runtime)
+        self._see_mixtures(runner)
         runner.link, runner.connector, self._runner = self._link, self._connector, runner
         self._timings["load_s"] = time.perf_counter() - begin
         logger.info("Model loaded in %.2f s", self._timings["load_s"])
+
+    def _see_mixtures(self, runner: Runner) -> None:
+        copies = None if self._communicator is None else self._communicator.copies
+        mixtures = list(runner.model.mixtures()) if isinstance(runner.model, Decoder) else []
+        if self.config.parallel.eplb is not None:
+            self._balancing = ExpertBalancing(self.config.parallel.eplb, mixtures, self.runtime)
+        if copies is not None:
+            self._shared = SharedSteps(copies, mixtures, self.runtime.device())
 
     def kv_cache_specs(self) -> list[KVCacheSpec]:
         """One a layer."""
@@ -163,6 +182,24 @@ class Worker:
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput | PendingStep:
         """Run one step, or submit it to a device that works beside the host."""
+        if self._shared is None:
+            return self._execute(step)
+        self._shared.begin(Turn.COMPUTES)
+        result = self._execute(step)
+        self._shared.finish(is_computed=True)
+        return result
+
+    def take_part(self, turn: int, num_calls: int) -> bool:
+        """Take a step together with other copies, which share experts, and without requests of its own; see `SharedSteps`.
+        Whether this copy may leave them behind it."""
+        assert self._shared is not None
+        is_computed, may_leave = self._shared.begin(Turn(turn), num_calls)
+        if self._balancing is not None and is_computed:
+            self._balancing.begin_step()
+        self._shared.finish(is_computed)
+        return may_leave
+
+    def _execute(self, step: SchedulerOutput) -> ModelRunnerOutput | PendingStep:
         if self._balancing is not None:
             self._balancing.begin_step()
         if self._profiler is None:
@@ -332,9 +369,11 @@ class Worker:
 
     def save_sharded_state(self, path: str, pattern: str | None = None, max_size: int | None = None) -> list[str]:
         """Write this rank's finished weights (`model_loader/sharded_state.py`); returns the files' names."""
-        if self.config.parallel.eplb is not None:
+        parallel = self.config.parallel
+        if parallel.eplb is not None or parallel.shares_experts:
+            what = "enable_eplb" if parallel.eplb is not None else "copies that share experts"
             raise RequestError(
-                "with enable_eplb a rank's experts are not those of a checkpoint: leave it out", param="path"
+                f"with {what} a rank's experts are not those of a checkpoint: leave it out", param="path"
             )
         from quire.model_loader.loader import save_sharded_state
 
@@ -369,7 +408,9 @@ class Worker:
         if self._link is not None:
             self._link.shutdown()
         if self._communicator is not None:
-            self._communicator.shutdown()
+            for group in (self._communicator.copies, self._communicator.prompts, self._communicator):
+                if group is not None:
+                    group.shutdown()
 
 
 def _all_of(futures: "list[concurrent.futures.Future[Any]]") -> "concurrent.futures.Future[Any]":

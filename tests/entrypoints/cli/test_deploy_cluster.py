@@ -158,6 +158,20 @@ def test_servers_are_added_by_the_requests_that_run_and_wait(tmp_path: Path, mor
     assert ('pod!~"quire-prefill-.*"' in query) == ("--prefill-replicas" in more)
 
 
+def test_servers_that_compute_prompts_are_added_by_their_own_requests(tmp_path: Path) -> None:
+    scaling = ["--max-prefill-replicas", "4", "--prefill-scale-at", "3", "--prometheus", "http://prometheus:9090"]
+    found = written(tmp_path, "--prefill-replicas", "2", *scaling)
+    ((name, scaled),) = of_kind(found, "ScaledObject").items()
+    spec, pools = scaled["spec"], of_kind(found, "StatefulSet")
+    assert name == spec["scaleTargetRef"]["name"] == "quire-prefill"
+    assert "replicas" not in pools["quire-prefill"]["spec"] and pools["quire-servers"]["spec"]["replicas"] == 1
+    (trigger,) = spec["triggers"]
+    assert (spec["minReplicaCount"], spec["maxReplicaCount"], trigger["metadata"]["threshold"]) == (2, 4, "3")
+    assert 'pod=~"quire-prefill-.*"' in trigger["metadata"]["query"]
+    words = args_of(of_kind(found, "Deployment")["quire-router"]["spec"]["template"])
+    assert len(build_parser("route").parse_args(words[1:]).prefill) == 4
+
+
 @pytest.mark.parametrize("more", [[], ["--router", "--replicas", "2"]])
 def test_a_server_of_several_hosts_is_a_group_of_pods(tmp_path: Path, more: list[str]) -> None:
     found = written(tmp_path, "--nnodes", "2", "-tp", "4", "-pp", "2", *more, *HARD)
@@ -185,6 +199,7 @@ def test_a_server_of_several_hosts_is_a_group_of_pods(tmp_path: Path, more: list
         (["kubernetes", MODEL, "--max-replicas", "3"], "prometheus: servers are added"),
         (["kubernetes", MODEL, "--replicas", "5", *SCALED], "max_replicas: 5 must be above --replicas 5"),
         (["kubernetes", MODEL, "--nnodes", "2", "-tp", "2", "--prefill-replicas", "1"], "do not hand over pages"),
+        (["kubernetes", MODEL, "--max-prefill-replicas", "2"], "max_prefill_replicas: it needs a pool"),
     ],
 )
 def test_what_contradicts_itself_is_refused(

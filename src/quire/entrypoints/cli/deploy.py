@@ -37,6 +37,10 @@ def _add_own(parser: argparse.ArgumentParser) -> None:
     own.add_argument("--max-replicas", type=_size, default=0, metavar="N", help=text)
     text = "requests of one server, running and waiting, above which another is added (32)"
     own.add_argument("--scale-at", type=_size, default=32, metavar="N", help=text)
+    text = "the same of servers that compute prompts (0: never)"
+    own.add_argument("--max-prefill-replicas", type=_size, default=0, metavar="N", help=text)
+    text = "requests of one of these, above which another is added (4)"
+    own.add_argument("--prefill-scale-at", type=_size, default=4, metavar="N", help=text)
     own.add_argument("--prometheus", default="", metavar="URL", help="where KEDA asks for these requests")
     own.add_argument("--storage", default="100Gi", metavar="SIZE", help="of the cluster's volume for models (100Gi)")
 

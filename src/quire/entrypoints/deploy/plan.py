@@ -46,12 +46,20 @@ class Pool(NamedTuple):
     Attributes:
         part: `server`, which answers, or `prefill`, which computes prompts for those.
         transfer: their `--kv-transfer-config`, without an address; empty: as the words say.
+        max_replicas: servers are added up to so many, above `scale_at` requests each; 0: never.
     """
 
     name: str
     part: str
     replicas: int
     transfer: dict[str, Any]
+    max_replicas: int
+    scale_at: int
+
+    @property
+    def most(self) -> int:
+        """Servers that there may be."""
+        return self.max_replicas or self.replicas
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +77,8 @@ class Plan:
         prefix: of the names of its metrics.
         guards_metrics: `/metrics` wants a key.
         nodes: pods of one server. prefill_replicas: servers that compute prompts for the others, by `transfer`.
-        max_replicas: servers are added up to so many, above `scale_at` requests each as `prometheus` tells; 0: never.
+        max_replicas: servers are added up to so many, above `scale_at` requests each as `prometheus` tells; 0: never. The same
+            of those that compute prompts: `max_prefill_replicas`, `prefill_scale_at`.
     """
 
     name: str
@@ -94,6 +103,8 @@ class Plan:
     prefill_replicas: int = 0
     max_replicas: int = 0
     scale_at: int = 32
+    max_prefill_replicas: int = 0
+    prefill_scale_at: int = 4
     prometheus: str = ""
 
     @property
@@ -133,13 +144,21 @@ class Plan:
     def pools(self) -> list[Pool]:
         """The servers in a cluster; those that answer come first."""
         name = self.name if self.kind is DEPLOYMENT else f"{self.name}-servers"
+        scaled = (self.max_replicas, self.scale_at)
         if not self.prefill_replicas:
-            return [Pool(name, "server", self.replicas, {})]
+            return [Pool(name, "server", self.replicas, {}, *scaled)]
         extra = {"peers": list(PRIVATE_NETWORKS), **self.transfer.get("kv_connector_extra_config", {})}
         given = {"kv_connector": "tcp", **self.transfer, "kv_connector_extra_config": extra}
         return [
-            Pool(name, "server", self.replicas, {**given, "kv_role": "kv_consumer"}),
-            Pool(f"{self.name}-prefill", "prefill", self.prefill_replicas, {**given, "kv_role": "kv_producer"}),
+            Pool(name, "server", self.replicas, {**given, "kv_role": "kv_consumer"}, *scaled),
+            Pool(
+                f"{self.name}-prefill",
+                "prefill",
+                self.prefill_replicas,
+                {**given, "kv_role": "kv_producer"},
+                self.max_prefill_replicas,
+                self.prefill_scale_at,
+            ),
         ]
 
     @property
@@ -147,15 +166,15 @@ class Plan:
         """Of the router, which knows every server that there may be."""
         words = ["route", "--host", "0.0.0.0", "--port", str(self.port)]
         for pool in self.pools:
-            flag, count = ("--prefill", pool.replicas) if pool.part == "prefill" else ("--backend", self.most_replicas)
-            for number in range(count):
+            flag = "--prefill" if pool.part == "prefill" else "--backend"
+            for number in range(pool.most):
                 words += [flag, f"http://{pool.name}-{number}.{pool.name}:{self.port}"]
         return words
 
     @property
-    def most_replicas(self) -> int:
-        """Servers that there may be."""
-        return self.max_replicas or self.replicas
+    def is_scaled(self) -> bool:
+        """Whether servers are added and stopped."""
+        return any(pool.max_replicas for pool in self.pools)
 
 
 def make_plan(args: argparse.Namespace, words: list[str]) -> Plan:
@@ -198,6 +217,8 @@ def make_plan(args: argparse.Namespace, words: list[str]) -> Plan:
         prefill_replicas=args.prefill_replicas,
         max_replicas=args.max_replicas,
         scale_at=args.scale_at,
+        max_prefill_replicas=args.max_prefill_replicas,
+        prefill_scale_at=args.prefill_scale_at,
         prometheus=args.prometheus,
     )
 
@@ -209,6 +230,7 @@ def _check_cluster(args: argparse.Namespace) -> None:
         "router": args.router,
         "prefill_replicas": args.prefill_replicas,
         "max_replicas": args.max_replicas,
+        "max_prefill_replicas": args.max_prefill_replicas,
     }
     for flag in several:
         if several[flag] and args.target != "kubernetes":
@@ -217,9 +239,18 @@ def _check_cluster(args: argparse.Namespace) -> None:
         raise ConfigError.of(
             "prefill_replicas", "servers of several hosts do not hand over pages: leave it or nnodes out"
         )
-    if args.max_replicas and args.max_replicas <= args.replicas:
-        raise ConfigError.of("max_replicas", f"{args.max_replicas} must be above --replicas {args.replicas}")
-    if args.max_replicas and (not args.prometheus or not args.scale_at):
+    if args.max_prefill_replicas and not args.prefill_replicas:
+        raise ConfigError.of("max_prefill_replicas", "it needs a pool that computes prompts: --prefill-replicas from 1")
+    for most, least in (("max_replicas", "replicas"), ("max_prefill_replicas", "prefill_replicas")):
+        if 0 < getattr(args, most) <= getattr(args, least):
+            flag = least.replace("_", "-")
+            raise ConfigError.of(most, f"{getattr(args, most)} must be above --{flag} {getattr(args, least)}")
+    scaled_at = [
+        at
+        for most, at in ((args.max_replicas, args.scale_at), (args.max_prefill_replicas, args.prefill_scale_at))
+        if most
+    ]
+    if scaled_at and (not args.prometheus or not all(scaled_at)):
         why = (
             "servers are added by what Prometheus tells: give its address, --prometheus http://…, and --scale-at from 1"
         )
@@ -232,7 +263,8 @@ def count_ranks(args: argparse.Namespace) -> int:
     from quire.engine.settings import EngineSettings
 
     copies = copies_here(cast(EngineSettings, args)).on_this_host
-    return args.tensor_parallel_size * args.pipeline_parallel_size * copies // args.nnodes
+    ranks = args.tensor_parallel_size * args.prefill_context_parallel_size * args.pipeline_parallel_size
+    return ranks * copies // args.nnodes
 
 
 def count_gpus(args: argparse.Namespace) -> int:

@@ -20,6 +20,7 @@ from quire.entrypoints.deploy.plan import (
     KEY_FILE,
     LEAVE_S,
     Plan,
+    Pool,
     check_words,
     container_words,
     pod_words,
@@ -60,7 +61,7 @@ TARGETS = {
         "  kubectl create secret generic {{ plan.name }}-api-keys --from-file={{ key_file }}\n"
         "  kubectl apply -f quire.yaml\n"
         "{% if plan.nodes > 1 %}The cluster needs LeaderWorkerSet (lws.sigs.k8s.io). {% endif %}"
-        "{% if plan.max_replicas %}The cluster needs KEDA (keda.sh).{% endif %}",
+        "{% if plan.is_scaled %}The cluster needs KEDA (keda.sh).{% endif %}",
     ),
     "systemd": Target(
         {"{{ plan.name }}.service": "deploy/quire.service"},
@@ -128,7 +129,7 @@ def _filler(plan: Plan, folder: Path, command: str) -> Callable[[str], str]:
         words=functools.partial(container_words, plan),
         words_of=functools.partial(pod_words, plan, f"/run/secrets/quire/{KEY_FILE}"),
         router_words=plan.router_words,
-        load_query=_load_query(plan),
+        load_query=functools.partial(_load_query, plan),
         probe=["python", "-c", f"import urllib.request; urllib.request.urlopen('{url}', timeout=5)"],
         run_command=_run_command(plan, paths),
         folder=str(folder),
@@ -142,9 +143,10 @@ def _filler(plan: Plan, folder: Path, command: str) -> Callable[[str], str]:
     return lambda text: environment.from_string(text).render()
 
 
-def _load_query(plan: Plan) -> str:
-    """What Prometheus is asked: the requests that run and wait at all servers that answer."""
-    pods = f',pod!~"{plan.name}-prefill-.*"' if plan.prefill_replicas else ""
+def _load_query(plan: Plan, pool: Pool) -> str:
+    """What Prometheus is asked: the requests that run and wait at all servers of a pool."""
+    is_not = "=" if pool.part == "prefill" else "!"
+    pods = f',pod{is_not}~"{plan.name}-prefill-.*"' if plan.prefill_replicas else ""
     names = (f"{plan.prefix}num_requests_{state}" for state in ("running", "waiting"))
     return " + ".join(f"sum({name}{{model_name={json.dumps(plan.model_name)}{pods}}})" for name in names)
 

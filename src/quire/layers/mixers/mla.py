@@ -155,17 +155,13 @@ class MLALayer(MixerLayer):
         q_TNQ, absorbed_TNC = q_TC.unflatten(1, heads), absorbed_TC.unflatten(1, heads)
         metadata, norm_R = step.attention[self._group], self.norms["kv_a_norm"].weight
         self._by_head("to latent", q_TNQ[..., : mixer.nope_dim], absorbed_TNC[..., : mixer.kv_rank])
-        latent.latent_and_cache(
-            q_TNQ[..., mixer.nope_dim :],
-            latent_TC,
-            norm_R,
-            mixer.norm.eps,
-            self.rope,
-            self._kv_cache,
-            metadata,
-            absorbed_TNC[..., mixer.kv_rank :],
-            self.params.k_scale,
-        )
+        made = (q_TNQ[..., mixer.nope_dim :], latent_TC, norm_R, mixer.norm.eps, self.rope)
+
+        def write(pages: torch.Tensor, described: AttentionMetadata) -> None:
+            rotated_TNE = absorbed_TNC[..., mixer.kv_rank :]
+            latent.latent_and_cache(*made, pages, described, rotated_TNE, self.params.k_scale)
+
+        self.context.backend.keep(write, self._kv_cache, metadata)
         if self._growth_L is not None:
             scale_rows(absorbed_TC, self._growth_L, step.positions[:tokens])
         attended_TC = views.narrow(self.heads * mixer.kv_rank)

@@ -35,6 +35,7 @@ def _latent_attention(
     block_table,
     parts_acc,
     parts_softmax,
+    lse,
     num_requests,
     min_query_len,
     q_stride,
@@ -55,9 +56,11 @@ def _latent_attention(
     DECODE: tl.constexpr,
     SPLIT: tl.constexpr,
     PDL: tl.constexpr,
+    CAUSAL: tl.constexpr = True,
+    LSE: tl.constexpr = False,
 ):
     """DECODE: program_id(0) is a request, and only those with one token are served. SPLIT: programs along axis 2 share the
-    keys and leave parts."""
+    keys and leave parts. LSE: the logarithm of each softmax's denominator is wanted."""
     await_previous(PDL)
     TOKENS: tl.constexpr = 1 if DECODE else TILE_M // PACK
     first_token = 0
@@ -88,7 +91,9 @@ def _latent_attention(
 
     first_position = seq_len - query_len + first_token
     position_M = first_position + m // PACK
-    begin, end = 0, tl.minimum(first_position + TOKENS, seq_len)
+    begin, end = 0, seq_len
+    if CAUSAL:
+        end = tl.minimum(first_position + TOKENS, seq_len)
     if SPLIT:
         share = tl.cdiv(tl.cdiv(end, TILE_S), tl.num_programs(2)) * TILE_S
         begin = tl.program_id(2) * share
@@ -107,7 +112,9 @@ def _latent_attention(
         )
         score_MS = tl.dot(q_MR, tl.trans(k_SR), input_precision="ieee")
         score_MS = tl.dot(q_ME, tl.trans(k_SE), score_MS, input_precision="ieee") * scale
-        visible_MS = (k_position_S[None, :] <= position_M[:, None]) & inside_S[None, :]
+        visible_MS = inside_S[None, :] & real_M[:, None]
+        if CAUSAL:
+            visible_MS &= k_position_S[None, :] <= position_M[:, None]
         score_MS = tl.where(visible_MS, score_MS, float("-inf"))
         new_peak_M = tl.maximum(peak_M, tl.max(score_MS, 1))
         pivot_M = tl.where(new_peak_M == float("-inf"), 0.0, new_peak_M)
@@ -132,6 +139,9 @@ def _latent_attention(
             result_MR.to(out.dtype.element_ty),
             mask=real_M[:, None] & (dim_R < R)[None, :],
         )
+        if LSE:
+            lse_M = (peak_M + tl.log2(tl.where(sum_M == 0.0, 1.0, sum_M))) * 0.6931471805599453
+            tl.store(lse + (query_begin + token_M).to(tl.int64) * N + head_M, lse_M, mask=real_M)
 
 
 @triton.jit(do_not_specialize=["num_parts"])
@@ -140,6 +150,7 @@ def _join_parts(
     query_start,
     parts_acc,
     parts_softmax,
+    lse,
     num_parts,
     out_stride,
     v_scale,
@@ -148,6 +159,7 @@ def _join_parts(
     R_PAD: tl.constexpr,
     TILE_M: tl.constexpr,
     PDL: tl.constexpr,
+    LSE: tl.constexpr = False,
 ):
     """One head of one request that computes one token: its parts, in order."""
     await_previous(PDL)
@@ -163,9 +175,13 @@ def _join_parts(
         part_peak, part_sum = tl.load(parts_softmax + part * 2), tl.load(parts_softmax + part * 2 + 1)
         part_R = tl.load(parts_acc + part * R + dim_R, mask=dim_R < R, other=0.0)
         new_peak = tl.maximum(peak, part_peak)
-        weight, decay = tl.exp2(part_peak - new_peak), tl.exp2(peak - new_peak)
+        pivot = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+        weight, decay = tl.exp2(part_peak - pivot), tl.exp2(peak - pivot)
         acc_R, total, peak = acc_R * decay + part_R * weight, total * decay + part_sum * weight, new_peak
-    result_R = acc_R * (v_scale / total)
+    divisor = tl.where(total == 0.0, 1.0, total)
+    result_R = acc_R * (v_scale / divisor)
+    if LSE:
+        tl.store(lse + token.to(tl.int64) * tl.num_programs(1) + head, (peak + tl.log2(divisor)) * 0.6931471805599453)
     tl.store(
         out + token.to(tl.int64) * out_stride + head * R + dim_R, result_R.to(out.dtype.element_ty), mask=dim_R < R
     )
@@ -206,10 +222,12 @@ def latent_attention(
     metadata: AttentionMetadata,
     params: AttentionParams,
     out_TC: torch.Tensor,
+    lse_TN: torch.Tensor | None = None,
 ) -> None:
-    """Causal attention over pages of latents.
+    """Attention over pages of latents.
 
     Args:
+        lse_TN: float32; gets the logarithms of the softmaxes' denominators.
         q_TC: [T, N * (R + E)].
         kv_cache: [2, pages, 1, page size, R + E].
         out_TC: [T, N * R]; rows beyond the step's tokens are left as they are.
@@ -217,11 +235,11 @@ def latent_attention(
     if metadata.num_tokens == 0:
         return
     if params.deterministic:
-        _launch(q_TC, kv_cache, metadata, params, out_TC, decode=False, min_query_len=1)
+        _launch(q_TC, kv_cache, metadata, params, out_TC, lse_TN, decode=False, min_query_len=1)
         return
-    _launch(q_TC, kv_cache, metadata, params, out_TC, decode=True, min_query_len=1)
+    _launch(q_TC, kv_cache, metadata, params, out_TC, lse_TN, decode=True, min_query_len=1)
     if metadata.max_query_len != 1:
-        _launch(q_TC, kv_cache, metadata, params, out_TC, decode=False, min_query_len=2)
+        _launch(q_TC, kv_cache, metadata, params, out_TC, lse_TN, decode=False, min_query_len=2)
 
 
 def _launch(
@@ -230,6 +248,7 @@ def _launch(
     metadata: AttentionMetadata,
     params: AttentionParams,
     out_TC: torch.Tensor,
+    lse_TN: torch.Tensor | None,
     *,
     decode: bool,
     min_query_len: int,
@@ -254,6 +273,7 @@ def _launch(
         metadata.block_table,
         acc,
         softmax,
+        lse_TN if lse_TN is not None else softmax,
         metadata.num_requests,
         min_query_len,
         q_TC.stride(0),
@@ -273,6 +293,8 @@ def _launch(
         TILE_S=tiles.keys,
         DECODE=decode,
         SPLIT=splits > 1,
+        CAUSAL=params.causal,
+        LSE=lse_TN is not None,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
         **launch_options(),
@@ -283,6 +305,7 @@ def _launch(
             metadata.query_start,
             acc,
             softmax,
+            lse_TN if lse_TN is not None else softmax,
             splits,
             out_TC.stride(0),
             params.k_scale,
@@ -290,6 +313,7 @@ def _launch(
             R=rank,
             R_PAD=next_power_of_2(rank),
             TILE_M=tiles.rows,
+            LSE=lse_TN is not None,
             num_warps=4,
             **launch_options(),
         )

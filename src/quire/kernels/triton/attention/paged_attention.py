@@ -24,9 +24,9 @@ def paged_attention(
 ) -> None:
     """`ops.paged_attention`. The deterministic form leaves every token to the prefill kernel, whose tiles of keys do not
     depend on how many queries there are: a token's bits are the same alone, in any batch and in any chunk of its prompt.
-    That kernel alone gives logarithms of denominators."""
+    Of these two that one alone gives logarithms of denominators."""
     if params.latent:
-        latent_attention(qkv_TC, kv_cache, metadata, params, out_TNH)
+        latent_attention(qkv_TC, kv_cache, metadata, params, out_TNH, lse_TN)
         return
     if params.deterministic or lse_TN is not None:
         prefill_attention(qkv_TC, kv_cache, metadata, params, out_TNH, 1, lse=lse_TN)

@@ -1,0 +1,37 @@
+"""A core's steps with other copies, whose experts it shares: while any copy has work, each takes every step, with requests of its
+own or with none."""
+
+from quire.executor.interface import Executor
+
+NOTHING, WAITS_FOR_WORK, WAITS_FOR_ALL = range(3)
+"""What a copy brings to a step for which it has no tokens; see `quire.worker.shared_steps.Turn`."""
+
+
+class CopyTurns:
+    """One copy's steps without requests of its own. No step may be in flight when one begins.
+
+    Attributes:
+        is_awake: some copy may have work. A call wakes all copies; they rest again behind a step at which none had work, and
+            all had heard the same calls: so none rests where another one waits for it.
+    """
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._num_calls = 0
+        self.is_awake = False
+
+    def wake(self, number: int) -> None:
+        """A call has come, the `number`th to all copies."""
+        self._num_calls, self.is_awake = max(number, self._num_calls), True
+
+    def take(self, has_work: bool) -> None:
+        """Take a step with the others."""
+        self.is_awake = not self._may_leave(WAITS_FOR_WORK if has_work else NOTHING)
+
+    def meet(self) -> None:
+        """Take steps with the others until all copies are here."""
+        while not self._may_leave(WAITS_FOR_ALL):
+            pass
+
+    def _may_leave(self, turn: int) -> bool:
+        return all(self._executor.collective_rpc("take_part", (turn, self._num_calls)))

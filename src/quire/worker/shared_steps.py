@@ -1,0 +1,55 @@
+"""Steps of copies that share experts: all copies take each step together, with requests of their own or with none.
+
+A step begins with a word of every rank, and passes through the experts of each layer: what a copy's own step leaves out (all of
+them where it has no tokens, the last ones where none of its tokens needs logits) it computes for the others.
+"""
+
+import enum
+from collections.abc import Sequence
+
+import torch
+
+from quire.distributed.communicator import Communicator
+from quire.layers.moe import Mixture
+
+
+class Turn(enum.IntEnum):
+    """What a copy brings to a step."""
+
+    NOTHING = 0
+    WAITS_FOR_WORK = 1
+    """It has requests, none of which can run now."""
+    WAITS_FOR_ALL = 2
+    """It takes no further step before all copies wait like this."""
+    COMPUTES = 3
+
+
+class SharedSteps:
+    """One rank's part in them. Between two steps nothing is exchanged, as in rehearsals.
+
+    Args:
+        ranks: of all copies.
+        mixtures: the layers' experts, in order.
+    """
+
+    def __init__(self, ranks: Communicator, mixtures: Sequence[Mixture], device: torch.device) -> None:
+        self._ranks, self._mixtures = ranks, list(mixtures)
+        ranks.is_silent = True
+        self._word = torch.zeros(2, dtype=torch.int64, device=device)
+        self._words = torch.zeros(ranks.size, 2, dtype=torch.int64, device=device)
+
+    def begin(self, turn: Turn, num_calls: int = 0) -> tuple[bool, bool]:
+        """A step begins. Returns whether it is one of a copy that computes, and whether this copy may leave behind it: all wait
+        for all, or nobody has work, nor was called to work since (`num_calls`, of each copy) unknown to others."""
+        self._ranks.is_silent = False
+        self._word.copy_(torch.tensor([turn, num_calls]))
+        self._ranks.all_gather(self._word, self._words)
+        turns, calls = (set(column) for column in self._words.T.tolist())
+        rests = turns == {Turn.NOTHING} and len(calls) == 1
+        return Turn.COMPUTES in turns, rests or turns == {Turn.WAITS_FOR_ALL}
+
+    def finish(self, is_computed: bool) -> None:
+        """This copy's layers are computed: take part in those experts that they have left out."""
+        for mixture in self._mixtures if is_computed else ():
+            mixture.finish_step()
+        self._ranks.is_silent = True
