@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from tests.distributed.thread_ranks import on_ranks
+from tests.distributed.whole_engines import SETTINGS, tokens
 from tests.oracles.tiny_models import make_tiny_model
 
-from quire import LLM, SamplingParams
+from quire import LLM
 from quire.config.eplb import EplbConfig
 from quire.distributed.communicator import Communicator
 from quire.engine.arg_utils import EngineArgs
@@ -23,12 +24,6 @@ from quire.layers.expert_balance import EMPTY, ExpertPlaces, deal_places, evenne
 from quire.layers.parallel import ParallelPlan
 from quire.worker.expert_balancing import ExpertBalancing
 from quire.worker.worker import Worker
-
-SETTINGS: dict[str, Any] = {
-    "dtype": "float32", "skip_tokenizer_init": True, "max_model_len": 128, "kv_cache_memory_bytes": 8 << 20,
-    "max_num_batched_tokens": 64, "disable_log_stats": True, "max_num_seqs": 8,
-}  # fmt: skip
-PROMPTS: Any = [{"prompt_token_ids": [3 + (i * i + 7 * n) % 300 for i in range(5 + 9 * n)]} for n in range(5)]
 
 
 class PlacedWorker(Worker):
@@ -143,11 +138,6 @@ def skewed(path: Path) -> Path:
             tensor[1] = -tensor[0]
     save_file(tensors, path / "model.safetensors", {"format": "pt"})
     return path
-
-
-def tokens(llm: LLM) -> list[list[int]]:
-    drawn = SamplingParams(temperature=0.8, seed=4, max_tokens=12, ignore_eos=True, detokenize=False)
-    return [list(output.outputs[0].token_ids) for output in llm.generate(PROMPTS, drawn, use_tqdm=False)]
 
 
 @pytest.mark.exhaustive

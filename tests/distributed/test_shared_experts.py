@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.distributed.test_expert_balance import SETTINGS, skewed, tokens
+from tests.distributed.test_expert_balance import skewed
 from tests.distributed.thread_ranks import on_ranks
+from tests.distributed.whole_engines import SETTINGS, tokens
 from tests.oracles.model_driver import ModelDriver, Sequence, build_tiny
 from tests.oracles.tiny_models import make_tiny_model
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.distributed.whole_engines import free_port
 from tests.engine.test_kv_connectors import PROMPT, SETTINGS, WHOLE
 from tests.oracles.tiny_models import make_tiny_model
 
@@ -23,12 +24,6 @@ _ANSWER = struct.Struct("!BQ")
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model("LlamaForCausalLM", tmp_path_factory.mktemp("llama"), max_position_embeddings=512)
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 def an_engine(model: Path, role: str = "", extra: Params | None = None, connector: str = "tcp", **given: Any) -> LLM:

@@ -9,10 +9,10 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.distributed.whole_engines import a_host, free_port
 from tests.engine.test_async_llm import collect, oracle, sampling, tokens_of
 from tests.engine.test_data_parallel import add, copies_config, played
 
@@ -30,11 +30,6 @@ from quire.executor.host_door import Refused
 from quire.executor.host_link import HostLink
 from quire.metrics.events import EventKind
 from quire.sampling_params import RequestOutputKind
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def part_of(config: EngineConfig, port: int, **parallel: Any) -> EngineConfig:
@@ -55,17 +50,8 @@ def main() -> None:
     serve_headless(config_from_plain(json.loads(sys.stdin.read())))
 
 
-@contextlib.contextmanager
-def a_node(config: EngineConfig) -> Iterator["subprocess.Popen[bytes]"]:
-    child = subprocess.Popen([sys.executable, "-m", "tests.engine.test_headless"], stdin=subprocess.PIPE)
-    assert child.stdin is not None
-    child.stdin.write(json.dumps(config_to_plain(config)).encode())
-    child.stdin.close()
-    try:
-        yield child
-    finally:
-        child.kill()
-        child.wait()
+def a_node(config: EngineConfig) -> "contextlib.AbstractContextManager[subprocess.Popen[bytes]]":
+    return a_host("tests.engine.test_headless", given=json.dumps(config_to_plain(config)).encode())
 
 
 def copies_of(engine: AsyncLLM) -> CopiesClient:

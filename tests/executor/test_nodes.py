@@ -3,26 +3,18 @@
 import contextlib
 import os
 import signal
-import socket
 import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.distributed.whole_engines import SETTINGS, a_host, free_port, tokens
 from tests.oracles.tiny_models import make_tiny_model
 
-from quire import LLM, SamplingParams
+from quire import LLM
 from quire.engine.arg_utils import EngineArgs
 from quire.entrypoints.cli.main import main as quire
 from quire.errors import ConfigError, EngineError
-
-SETTINGS: dict[str, Any] = {
-    "dtype": "float32", "skip_tokenizer_init": True, "max_model_len": 128, "kv_cache_memory_bytes": 8 << 20,
-    "max_num_batched_tokens": 64, "disable_log_stats": True, "max_num_seqs": 8,
-}  # fmt: skip
-PROMPTS: Any = [{"prompt_token_ids": [3 + (i * i + 7 * n) % 300 for i in range(5 + 9 * n)]} for n in range(5)]
 
 
 @pytest.fixture(scope="module")
@@ -30,32 +22,15 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model("LlamaForCausalLM", tmp_path_factory.mktemp("llama"))
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 def words(port: int, **sizes: int) -> list[str]:
     flags: dict[str, Any] = {"nnodes": 2, "master-port": port, "dtype": "float32", "max-model-len": 128, **sizes}
     return [word for name, value in flags.items() for word in (f"--{name}", str(value))]
 
 
-@contextlib.contextmanager
-def a_node(model: Path, port: int, **sizes: int) -> Iterator["subprocess.Popen[bytes]"]:
+def a_node(model: Path, port: int, **sizes: int) -> "contextlib.AbstractContextManager[subprocess.Popen[bytes]]":
     """Node 1, by the command that a user gives there."""
     options = ["--node-rank", "1", "--headless", "--skip-tokenizer-init"]
-    line = [sys.executable, "-m", "quire", "serve", str(model), *words(port, **sizes), *options]
-    child = subprocess.Popen(line, stderr=subprocess.STDOUT)
-    try:
-        yield child
-    finally:
-        child.kill()
-        child.wait()
-
-
-def tokens(llm: LLM) -> list[list[int]]:
-    drawn = SamplingParams(temperature=0.8, seed=4, max_tokens=12, ignore_eos=True, detokenize=False)
-    return [list(output.outputs[0].token_ids) for output in llm.generate(PROMPTS, drawn, use_tqdm=False)]
+    return a_host("quire", "serve", str(model), *words(port, **sizes), *options)
 
 
 @pytest.fixture(scope="module")

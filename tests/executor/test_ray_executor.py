@@ -7,18 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.distributed.whole_engines import SETTINGS, tokens
 from tests.oracles.tiny_models import make_tiny_model
 
-from quire import LLM, SamplingParams
+from quire import LLM
 from quire.config import ParallelConfig
 from quire.errors import ConfigError, EngineError
 
 pytestmark = pytest.mark.exhaustive
-SETTINGS: dict[str, Any] = {
-    "dtype": "float32", "skip_tokenizer_init": True, "max_model_len": 128, "kv_cache_memory_bytes": 8 << 20,
-    "max_num_batched_tokens": 64, "disable_log_stats": True, "max_num_seqs": 8,
-}  # fmt: skip
-PROMPTS: Any = [{"prompt_token_ids": [3 + (i * i + 7 * n) % 300 for i in range(5 + 9 * n)]} for n in range(5)]
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +36,6 @@ def cluster() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model("LlamaForCausalLM", tmp_path_factory.mktemp("llama"))
-
-
-def tokens(llm: LLM) -> list[list[int]]:
-    drawn = SamplingParams(temperature=0.8, seed=4, max_tokens=12, ignore_eos=True, detokenize=False)
-    return [list(output.outputs[0].token_ids) for output in llm.generate(PROMPTS, drawn, use_tqdm=False)]
 
 
 def test_ranks_on_two_nodes_give_the_tokens_of_one_process_and_one_that_is_killed_is_told(
