@@ -50,7 +50,7 @@ class CompilingProcess:
         self._urgency: dict[str, int] = {}
         self._changed = threading.Condition()
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self._is_over = False
+        self._is_over = self._is_closing = False
         self.was_complete = True
         """Whether the process went on to the end of every list; false only once it has ended before."""
         self.errors: dict[str, str] = {}
@@ -133,7 +133,7 @@ class CompilingProcess:
             unfinished, self._pending, self._is_over = self._num_needed(), {}, True
             self.was_complete = not unfinished
             self._changed.notify_all()
-        if unfinished:
+        if unfinished and not self._is_closing:
             why = "".join(self._complaints).strip()[-600:] or f"exit code {self._process.returncode}"
             logger.warning("%d kernels were not compiled ahead, they will be when they are needed: %s", unfinished, why)
 
@@ -165,6 +165,7 @@ class CompilingProcess:
 
     def close(self) -> None:
         """Stop compiling; may be called twice."""
+        self._is_closing = True
         self.finish()
         if self._process.poll() is None:
             self._process.terminate()
