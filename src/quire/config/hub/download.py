@@ -8,6 +8,7 @@ import shutil
 import sys
 import threading
 import time
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -89,48 +90,43 @@ def fetch_files(source: Source, listing: Listing, files: tuple[HubFile, ...]) ->
         return
     check_space(source, listing, missing)
     with source.quiet(), _Progress(source, listing, missing) as progress:
-        workers = _Workers(source, listing, missing)
-        while not workers.done.wait(LOOK_S):
+        ends = _begin_fetching(source, listing, missing)
+        while _are_busy(ends):
             progress.look()
         progress.look()
-        workers.raise_first()
+        for end in ends:
+            if end.done():
+                end.result()
 
 
-class _Workers:
-    """Threads that fetch files one after another. They are daemons: an interrupted process ends without waiting for them."""
+def _begin_fetching(source: Source, listing: Listing, files: tuple[HubFile, ...]) -> list[Future[None]]:
+    """Threads that fetch files one after another, the largest first, until there are no more or one has failed; the ends of
+    them. They are daemons: an interrupted process ends without waiting for them."""
+    waiting: queue.SimpleQueue[HubFile] = queue.SimpleQueue()
+    for file in sorted(files, key=lambda file: -file.size):
+        waiting.put(file)
+    ends = [Future[None]() for _ in range(min(AT_ONCE, len(files)))]
 
-    def __init__(self, source: Source, listing: Listing, files: tuple[HubFile, ...]) -> None:
-        self.done = threading.Event()
-        self._source, self._listing = source, listing
-        self._queue: queue.SimpleQueue[HubFile] = queue.SimpleQueue()
-        for file in sorted(files, key=lambda file: -file.size):
-            self._queue.put(file)
-        self._lock = threading.Lock()
-        self._num_left = len(files)
-        self._error: BaseException | None = None
-        for number in range(min(AT_ONCE, len(files))):
-            threading.Thread(target=self._run, name=f"hub-download-{number}", daemon=True).start()
+    def run(end: Future[None]) -> None:
+        try:
+            while not any(each.done() for each in ends):
+                source.fetch(listing, waiting.get_nowait())
+        except queue.Empty:
+            pass
+        except BaseException as error:  # handed to the thread that waits
+            end.set_exception(error)
+            return
+        end.set_result(None)
 
-    def _run(self) -> None:
-        while not self.done.is_set():
-            try:
-                file = self._queue.get_nowait()
-            except queue.Empty:
-                return
-            try:
-                self._source.fetch(self._listing, file)
-            except BaseException as error:  # handed to the thread that waits
-                self._error = self._error or error
-                self.done.set()
-                return
-            with self._lock:
-                self._num_left -= 1
-                if self._num_left == 0:
-                    self.done.set()
+    for number, end in enumerate(ends):
+        threading.Thread(target=run, args=(end,), name=f"hub-download-{number}", daemon=True).start()
+    return ends
 
-    def raise_first(self) -> None:
-        if self._error is not None:
-            raise self._error
+
+def _are_busy(ends: list[Future[None]]) -> bool:
+    """Whether they are within `LOOK_S`, and none has failed."""
+    over, busy = wait(ends, LOOK_S, FIRST_EXCEPTION)
+    return bool(busy) and not any(end.exception() for end in over)
 
 
 class _Progress:
