@@ -6,6 +6,7 @@ A client sends messages to a core and hands out the core's messages: a blocking 
 
 import abc
 import collections
+import concurrent.futures
 import faulthandler
 import queue
 import threading
@@ -242,13 +243,10 @@ class ThreadClient(CoreClient):
         self._config = config
         self._on_message = on_message
         self._inbox = ThreadInbox()
-        self._started = threading.Event()
-        self._start_error: BaseException | None = None
+        self._beginning = concurrent.futures.Future[None]()
         self._thread = threading.Thread(target=self._run, name="engine-core", daemon=True)
         self._thread.start()
-        self._started.wait()
-        if self._start_error is not None:
-            raise self._start_error
+        self._beginning.result()
         self._watchdog.begin()
 
     def _run(self) -> None:
@@ -259,10 +257,9 @@ class ThreadClient(CoreClient):
             self.ready = core.ready()
             self._watchdog = Watchdog(core.heartbeat.words, self._on_hang)
         except BaseException as error:  # handed to the thread that waits for the start
-            self._start_error = error
+            self._beginning.set_exception(error)
             return
-        finally:
-            self._started.set()
+        self._beginning.set_result(None)
         try:
             CoreLoop(core, self._inbox, self._on_message).run()
             self._on_message(Dead("the engine was shut down"))
