@@ -4,8 +4,12 @@ A test compares the table with pyproject.toml. Messages name the packages, not t
 project already, and may have it from a folder.
 """
 
+import importlib
 import shlex
 import sys
+from typing import Any
+
+from quire.errors import ConfigError
 
 EXTRAS: dict[str, tuple[str, ...]] = {
     "transformers": ("transformers>=4.56", "sentencepiece>=0.2"),
@@ -35,3 +39,11 @@ def pip_install(*requirements: str) -> str:
 def install_command(extra: str) -> str:
     """The command that installs an extra's packages."""
     return pip_install(*EXTRAS[extra])
+
+
+def import_optional(module: str, extra: str, setting: str, why: str) -> Any:
+    """A module of an optional package. Raises ConfigError: it cannot be imported; `why` says what needs it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(f"{why}: {install_command(extra)}", setting=setting) from error

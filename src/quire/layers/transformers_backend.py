@@ -20,7 +20,7 @@ from quire.attention.interface import AttentionMetadata, AttentionParams, Attent
 from quire.config.hf_config import HFConfig
 from quire.config.kv_spec import KVCacheSpec, KVKind
 from quire.errors import ConfigError
-from quire.extras import install_command
+from quire.extras import import_optional
 from quire.kernels.types import LinearWeight
 from quire.layers.interface import CausalLM, ModelContext, StepInputs
 from quire.layers.parallel import ParallelPlan
@@ -347,22 +347,19 @@ def _config(key: str) -> Any:
         ConfigError: Transformers is not installed, or does not know the model type.
     """
     values = json.loads(key)
-    try:
-        from transformers import CONFIG_MAPPING, AttentionInterface
-    except ImportError as error:
-        raise ConfigError(
-            f"model_impl='transformers' needs Transformers: {install_command('transformers')}", setting="model_impl"
-        ) from error
+    transformers = import_optional(
+        "transformers", "transformers", "model_impl", "model_impl='transformers' needs Transformers"
+    )
     model_type = values.get("model_type")
-    if model_type not in CONFIG_MAPPING:
+    if model_type not in transformers.CONFIG_MAPPING:
         raise ConfigError(
             f"config.json's model_type={model_type!r} is not known to the installed Transformers; code from checkpoints is "
             f"not run",
             setting="model_impl",
         )
-    AttentionInterface.register(ATTENTION, cast(Any, _attention))
+    transformers.AttentionInterface.register(ATTENTION, _attention)
     try:
-        config = CONFIG_MAPPING[model_type].from_dict(values)
+        config = transformers.CONFIG_MAPPING[model_type].from_dict(values)
     except Exception as error:  # a config class may raise anything
         raise ConfigError(
             f"config.json does not fit Transformers' {model_type!r}: {in_one_line(error)}", setting="model"

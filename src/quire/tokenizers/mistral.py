@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import ConfigError, RequestError
-from quire.extras import install_command
+from quire.extras import import_optional
 from quire.guards import is_sequence
 from quire.tokenizers.content_format import ContentFormat, as_text
 from quire.tokenizers.interface import Conversation
@@ -60,13 +60,12 @@ class MistralTokenizer(PlainTokenizer):
                 "tokenizer_mode to hf",
                 setting="chat_template",
             )
-        try:
-            library: Any = importlib.import_module("mistral_common.tokens.tokenizers.mistral")
-        except ImportError:
-            raise ConfigError(
-                f"{path} is read by mistral-common, which is not installed: {install_command('mistral')}",
-                setting="tokenizer",
-            ) from None
+        library = import_optional(
+            "mistral_common.tokens.tokenizers.mistral",
+            "mistral",
+            "tokenizer",
+            f"{path} is read by mistral-common, which is not installed",
+        )
         try:
             self._library: Any = library.MistralTokenizer.from_file(str(path))
             inner: Any = self._library.instruct_tokenizer.tokenizer

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import ConfigError
-from quire.extras import install_command
+from quire.extras import import_optional
 from quire.tokenizers.fast import SPECIAL_NAMES, read_chat_template, read_json, token_content
 from quire.tokenizers.plain import PlainTokenizer
 from quire.tokenizers.token_bytes import bytes_as_string, string_bytes_table
@@ -55,11 +55,9 @@ class RankTokenizer(PlainTokenizer):
     """
 
     def __init__(self, folder: Path, path: Path, chat_template: str | None = None) -> None:
-        try:
-            import tiktoken
-        except ImportError:
-            message = f"{path} is a tiktoken vocabulary; reading it needs tiktoken: {install_command('tiktoken')}"
-            raise ConfigError(message, setting="tokenizer") from None
+        tiktoken = import_optional(
+            "tiktoken", "tiktoken", "tokenizer", f"{path} is a tiktoken vocabulary; reading it needs tiktoken"
+        )
         config = read_json(folder / "tokenizer_config.json")
         ranks = _read_ranks(path)
         kind = str(config.get("tokenizer_class") or "")

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import ConfigError
-from quire.extras import install_command
+from quire.extras import import_optional
 from quire.tokenizers.fast import read_chat_template, read_json
 from quire.tokenizers.plain import PlainTokenizer
 from quire.tokenizers.token_bytes import sentencepiece_table
@@ -20,13 +20,12 @@ class SentencePieceTokenizer(PlainTokenizer):
     """
 
     def __init__(self, folder: Path, path: Path, chat_template: str | None = None) -> None:
-        try:
-            import sentencepiece
-        except ImportError:
-            raise ConfigError(
-                f"{path} is a SentencePiece file; reading it needs sentencepiece: {install_command('transformers')}",
-                setting="tokenizer",
-            ) from None
+        sentencepiece = import_optional(
+            "sentencepiece",
+            "transformers",
+            "tokenizer",
+            f"{path} is a SentencePiece file; reading it needs sentencepiece",
+        )
         try:
             self._model: Any = sentencepiece.SentencePieceProcessor(model_file=str(path))
         except (RuntimeError, OSError) as error:

@@ -1,12 +1,11 @@
 """Tokenizers without a tokenizer.json, through Transformers, which is imported only here and only then."""
 
-import importlib
 import json
 from pathlib import Path
 from typing import Any, cast
 
 from quire.errors import ConfigError
-from quire.extras import install_command
+from quire.extras import import_optional
 from quire.tokenizers.fast import read_chat_template, read_json
 from quire.tokenizers.interface import NO_LIMIT, Tokenizer, reading
 from quire.tokenizers.token_bytes import TokenBytes, build_token_bytes
@@ -22,14 +21,12 @@ class TransformersTokenizer(Tokenizer):
     is_fast = False
 
     def __init__(self, folder: Path, chat_template: str | None = None, use_fast: bool = True) -> None:
-        try:
-            transformers: Any = importlib.import_module("transformers")
-        except ImportError:
-            raise ConfigError(
-                f"{folder} has no tokenizer.json; reading its tokenizer needs Transformers: "
-                f"{install_command('transformers')}",
-                setting="tokenizer",
-            ) from None
+        transformers = import_optional(
+            "transformers",
+            "transformers",
+            "tokenizer",
+            f"{folder} has no tokenizer.json; reading its tokenizer needs Transformers",
+        )
         try:
             self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
                 str(folder), use_fast=use_fast, trust_remote_code=False, local_files_only=True
