@@ -4,10 +4,32 @@ value seen, and the way out.
 Knows nothing of HTTP: `status` is only a hint that a server may use.
 """
 
+import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Generic, Self, TypeVar
+
+__all__ = [
+    "CapacityError",
+    "ConfigError",
+    "DeadlineError",
+    "EngineDeadError",
+    "EngineError",
+    "Explained",
+    "NotFoundError",
+    "NotSupportedError",
+    "QuireError",
+    "RequestError",
+    "ShutdownError",
+    "T",
+    "TooLongError",
+    "check_all",
+    "describe",
+    "did_you_mean",
+    "instead_of",
+    "nearest",
+]  # `refusing` is for this project's own use
 
 T = TypeVar("T")
 
@@ -119,6 +141,19 @@ class ShutdownError(EngineError):
     """The request was cut off because its server ends; another one may answer it."""
 
     status = 503
+
+
+@contextlib.contextmanager
+def refusing(
+    *kinds: type[Exception], what: str = "", setting: str = "", param: str = ""
+) -> Generator[None, None, None]:
+    """What is raised within becomes an error that names the setting, or the request's field, and says `what` cannot be."""
+    try:
+        yield
+    except kinds as error:
+        message = f"{what}: {error}" if what else str(error)
+        refusal = ConfigError(message, setting=setting) if setting else RequestError(message, param=param)
+        raise refusal from error
 
 
 def describe(error: BaseException) -> str:

@@ -14,7 +14,7 @@ import msgspec
 
 from quire import param_checks as checks
 from quire.config import limits
-from quire.errors import RequestError
+from quire.errors import RequestError, refusing
 from quire.guards import is_dict, is_mapping, is_sequence
 
 GREEDY_BELOW = 1e-5
@@ -88,10 +88,8 @@ def _check_json(name: str, value: Any) -> Any:
 
 @functools.lru_cache(maxsize=16)  # requests of one batch often have the same schema
 def _check_json_text(name: str, text: str) -> None:
-    try:
+    with refusing(ValueError, RecursionError, param=name, what=f"structured_outputs.{name} is not valid JSON"):
         value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"structured_outputs.{name} is not valid JSON: {error}", param=name) from None
     _check_json_value(name, value)
 
 

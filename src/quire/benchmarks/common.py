@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from quire.engine.arg_parser import bounded, human_int
-from quire.errors import ConfigError
+from quire.errors import refusing
 
 ItemT = TypeVar("ItemT")
 
@@ -164,23 +164,19 @@ def progress(items: Iterable[ItemT], total: int, what: str) -> Iterator[ItemT]:
 def write_text(path: str, text: str, setting: str, mode: str = "w") -> None:
     """Keep a result, in a folder that is made where it is missing. `setting`: the flag that named the file.
     Raises ConfigError: it cannot be written."""
-    try:
+    with refusing(OSError, setting=setting, what=f"{setting}: cannot write {path!r}"):
         if os.path.dirname(path):
             os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, mode, encoding="utf-8") as file:
             file.write(text)
-    except OSError as error:
-        raise ConfigError.of(setting, f"cannot write {path!r}: {error}.") from None
 
 
 def check_folder(path: str, setting: str) -> None:
     """Make a folder for results where it is missing. Raises ConfigError: nothing can be written there."""
-    try:
+    with refusing(OSError, setting=setting, what=f"{setting}: cannot write in {path!r}"):
         os.makedirs(path, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
             pass
-    except OSError as error:
-        raise ConfigError.of(setting, f"cannot write in {path!r}: {error}.") from None
 
 
 def processor() -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from quire.benchmarks.common import Flags, positive, random_tokens
 from quire.engine.arg_parser import bounded, human_int
-from quire.errors import ConfigError
+from quire.errors import ConfigError, refusing
 
 DATASETS = ("random", "sharegpt", "prefix_repetition", "custom")
 CountTokens = Callable[[str], int]
@@ -162,15 +162,12 @@ def _prefix_repetition(args: argparse.Namespace, source: random.Random, vocab_si
 
 
 def _read(path: str, is_lines: bool) -> list[Any]:
-    try:
-        with open(path, encoding="utf-8") as file:
-            if not is_lines:
-                entries: Any = json.load(file)
-            else:
-                entries = [json.loads(line) for line in file if line.strip()]
-    except (OSError, ValueError) as error:
-        kind = "JSON lines" if is_lines else "JSON"
-        raise ConfigError.of("dataset_path", f"cannot read {path!r} as {kind}: {error}.") from None
+    what = f"dataset_path: cannot read {path!r} as {'JSON lines' if is_lines else 'JSON'}"
+    with refusing(OSError, ValueError, setting="dataset_path", what=what), open(path, encoding="utf-8") as file:
+        if not is_lines:
+            entries: Any = json.load(file)
+        else:
+            entries = [json.loads(line) for line in file if line.strip()]
     if not isinstance(entries, list):
         raise ConfigError.of("dataset_path", f"{path!r} must hold a JSON list of conversations.")
     return entries

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from quire import envs
 from quire.entrypoints.http_client import Target, ask
-from quire.errors import ConfigError, EngineError
+from quire.errors import ConfigError, EngineError, refusing
 
 START_TIMEOUT_S = 900.0
 """After this a process that is not ready is ended."""
@@ -122,13 +122,9 @@ def running_server(words: Sequence[str], log: str, timeout_s: float) -> Iterator
     if is_healthy(target):
         raise ConfigError.of("serve_cmd", f"something answers at {target.url} already; end it, or give --port.")
     os.makedirs(os.path.dirname(log), exist_ok=True)
-    with open(log, "w", encoding="utf-8") as output:
-        try:
-            process = subprocess.Popen(
-                words, stdout=output, stderr=subprocess.STDOUT, text=True, start_new_session=True
-            )
-        except OSError as error:
-            raise ConfigError.of("serve_cmd", f"cannot run {words[0]!r}: {error}.") from None
+    what = f"serve_cmd: cannot run {words[0]!r}"
+    with open(log, "w", encoding="utf-8") as output, refusing(OSError, setting="serve_cmd", what=what):
+        process = subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT, text=True, start_new_session=True)
     server = RunningServer(process, target, log)
     last = time.monotonic() + timeout_s
     with _ended(process, signal.SIGINT):  # which ends a server at once, and with its children

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from quire.errors import ConfigError
+from quire.errors import ConfigError, refusing
 
 Row = dict[str, Any]
 """One result, flat: `batch_seconds.p50` is a key of a nested one."""
@@ -62,15 +62,13 @@ def read_rows(path: str) -> list[Row]:
 
 
 def _read_results(path: str) -> list[Mapping[str, Any]]:
-    try:
+    with refusing(OSError, ValueError, setting="results", what=f"results: cannot read {path!r} as JSON"):
         with open(path, encoding="utf-8") as file:
             text = file.read()
         try:
             found: Any = json.loads(text)
         except ValueError:
             found = [json.loads(line) for line in text.splitlines() if line.strip()]
-    except (OSError, ValueError) as error:
-        raise ConfigError.of("results", f"cannot read {path!r} as JSON: {error}.") from None
     results = found if isinstance(found, list) else [found]
     if not all(isinstance(result, Mapping) for result in results):
         raise ConfigError.of("results", f"{path!r} holds something else than results of benchmarks.")

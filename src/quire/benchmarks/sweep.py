@@ -25,7 +25,7 @@ from quire.benchmarks.own_server import RunningServer, running_server
 from quire.benchmarks.plot import AXES, USUAL_FIGURES, plot_figures
 from quire.benchmarks.results import Row, column, flatten, is_number, names_of
 from quire.entrypoints.http_client import ask
-from quire.errors import ConfigError, EngineError
+from quire.errors import ConfigError, EngineError, refusing
 
 Parameters = dict[str, Any]
 """Setting to value, as flags have them: `{"max_num_seqs": 64}` is `--max-num-seqs 64`."""
@@ -40,14 +40,12 @@ def read_parameters(text: str | None, setting: str) -> list[Parameters]:
     """
     if text is None:
         return [{}]
-    try:
+    with refusing(OSError, ValueError, setting=setting, what=f"{setting}: {text!r} is neither a file nor JSON"):
         if os.path.isfile(text):
             with open(text, encoding="utf-8") as file:
                 given: Any = json.load(file)
         else:
             given = json.loads(text)
-    except (OSError, ValueError) as error:
-        raise ConfigError.of(setting, f"{text!r} is neither a file nor JSON: {error}.") from None
     if isinstance(given, Mapping) and given and all(isinstance(value, Mapping) for value in given.values()):
         given = list(given.values())
     if isinstance(given, Mapping):
@@ -278,10 +276,8 @@ def _run_bench(args: argparse.Namespace, run: Run, server: RunningServer | None)
     words = _bench_words(args, run)
     with open(log, "w", encoding="utf-8") as output:
         streams: dict[str, Any] = {} if args.show_stdout else {"stdout": output, "stderr": subprocess.STDOUT}
-        try:
+        with refusing(OSError, setting="bench_cmd", what=f"bench_cmd: cannot run {words[0]!r}"):
             process = subprocess.Popen(words, **streams)
-        except OSError as error:
-            raise ConfigError.of("bench_cmd", f"cannot run {words[0]!r}: {error}.") from None
         try:
             while (code := process.poll()) is None:
                 if server is not None and not server.is_alive():

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from quire.config.checks import FLAG, TEXT, accept_aliases, aliases_of, check_keys, one_of, read_object, setting, whole
-from quire.errors import ConfigError, RequestError
+from quire.errors import ConfigError, RequestError, refusing
 from quire.extras import install_command
 from quire.guards import is_sequence
 from quire.logger import init_logger
@@ -139,10 +139,8 @@ def profile_overrides(
     if unknown := sorted(given.keys() - fields):
         message = f"a profile's {unknown[0]!r} cannot be chosen; these can: {', '.join(sorted(fields))}"
         raise RequestError(message, param="profiler_kwargs")
-    try:
+    with refusing(ConfigError, param="profiler_kwargs"):
         read_object(ProfilerConfig, "profiler_kwargs", given)
-    except ConfigError as error:
-        raise RequestError(str(error), param="profiler_kwargs") from None
     return given
 
 

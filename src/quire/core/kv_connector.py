@@ -23,7 +23,7 @@ from quire.core.kv_groups import FullRules, group_rules
 from quire.core.output import ModelRunnerOutput, SchedulerOutput, read_extra
 from quire.core.prefix_hash import PrefixHasher
 from quire.core.request_state import Request
-from quire.errors import ConfigError, RequestError
+from quire.errors import ConfigError, RequestError, refusing
 from quire.guards import is_dict
 from quire.request import EngineRequest
 
@@ -300,10 +300,8 @@ def folder_of(config: EngineConfig, world_rank: int) -> Path:
     if not isinstance(path, str) or not path:
         raise ConfigError(f"{SETTING}.kv_connector_extra_config.path={path!r} must be a folder", setting=SETTING)
     folder = Path(path).expanduser() / identity(config) / f"rank{world_rank}"
-    try:
+    with refusing(OSError, setting=SETTING, what=f"{SETTING}: {folder} cannot be made"):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{SETTING}: {folder} cannot be made: {error}", setting=SETTING) from error
     return folder
 
 

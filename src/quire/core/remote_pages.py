@@ -15,7 +15,7 @@ from quire.core.kv_connector import NamedPages, Progress, Transfers, params_of
 from quire.core.output import SchedulerOutput
 from quire.core.prefix_hash import PrefixHasher
 from quire.core.request_state import Request
-from quire.errors import ConfigError
+from quire.errors import refusing
 from quire.logger import init_logger
 from quire.request import EngineRequest
 
@@ -37,10 +37,8 @@ class RemotePages(NamedPages):
     def __init__(self, config: EngineConfig, kv_cache: KVCacheConfig) -> None:
         super().__init__(config, kv_cache)
         peers = self._transfer.kv_connector_extra_config.get("peers", _LOCAL)  # the workers' halves know all keys
-        try:
+        with refusing(TypeError, ValueError, setting=SETTING, what=f"{SETTING}.kv_connector_extra_config.peers"):
             self._peers = [ipaddress.ip_network(peer, strict=False) for peer in peers]
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"{SETTING}.kv_connector_extra_config.peers: {error}", setting=SETTING) from error
         self._hashers: dict[bytes, PrefixHasher] = {}
 
     def check(self, source: EngineRequest) -> None:

@@ -4,18 +4,16 @@ Looks into a local folder, and again when its configuration changes; of an adapt
 of files; knows none of an adapter's numbers.
 """
 
-import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 from quire.adapters import CONFIG, LoRARequest, read_config, virtual_tokens_of
 from quire.config import ModelConfig
 from quire.config.files import tensors_in
-from quire.errors import ConfigError, RequestError
+from quire.errors import ConfigError, refusing
 from quire.guards import is_mapping
 from quire.tokenizers.interface import Tokenizer
 from quire.tokenizers.loader import get_tokenizer, has_tokenizer
@@ -55,13 +53,13 @@ class AdapterFolders:
     def read(self, adapter: LoRARequest) -> AdapterFolder | None:
         """What is known of an adapter; None where there is no folder to look into. Raises RequestError: its files are damaged."""
         changed = _changed(adapter.lora_path)
-        with _as_request_error():
+        with refusing(ConfigError, param="lora_request"):
             return None if changed is None else self._folder(adapter.lora_path, changed)
 
     def tokenizer(self, adapter: LoRARequest) -> Tokenizer | None:
         """The adapter's own tokenizer; None: it has the model's. Raises RequestError: its files are damaged."""
         changed = _changed(adapter.lora_path)
-        with _as_request_error():
+        with refusing(ConfigError, param="lora_request"):
             if changed is None or not self._folder(adapter.lora_path, changed).has_tokenizer:
                 return None
             return self._tokenizer(adapter.lora_path, changed)
@@ -86,14 +84,6 @@ class AdapterFolders:
         fitting = max(count for count in counts if count <= model.vocab_size)
         has_own = of_tokens and bool(model.tokenizer_path) and not model.skip_tokenizer_init and has_tokenizer(path)
         return AdapterFolder(virtual_tokens_of(config), fitting, has_own)
-
-
-@contextlib.contextmanager
-def _as_request_error() -> Generator[None, None, None]:
-    try:
-        yield
-    except ConfigError as error:
-        raise RequestError(str(error), param="lora_request") from error
 
 
 def _changed(path: str) -> int | None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from quire.config import EngineConfig
-from quire.errors import ConfigError, RequestError, did_you_mean
+from quire.errors import ConfigError, did_you_mean, refusing
 from quire.guards import is_dict
 from quire.inputs import PromptType
 from quire.outputs import PoolingOutput, PoolingRequestOutput
@@ -77,10 +77,8 @@ def prompts_of(processor: IOProcessor, data: Any, request_id: str | None = None)
     Raises:
         RequestError: the processor refuses the data.
     """
-    try:
+    with refusing(ValueError, param="data", what="data cannot be used"):
         prompts = processor.pre_process(processor.parse_data(data), request_id)
-    except ValueError as error:
-        raise RequestError(f"data cannot be used: {error}", param="data") from error
     is_one = isinstance(prompts, str) or is_dict(prompts)
     if is_one or any(isinstance(item, int) for item in prompts):
         return [cast(PromptType, prompts)]

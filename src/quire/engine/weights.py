@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from quire.config import EngineConfig
 from quire.config.hub import fetch_weights
 from quire.engine.arg_resolve import hub_settings
-from quire.errors import CapacityError, ConfigError, QuireError, RequestError, describe
+from quire.errors import CapacityError, ConfigError, QuireError, RequestError, describe, refusing
 from quire.executor.interface import Executor
 from quire.guards import is_dict
 from quire.logger import init_logger
@@ -188,10 +188,8 @@ class WeightVerbs(abc.ABC):
             raise RequestError("is_checkpoint_format must be true", param="is_checkpoint_format")
         path = None if weights_path is None else os.path.abspath(weights_path)
         self._check_awake()
-        try:
+        with refusing(ConfigError, param="weights_path"):
             self._tell_workers("check_folder", path)
-        except ConfigError as error:
-            raise RequestError(str(error), param="weights_path") from None
         self._drain()
         with self._breaking("reload_weights"):
             self._tell_workers("read_folder", path)

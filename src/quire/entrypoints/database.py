@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from quire.errors import ConfigError
+from quire.errors import refusing
 
 ResultT = TypeVar("ResultT")
 BUSY_TIMEOUT_S = 60.0
@@ -45,10 +45,8 @@ class Database:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=setting)
         self._opened: sqlite3.Connection | None = None
         if path is not None:
-            try:
+            with refusing(OSError, sqlite3.Error, setting=setting, what=f"{setting}: {path!r} cannot be opened"):
                 self._thread.submit(self._open).result()
-            except (OSError, sqlite3.Error) as error:
-                raise ConfigError.of(setting, f"{path!r} cannot be opened: {error}.") from None
 
     async def run(self, function: Callable[..., ResultT], *args: Any) -> ResultT:
         """What a function gives that is called in the thread."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from quire.config.checkpoint_files import check_shards, matches, shards_of
-from quire.errors import ConfigError
+from quire.errors import ConfigError, refusing
 
 DTYPES = {
     "F64": torch.float64,
@@ -105,10 +105,8 @@ def read_index(folder: Path, index_name: str, ignore_patterns: Sequence[str]) ->
     index = folder / index_name
     if not index.is_file():
         return {}
-    try:
+    with refusing(ValueError, setting="model", what=f"{index} is not an index with a weight_map"):
         content = json.loads(index.read_bytes())
-    except ValueError as error:
-        raise ConfigError(f"{index} is not an index with a weight_map: {error}", setting="model") from error
     files = shards_of(content, index_name, str(folder))
     check_shards(files, {file for file in files if (folder / file).is_file()}, index_name, str(folder))
     return {name: file for name, file in content["weight_map"].items() if not matches(file, ignore_patterns)}

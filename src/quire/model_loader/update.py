@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Mapping
 
 from quire.config import EngineConfig
-from quire.errors import ConfigError, RequestError
+from quire.errors import ConfigError, RequestError, refusing
 from quire.layers.assembly import Sliceable
 from quire.layers.decoder import Decoder
 from quire.layers.interface import CausalLM
@@ -50,11 +50,9 @@ class WeightUpdate:
             raise RequestError(
                 f"{', '.join(again[:5])} came already in this update: finish it, or start another one", param="names"
             )
-        try:
+        with refusing(ConfigError, param="names"):
             check_shapes(model.sources, model.spec, {name: info.shape for name, info in infos.items()})
             check_types(model, infos)
-        except ConfigError as error:
-            raise RequestError(str(error), param="names") from None
 
     def take(self, weights: Iterable[tuple[str, Sliceable]]) -> None:
         """Use tensors that were checked; each module changes with its last part."""

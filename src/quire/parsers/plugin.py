@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
-from quire.errors import ConfigError
+from quire.errors import ConfigError, refusing
 from quire.guards import is_dict, is_sequence
 from quire.logger import init_logger
 from quire.parsers.formats import HARMONY, REASONING, TOOLS, Reasoning, ToolFormat
@@ -58,11 +58,9 @@ def register_reasoning_format(
     _check_name(name, "reasoning_parser")
     if not isinstance(reasoning, Reasoning):
         blank = object.__new__(reasoning)  # properties need no tokenizer
-        try:
+        what = f"reasoning_parser_plugin: {name!r} needs a Reasoning, or a class with start_token and end_token"
+        with refusing(Exception, setting="reasoning_parser_plugin", what=what):
             start, end = str(blank.start_token), str(blank.end_token)
-        except Exception as error:
-            message = f"reasoning_parser_plugin: {name!r} needs a Reasoning, or a class with start_token and end_token: {error}"
-            raise ConfigError(message, setting="reasoning_parser_plugin") from None
         reasoning = Reasoning((start,), (end,), implied=bool(getattr(reasoning, "implied", False)))
     REASONING.register(name, reasoning, override=override, owner=owner)
 

@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from quire import envs
-from quire.errors import ConfigError, did_you_mean
+from quire.errors import ConfigError, did_you_mean, refusing
 from quire.logger import init_logger
 
 if TYPE_CHECKING:
@@ -42,10 +42,8 @@ def _platform_at(class_path: str) -> Platform:
     module, _, name = class_path.partition(":")
     if not name:
         module, _, name = class_path.rpartition(".")
-    try:
+    with refusing(ImportError, AttributeError, setting="device", what=f"platform {class_path!r} cannot be loaded"):
         return getattr(importlib.import_module(module), name)()
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"platform {class_path!r} cannot be loaded: {error}", setting="device") from error
 
 
 def _class_path_for(wanted: str, setting: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.errors import ConfigError
+from quire.errors import ConfigError, refusing
 from quire.request import EngineRequest, TokenIds
 from quire.sampling_params import SamplingParams
 
@@ -82,13 +82,13 @@ def read_trace(path: str, speed: float = 1.0) -> list[Arrival]:
         ConfigError: it cannot be read, with the line at fault.
     """
     arrivals: list[Arrival] = []
-    try:
-        with open(path, encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    arrivals.append(_read_line(line, number, speed))
-    except OSError as error:
-        raise ConfigError.of("trace", f"{path!r} cannot be read: {error}") from None
+    with (
+        refusing(OSError, setting="trace", what=f"trace: {path!r} cannot be read"),
+        open(path, encoding="utf-8") as file,
+    ):
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                arrivals.append(_read_line(line, number, speed))
     if not arrivals:
         raise ConfigError.of("trace", f"{path!r} has no request")
     return sorted(arrivals, key=lambda arrival: arrival.seconds)

@@ -10,7 +10,7 @@ from llguidance import LLMatcher, StructTag
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from quire.config import limits
-from quire.errors import RequestError
+from quire.errors import RequestError, refusing
 from quire.extras import install_command
 from quire.guards import is_dict, is_sequence
 from quire.json_schemas import close_objects
@@ -38,10 +38,9 @@ def write_grammar(params: StructuredOutputsParams) -> str:
 
 
 def _from_ebnf(text: str) -> str:
-    try:
+    # Whatever its parser stumbles over.
+    with refusing(Exception, param="grammar", what="structured_outputs.grammar is not EBNF"):
         return gbnf_to_lark(text)
-    except Exception as error:  # whatever its parser stumbles over
-        raise RequestError(f"structured_outputs.grammar is not EBNF: {error}", param="grammar") from None
 
 
 def _json_grammar(schema: Any, params: StructuredOutputsParams) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from quire.errors import ConfigError, RequestError
+from quire.errors import ConfigError, RequestError, refusing
 from quire.tokenizers.content_format import ContentFormat, as_it_is, as_parts, as_text, wants_parts
 
 _CONTINUE_MARK = "\u2063QUIRE-CONTINUE-HERE\u2063 "
@@ -173,7 +173,8 @@ class ChatTemplate:
                     param="continue_final_message",
                 )
             messages = _with_open_end(messages)
-        try:
+        # A template is a program of its author's, and a conversation may not suit it.
+        with refusing(Exception, param="messages", what="the chat template refuses this conversation"):
             text: str = template.render(
                 {
                     **dict(variables or {}),
@@ -183,8 +184,6 @@ class ChatTemplate:
                     "add_generation_prompt": add_generation_prompt,
                 }
             )
-        except Exception as error:  # a template is a program of its author's, and a conversation may not suit it
-            raise RequestError(f"the chat template refuses this conversation: {error}", param="messages") from None
         return _cut_at_open_end(text) if continue_final_message else text
 
 
@@ -231,9 +230,10 @@ def read_template(setting: str) -> ChatTemplate:
 
 
 def _read_source(path: str) -> str:
-    try:
+    with refusing(
+        OSError,
+        ValueError,
+        setting="chat_template",
+        what=f"chat_template {path!r} is neither a template nor a readable file",
+    ):
         return Path(path).read_text("utf-8")
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"chat_template {path!r} is neither a template nor a readable file: {error}", setting="chat_template"
-        ) from None

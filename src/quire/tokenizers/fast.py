@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from quire.errors import ConfigError
+from quire.errors import ConfigError, refusing
 from quire.tokenizers.chat_template import ChatTemplate, read_template
 from quire.tokenizers.interface import NO_LIMIT, Tokenizer, reading
 from quire.tokenizers.token_bytes import TokenBytes, build_token_bytes
@@ -27,10 +27,8 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     if not path.is_file():
         return {}
-    try:
+    with refusing(ValueError, OSError, setting="tokenizer", what=f"cannot read {path}"):
         values: Any = json.loads(path.read_text("utf-8"))
-    except (ValueError, OSError) as error:
-        raise ConfigError(f"cannot read {path}: {error}", setting="tokenizer") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path} is not a JSON object", setting="tokenizer")
     return cast("dict[str, Any]", values)
@@ -88,10 +86,8 @@ class FastTokenizer(Tokenizer):
         import tokenizers
 
         path = folder / "tokenizer.json"
-        try:
+        with refusing(Exception, setting="tokenizer", what=f"cannot read {path}"):  # the library raises bare Exception
             self._tokenizer: Any = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception
-            raise ConfigError(f"cannot read {path}: {error}", setting="tokenizer") from None
         config = read_json(folder / "tokenizer_config.json")
         self.name_or_path = str(folder)
         self.model_max_length = read_max_length(config)

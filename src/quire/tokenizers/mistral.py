@@ -14,7 +14,7 @@ import wave
 from pathlib import Path
 from typing import Any
 
-from quire.errors import ConfigError, RequestError
+from quire.errors import ConfigError, RequestError, refusing
 from quire.extras import import_optional
 from quire.guards import is_sequence
 from quire.tokenizers.content_format import ContentFormat, as_text
@@ -66,11 +66,10 @@ class MistralTokenizer(PlainTokenizer):
             "tokenizer",
             f"{path} is read by mistral-common, which is not installed",
         )
-        try:
+        # Whatever a broken file makes it raise.
+        with refusing(Exception, setting="tokenizer", what=f"mistral-common cannot read {path}"):
             self._library: Any = library.MistralTokenizer.from_file(str(path))
             inner: Any = self._library.instruct_tokenizer.tokenizer
-        except Exception as error:  # whatever a broken file makes it raise
-            raise ConfigError(f"mistral-common cannot read {path}: {error}", setting="tokenizer") from None
         self._inner = inner
         special = {inner.id_to_piece(token_id): int(token_id) for token_id in sorted(inner.special_ids)}
         hidden = frozenset(special.values())
@@ -112,15 +111,14 @@ class MistralTokenizer(PlainTokenizer):
         if chat_template is not None or documents:
             field = "documents" if chat_template is None else "chat_template"
             raise RequestError(f"{field}: Mistral's tokenizer makes prompts without a template", param=field)
-        try:
+        # The package's own exceptions, and those of its data classes.
+        with refusing(Exception, param="messages", what="Mistral's tokenizer refuses this conversation"):
             requests: Any = importlib.import_module("mistral_common.protocol.instruct.request")
             messages = [_message(message) for message in conversation]
             request = requests.ChatCompletionRequest.from_openai(
                 messages=messages, tools=tools or None, continue_final_message=continue_final_message
             )
             prompt = self._library.encode_chat_completion(request)
-        except Exception as error:  # the package's own exceptions, and those of its data classes
-            raise RequestError(f"Mistral's tokenizer refuses this conversation: {error}", param="messages") from None
         return self._with_markers(list(prompt.tokens)) if tokenize else str(prompt.text)
 
     def _with_markers(self, token_ids: list[int]) -> list[int]:

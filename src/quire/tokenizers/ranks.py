@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from quire.errors import ConfigError
+from quire.errors import ConfigError, refusing
 from quire.extras import import_optional
 from quire.tokenizers.fast import SPECIAL_NAMES, read_chat_template, read_json, token_content
 from quire.tokenizers.plain import PlainTokenizer
@@ -91,13 +91,11 @@ class RankTokenizer(PlainTokenizer):
 
 def _read_ranks(path: Path) -> dict[bytes, int]:
     ranks: dict[bytes, int] = {}
-    try:
+    with refusing(ValueError, binascii.Error, setting="tokenizer", what=f"cannot read {path}"):
         for line in path.read_bytes().splitlines():
             if line:
                 token, rank = line.split()
                 ranks[base64.b64decode(token, validate=True)] = int(rank)
-    except (ValueError, binascii.Error) as error:
-        raise ConfigError(f"cannot read {path}: {error}", setting="tokenizer") from None
     if len(ranks) != len(set(ranks.values())) or max(ranks.values()) != len(ranks) - 1:
         raise ConfigError(f"cannot read {path}: ranks are not 0 to {len(ranks) - 1}", setting="tokenizer")
     return ranks

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from quire.errors import ConfigError
+from quire.errors import refusing
 from quire.extras import import_optional
 from quire.tokenizers.fast import read_chat_template, read_json
 from quire.tokenizers.plain import PlainTokenizer
@@ -26,10 +26,8 @@ class SentencePieceTokenizer(PlainTokenizer):
             "tokenizer",
             f"{path} is a SentencePiece file; reading it needs sentencepiece",
         )
-        try:
+        with refusing(RuntimeError, OSError, setting="tokenizer", what=f"cannot read {path}"):
             self._model: Any = sentencepiece.SentencePieceProcessor(model_file=str(path))
-        except (RuntimeError, OSError) as error:
-            raise ConfigError(f"cannot read {path}: {error}", setting="tokenizer") from None
         model = self._model
         ids = range(model.get_piece_size())
         control = {model.id_to_piece(token_id): token_id for token_id in ids if model.is_control(token_id)}

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any, cast
 
-from quire.errors import ConfigError
+from quire.errors import refusing
 from quire.extras import import_optional
 from quire.tokenizers.fast import read_chat_template, read_json
 from quire.tokenizers.interface import NO_LIMIT, Tokenizer, reading
@@ -27,14 +27,11 @@ class TransformersTokenizer(Tokenizer):
             "tokenizer",
             f"{folder} has no tokenizer.json; reading its tokenizer needs Transformers",
         )
-        try:
+        # Whatever a broken checkpoint makes it raise.
+        with refusing(Exception, setting="tokenizer", what=f"Transformers cannot read the tokenizer in {folder}"):
             self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
                 str(folder), use_fast=use_fast, trust_remote_code=False, local_files_only=True
             )
-        except Exception as error:  # whatever a broken checkpoint makes it raise
-            raise ConfigError(
-                f"Transformers cannot read the tokenizer in {folder}: {error}", setting="tokenizer"
-            ) from None
         self.name_or_path = str(folder)
         self.model_max_length = min(int(self._tokenizer.model_max_length), NO_LIMIT)
         values: dict[str, Any] = self._tokenizer.special_tokens_map

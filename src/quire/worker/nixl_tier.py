@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from quire.config.kv_transfer import SETTING, KVTransferConfig
-from quire.errors import ConfigError
+from quire.errors import refusing
 from quire.worker.lent_tier import Lent, LentTier, import_library
 
 
@@ -26,7 +26,8 @@ class NixlTier(LentTier):
     def open(self, transfer: KVTransferConfig, extra: dict[str, Any]) -> None:
         self._nixl = import_library("nixl._api", "nixl", "nixl")
         backends = extra.get("backends", ["UCX"])
-        try:
+        what = f"{SETTING}.kv_connector_extra_config.backends={backends!r} cannot be used by NIXL"
+        with refusing(Exception, setting=SETTING, what=what):  # the library's exceptions have no common base
             settings = self._nixl.nixl_agent_config(
                 backends=backends,
                 enable_prog_thread=False,
@@ -35,9 +36,6 @@ class NixlTier(LentTier):
             self._agent = self._nixl.nixl_agent(uuid.uuid4().hex, settings)
             if missing := sorted(set(backends) - self._agent.backends.keys()):
                 raise ValueError(f"there is no {missing[0]!r}; there are {', '.join(self._agent.get_plugin_list())}")
-        except Exception as error:  # the library's exceptions have no common base
-            text = f"{SETTING}.kv_connector_extra_config.backends={backends!r} cannot be used by NIXL: {error}"
-            raise ConfigError(text, setting=SETTING) from error
         self._others: dict[bytes, str] = {}
         self._acquainting = threading.Lock()
 

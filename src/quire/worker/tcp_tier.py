@@ -18,7 +18,7 @@ import torch
 from quire.config import EngineConfig
 from quire.config.kv_transfer import SETTING
 from quire.core.kv_connector import identity
-from quire.errors import ConfigError
+from quire.errors import ConfigError, refusing
 from quire.logger import init_logger
 from quire.platforms.interface import DeviceRuntime
 from quire.worker.kv_tiers import MemoryTier
@@ -168,11 +168,9 @@ def _seconds(value: object) -> float:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    try:
+    what = f"{SETTING}: kv_ip={host!r} and kv_port give the address {host}:{port}, which cannot be used"
+    with refusing(OSError, setting=SETTING, what=what):
         return socket.create_server((host, port), backlog=64)
-    except OSError as error:
-        text = f"{SETTING}: kv_ip={host!r} and kv_port give the address {host}:{port}, which cannot be used: {error}"
-        raise ConfigError(text, setting=SETTING) from error
 
 
 def receive(peer: socket.socket, size: int, deadline: float | None = None) -> bytearray:

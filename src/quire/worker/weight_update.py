@@ -12,7 +12,7 @@ import torch
 
 from quire.config import EngineConfig
 from quire.distributed.weight_transfer import WAIT_S, TransferGroup
-from quire.errors import ConfigError, EngineError, RequestError
+from quire.errors import ConfigError, EngineError, RequestError, refusing
 from quire.layers.assembly import Sliceable
 from quire.layers.decoder import Decoder
 from quire.model_loader.checkpoint import DTYPE_NAMES, TensorInfo
@@ -159,10 +159,8 @@ class WeightUpdates:
         return self._update
 
     def _reader(self, path: str) -> SafetensorsReader:
-        try:
+        with refusing(ConfigError, param="path"):
             return SafetensorsReader(Path(path))
-        except ConfigError as error:
-            raise RequestError(str(error), param="path") from None
 
     # All of them from a folder.
 
@@ -183,7 +181,5 @@ class WeightUpdates:
 
 
 def _read(kind: type[Any], info: Mapping[str, Any], name: str) -> Any:
-    try:
+    with refusing(msgspec.ValidationError, param=name, what=f"{name}"):
         return msgspec.convert(info, kind)
-    except msgspec.ValidationError as error:
-        raise RequestError(f"{name}: {error}", param=name) from None

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from quire.errors import ConfigError
+from quire.errors import ConfigError, refusing
 
 SAMPLING = {
     "n": (int, "answers a prompt"),
@@ -140,20 +140,16 @@ def _takes_messages(args: argparse.Namespace, llm: Any, rows: list[dict[str, Any
 
 
 def _read_lines(path: str) -> list[str]:
-    try:
+    with refusing(OSError, UnicodeDecodeError, setting="input", what=f"input: cannot read {path!r}"):
         if path == "-":
             return sys.stdin.read().splitlines()
         with open(path, encoding="utf-8") as file:
             return file.read().split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError.of("input", f"cannot read {path!r}: {error}.") from None
 
 
 def _parse(line: str, where: str) -> dict[str, Any]:
-    try:
+    with refusing(ValueError, setting="input", what=f"{where} is not JSON"):
         row = json.loads(line)
-    except ValueError as error:
-        raise ConfigError(f"{where} is not JSON: {error}.", setting="input") from None
     if isinstance(row, str):
         return {"text": row}
     kinds = {"prompt": str, "prompt_token_ids": list, "messages": list}
@@ -177,10 +173,8 @@ def _open_output(path: str, overwrite: bool) -> Any:
         return os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     if not overwrite and os.path.isfile(path) and os.path.getsize(path):
         raise ConfigError.of("output", f"{path!r} exists; --overwrite replaces it, or name another file.")
-    try:
+    with refusing(OSError, setting="output", what=f"output: cannot write {path!r}"):
         return open(path, "a", encoding="utf-8")  # what is there stays until the model is loaded; the caller closes it
-    except OSError as error:
-        raise ConfigError.of("output", f"cannot write {path!r}: {error}.") from None
 
 
 def _answer(llm: Any, rows: list[dict[str, Any]], params: Any, progress: bool) -> list[Any]:

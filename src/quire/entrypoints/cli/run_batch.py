@@ -19,7 +19,7 @@ from io import BufferedReader
 from typing import TYPE_CHECKING
 
 from quire.engine.arg_parser import switch
-from quire.errors import ConfigError
+from quire.errors import ConfigError, refusing
 
 if TYPE_CHECKING:
     from quire.entrypoints.batches.protocol import BatchResult
@@ -266,20 +266,19 @@ def _is_url(path: str) -> bool:
 
 
 def _new_temporary_file(folder: str | None) -> str:
-    try:
+    with refusing(OSError, setting="output_tmp_dir", what="output_tmp_dir: cannot write there"):
         handle, path = tempfile.mkstemp(prefix="quire-batch-", suffix=".jsonl", dir=folder)
-    except OSError as error:
-        raise ConfigError.of("output_tmp_dir", f"cannot write there: {error}.") from None
     os.close(handle)
     return path
 
 
 def _download(url: str, path: str) -> None:
-    try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response, open(path, "wb") as file:
-            shutil.copyfileobj(response, file)
-    except (OSError, ValueError) as error:
-        raise ConfigError.of("input_file", f"cannot get {url!r}: {error}.") from None
+    with (
+        refusing(OSError, ValueError, setting="input_file", what=f"input_file: cannot get {url!r}"),
+        urllib.request.urlopen(url, timeout=TIMEOUT_S) as response,
+        open(path, "wb") as file,
+    ):
+        shutil.copyfileobj(response, file)
 
 
 def _upload(path: str, url: str) -> None:

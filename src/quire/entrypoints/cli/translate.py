@@ -22,7 +22,7 @@ from quire.engine.arg_words import Option, split
 from quire.engine.settings import OTHER_FORMATS, SAME_FORMATS, SAME_HASHES
 from quire.engine.vllm_settings import NO_EFFECT
 from quire.entrypoints import exit_codes
-from quire.errors import ConfigError, check_all
+from quire.errors import ConfigError, check_all, refusing
 
 TAKEN, AS, NO_MEANING, NOT_NEEDED, ABSENT = "taken", "as", "no meaning", "not needed", "absent"
 PROGRAMS = {"vllm.entrypoints.openai.api_server": ["serve"], "vllm.entrypoints.openai.run_batch": ["run-batch"]}
@@ -104,10 +104,8 @@ def translate(line: str) -> Translation:
     variables = [words.pop(0) for _ in range(len(words)) if words and _ASSIGNMENT.match(words[0])]
     name, rest = _command(words, line)
     parser = _parser_of(name)
-    try:
+    with refusing(ConfigError, setting="command", what=f"command: {line!r} cannot be read"):
         options = split(parser, parser.normal_words(rest))
-    except ConfigError as error:
-        raise ConfigError.of("command", f"{line!r} cannot be read: {error}") from None
     alone = [word for option in options if not option.is_flag for word in option.words]
     own, told = _variables(variables)
     flags = [option for option in options if option.is_flag]
@@ -124,13 +122,11 @@ def command_words(line: str) -> list[str]:
     lexer = shlex.shlex(text, posix=True, punctuation_chars="|&;>")
     lexer.whitespace_split, lexer.commenters = True, "#"
     words: list[str] = []
-    try:
+    with refusing(ValueError, setting="command", what=f"command: {line!r} is not a shell's command"):
         for word in lexer:
             if word and set(word) <= set("|&;>"):
                 break
             words.append(word.replace("\ue000", "<").replace("\ue001", ">"))
-    except ValueError as error:
-        raise ConfigError.of("command", f"{line!r} is not a shell's command: {error}") from None
     return words
 
 

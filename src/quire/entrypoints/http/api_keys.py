@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from quire.errors import ConfigError
+from quire.errors import ConfigError, refusing
 
 MAX_WEIGHT = 1000.0
 
@@ -48,10 +48,8 @@ class ApiKey:
 def read_key_file(path: str) -> list[KeyEntry]:
     """The keys of a file: a JSON list of objects with `name`, `key` and `weight`, or a line for each key (`NAME KEY [WEIGHT]`).
     Raises ConfigError: it cannot be read, or two keys are equal."""
-    try:
+    with refusing(OSError, UnicodeDecodeError, setting="api_key_file", what=f"api_key_file: {path!r} cannot be read"):
         text = Path(path).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError.of("api_key_file", f"{path!r} cannot be read: {error}") from error
     entries = _from_json(text) if text.lstrip().startswith("[") else _from_lines(text)
     if not entries:
         raise ConfigError.of("api_key_file", f"{path!r} has no key.")
@@ -69,10 +67,10 @@ def read_key_file(path: str) -> list[KeyEntry]:
 
 
 def _from_json(text: str) -> list[KeyEntry]:
-    try:
+    with refusing(
+        msgspec.MsgspecError, setting="api_key_file", what="api_key_file: it must be a list of name, key and weight"
+    ):
         return msgspec.json.decode(text, type=list[KeyEntry])
-    except msgspec.MsgspecError as error:
-        raise ConfigError.of("api_key_file", f"it must be a list of name, key and weight: {error}") from None
 
 
 def _from_lines(text: str) -> list[KeyEntry]:

@@ -24,7 +24,7 @@ from quire.entrypoints.http.errors import OVER_CAPACITY, HTTPError, not_ready
 from quire.entrypoints.http.http_protocol import BODY_EXTENSION
 from quire.entrypoints.http.state import ServerSettings, ServerState
 from quire.entrypoints.http.streaming import ClientGone, failure_of
-from quire.errors import ConfigError
+from quire.errors import ConfigError, refusing
 from quire.logger import init_logger
 from quire.metrics.spans import TRACE_HEADERS
 
@@ -310,10 +310,10 @@ def named_middleware(path: str) -> Middleware:
     """The operator's own: an ASGI class, or a coroutine function of (request, call_next).
     Raises ConfigError if nothing of that kind has this name."""
     module, _, name = path.rpartition(".")
-    try:
+    with refusing(
+        ImportError, AttributeError, ValueError, setting="middleware", what=f"middleware: {path!r} cannot be imported"
+    ):
         found: Any = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError.of("middleware", f"{path!r} cannot be imported: {error}") from error
     if inspect.isclass(found):
         return Middleware(cast("Any", found))
     if inspect.iscoroutinefunction(found):

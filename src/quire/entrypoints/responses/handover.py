@@ -14,7 +14,7 @@ from quire.entrypoints.http.state import ServerState
 from quire.entrypoints.responses.prepare import prepare_response
 from quire.entrypoints.responses.run import BackgroundRun, LeftResponse
 from quire.entrypoints.responses.store import Missing
-from quire.errors import ConfigError
+from quire.errors import refusing
 from quire.logger import init_logger
 from quire.metrics.events import EventKind
 
@@ -35,11 +35,9 @@ class Handover:
 
     def __init__(self, state: ServerState, folder: str) -> None:
         self._state, self._folder = state, Path(folder)
-        try:
+        with refusing(OSError, setting="handover", what=f"handover: {folder!r} cannot be used"):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             files = sorted(self._folder.glob(f"*{_SUFFIX}"))
-        except OSError as error:
-            raise ConfigError.of("handover", f"{folder!r} cannot be used: {error}.") from None
         state.handed_over = {file.name.removesuffix(_SUFFIX) for file in files}
 
     async def leave(self) -> None:
