@@ -65,10 +65,15 @@ def test_a_wrong_command_gets_a_hint_and_exit_code_2(word: str, hint: str, capsy
 
 
 @pytest.mark.parametrize("name", sorted(cli.COMMANDS))
-def test_every_command_can_describe_its_options(name: str) -> None:
-    done = subprocess.run([sys.executable, "-m", "quire", name, "--help"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"usage: quire {name}")
+def test_every_command_can_describe_its_options(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main([name, "--help"])
+    assert left.value.code == 0 and capsys.readouterr().out.startswith(f"usage: quire {name}")
+
+
+def test_the_package_is_a_program() -> None:
+    done = subprocess.run([sys.executable, "-m", "quire", "serve", "--help"], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith("usage: quire serve"), done.stderr
 
 
 def test_a_command_gets_its_arguments_and_gives_the_exit_code(command) -> None:
