@@ -39,9 +39,12 @@ def start_server() -> Iterator[Callable[..., ServerProcess]]:
         server.kill()
 
 
-@pytest.fixture(scope="module")
-def demo(start_server: Callable[..., ServerProcess]) -> ServerProcess:
-    return start_server()
+@pytest.fixture(scope="session")
+def demo() -> Iterator[ServerProcess]:
+    """The server of all tests that look at no figures of it."""
+    server = ServerProcess(*SERVE, *FLAGS, "--disable-uvicorn-access-log")
+    yield server
+    server.kill()
 
 
 @pytest.fixture(scope="module")

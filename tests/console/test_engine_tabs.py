@@ -1,10 +1,19 @@
 """The live view of the engine and the inspector of requests, against what the server really did."""
 
+from collections.abc import Callable
+
 import pytest
+from tests.oracles.server_process import ServerProcess
 
 from .conftest import answer, change, say, until
 
 LONG_SYSTEM = "You are a helpful assistant. " + "Books have pages. " * 40
+
+
+@pytest.fixture(scope="module")
+def demo(start_server: Callable[..., ServerProcess]) -> ServerProcess:
+    """A server that nobody else has asked."""
+    return start_server()
 
 
 def tile(page, label: str):
