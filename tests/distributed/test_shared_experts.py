@@ -21,6 +21,7 @@ from quire.engine.arg_utils import EngineArgs
 from quire.errors import ConfigError
 from quire.kernels import ops
 from quire.layers.parallel import ParallelPlan
+from quire.processes import family
 from quire.worker.shared_steps import SharedSteps, Turn
 
 
@@ -60,8 +61,11 @@ def check_copies(path: Path, **settings: Any) -> None:
         expected = tokens(alone)
     with LLM(str(path), enable_expert_parallel=True, **{**SETTINGS, **settings}) as llm:
         assert tokens(llm) == tokens(llm) == expected
-        llm.sleep(1)
-        llm.wake_up()
+        for level in (1, 2):
+            llm.sleep(level)
+            llm.wake_up()
+            assert tokens(llm) == expected
+        llm.llm_engine.call("reload_weights")
         assert tokens(llm) == expected
 
 
@@ -89,20 +93,29 @@ def test_copies_that_share_experts_give_one_process_s_tokens(tmp_path: Path, set
 
 
 @pytest.mark.exhaustive
-def test_a_copy_that_dies_takes_the_others_along_and_all_go_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "how"),
+    [(1, signal.SIGKILL), (1, signal.SIGSTOP), (2, signal.SIGKILL)],
+    ids=["core", "stopped core", "rank"],
+)
+def test_a_copy_that_dies_takes_the_others_along_and_all_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, how: signal.Signals
+) -> None:
+    monkeypatch.setenv("QUIRE_EXECUTE_MODEL_TIMEOUT_SECONDS", "1")
     path = skewed(tmp_path)
     with LLM(str(path), **SETTINGS) as alone:
         expected = tokens(alone)
-    settings: dict[str, Any] = {"data_parallel_size": 2, "enable_expert_parallel": True, "recovery": True}
-    with LLM(str(path), **settings, **SETTINGS) as llm:
+    sizes = {"data_parallel_size": 2, "tensor_parallel_size": ranks, "enable_expert_parallel": True}
+    with LLM(str(path), recovery=True, **sizes, **SETTINGS) as llm:
         assert tokens(llm) == expected
         clients = llm.llm_engine._client.client.clients
         for number in (0, 1):
             before = [client.client.pid for client in clients]
-            timer = threading.Timer(0.0, os.kill, (before[number], signal.SIGKILL))
-            timer.start()
+            victim = family(before[number])[-1].pid  # the core, or one of its ranks
+            killer = threading.Timer(0.0, os.kill, (victim, how))
+            killer.start()
             assert tokens(llm) == expected
-            timer.join()
+            killer.join()
             assert tokens(llm) == expected
             assert not {client.client.pid for client in clients} & set(before)
 

@@ -277,6 +277,8 @@ def open_client(config: EngineConfig, core: str | None, on_message: OnMessage) -
     num_copies, num_here = config.parallel.data_parallel_size, config.parallel.num_copies_here
     if num_copies == num_here == 1:
         return _open_process(config, on_message)
+    if config.parallel.enable_expert_parallel and num_copies > num_here:
+        logger.warning("copies on several hosts have all experts each: only those of one host share them")
     gathering = Gathering() if config.parallel.shares_experts else None
     starts: list[StartCopy] = [
         functools.partial(_open_process, config_of_copy(config, number), gathering=gathering)

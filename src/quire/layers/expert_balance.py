@@ -126,11 +126,13 @@ class ExpertPlaces:
         )
         counts = [sum(target // self.room == rank for _, target in sent) for rank in range(self._ranks.size)]
         out_counts = [sum(source // self.room == rank for source, _ in came) for rank in range(self._ranks.size)]
+        was_silent, self._ranks.is_silent = self._ranks.is_silent, False  # no rehearsal: weights come
         for weight in weights if ways else ():
             rows = weight.view(self.room, -1).view(torch.uint8)
             out = rows.new_empty(len(came), rows.shape[1])
             self._ranks.all_to_all(rows[[source % self.room for source, _ in sent]], counts, out, out_counts)
             rows[[target % self.room for _, target in came]] = out
+        self._ranks.is_silent = was_silent
         self._take(new)
 
     def _take(self, new: list[int]) -> None:

@@ -100,8 +100,6 @@ class Worker:
         begin = time.perf_counter()
         with STARTUP.phase("imports"):
             runner_class = import_class(self.platform.runner_class(), "device")
-        if self._communicator is not None and self._communicator.copies is not None:
-            self._communicator.copies.is_silent = False  # experts may be dealt
         with self.sleep_pool.allocating("weights"):
             runner: Runner = runner_class(self.config, self.platform, self.runtime, self._communicator)
         self._see_mixtures(runner)
