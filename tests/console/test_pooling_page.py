@@ -26,6 +26,11 @@ def test_texts_are_compared_and_embedded(open_page, embedder):
     cells.first.wait_for()
     values = [float(text) for text in cells.all_inner_texts()]
     assert len(values) == 9 and values[0] == values[2] == 1.0 and values[1] == values[3] < 1.0
+    page.get_by_label("Texts to compare").fill("one two\nthree " + "and so on " * 9 + "\none two")
+    page.set_viewport_size({"width": 390, "height": 780})
+    page.get_by_role("button", name="Compare").click()
+    page.get_by_text("and so on").last.wait_for()
+    assert page.evaluate("(box => box.scrollWidth <= box.clientWidth)(document.querySelector('.table-box'))")
     page.get_by_role("radio", name="Embed").click()
     page.get_by_role("button", name="Embed").click()
     page.get_by_text("64 numbers each").wait_for()
@@ -43,6 +48,17 @@ def test_documents_are_ranked_as_the_server_ranks_them(open_page, ranker):
     shown = page.locator(".ranked li > span:first-child").all_inner_texts()
     ranked = ranker.client.post("/v1/rerank", json={"query": "a", "documents": documents}).json()["results"]
     assert shown == [documents[each["index"]] for each in ranked]
+
+
+def test_scores_above_1_have_bars_of_their_own_lengths(open_page, start_server, tmp_path):
+    model, task = str(make_tiny_model("Qwen3Model", tmp_path)), '{"task": "token_embed"}'
+    server = start_server("--model", model, "--max-model-len", "128", "--pooler-config", task)
+    page = open_page(server.url)
+    page.get_by_role("button", name="Rank").click()
+    page.locator(".ranked li").first.wait_for()
+    assert float(page.locator(".ranked-score").first.inner_text()) > 1
+    shares = page.locator(".ranked-bar").evaluate_all("bars => bars.map(bar => bar.style.getPropertyValue('--share'))")
+    assert shares[0] == "100%" and len(set(shares)) == 3
 
 
 def test_what_the_server_refuses_is_told_in_its_words(open_page, embedder):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import peft
 import pytest
 import torch
@@ -13,7 +14,9 @@ from safetensors.torch import save_file
 from tests.lora.conftest import PROMPTS, TOLERANCE, request, run
 from tests.oracles.async_platform import AsyncCpuPlatform
 from tests.oracles.peft_adapters import make_adapter, randomize
+from tests.oracles.tiny_listeners import HearingOracle, make_tiny_listener
 from tests.oracles.tiny_models import VOCAB_SIZE, load_oracle, make_tiny_model
+from tests.oracles.tiny_vision import VisionOracle, draw_image, make_tiny_vision
 
 from quire import LLM, LoRARequest, SamplingParams
 from quire.engine import arg_utils
@@ -122,6 +125,45 @@ def test_two_ranks_share_added_tokens(tmp_path: Path):
     base = make_tiny_model("LlamaForCausalLM", tmp_path / "base", tie_word_embeddings=False)
     llm = LLM(str(base), tensor_parallel_size=2, **SETTINGS)
     assert_grown(llm, base, [make_grown(base, tmp_path / name, 1) for name in ("low rank", "tokens")])
+
+
+@pytest.mark.parametrize("name", ["Llava", "Qwen2_5_VL", "Qwen2Audio"])
+def test_a_model_that_sees_or_hears_has_added_tokens(name: str, tmp_path: Path):
+    hears, path = name == "Qwen2Audio", tmp_path / "base"
+    base = (make_tiny_listener if hears else make_tiny_vision)(f"{name}ForConditionalGeneration", path)
+    item = np.sin(np.arange(12000) * 0.05).astype(np.float32) if hears else draw_image(1, 56, 84)
+    oracle: Any = (HearingOracle if hears else VisionOracle)(base)
+    vocab, config = len(oracle.model.get_input_embeddings().weight), oracle.model.config
+    marker = next(
+        getattr(config, key)
+        for key in ("image_token_index", "image_token_id", "audio_token_id")
+        if hasattr(config, key)
+    )
+    llm = LLM(str(base), **{**SETTINGS, "max_model_len": 128, "skip_tokenizer_init": True})
+    expected = {None: oracle.model}
+    torch.manual_seed(1)
+    grown = load_oracle(base)
+    grown.resize_token_embeddings(vocab + ADDED, mean_resizing=False)
+    saved = {"target_modules": r".*language_model.*q_proj", "modules_to_save": ["embed_tokens", "lm_head"]}
+    grown = peft.get_peft_model(grown, peft.LoraConfig(r=3, **saved))
+    randomize(grown, 1, 0.3)
+    grown.save_pretrained(str(tmp_path / "grown"))
+    adapter = request(tmp_path / "grown")
+    expected[adapter] = grown.base_model.model
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, logprobs=-1, detokenize=False)
+    ids = {None: [5, marker, 9, 10], adapter: [5, marker, vocab + 2, 10]}
+    prompts = [
+        {"prompt_token_ids": each, "multi_modal_data": {"audio" if hears else "image": item}} for each in ids.values()
+    ]
+    outputs = llm.generate(prompts, params, use_tqdm=False, lora_request=list(ids))
+    for output, model, tokens in zip(outputs, expected.values(), (vocab, vocab + ADDED), strict=True):
+        (completion,), prompt = output.outputs, output.prompt_token_ids
+        oracle.model = model
+        rows = oracle.logprobs([*prompt, *completion.token_ids], [item])[len(prompt) - 1 : -1]
+        for position, row in zip(completion.logprobs, rows, strict=True):
+            ours = [position[token].logprob for token in range(tokens)]
+            torch.testing.assert_close(torch.tensor(ours), row, atol=TOLERANCE, rtol=0)
+            assert all(entry.logprob == -math.inf for token, entry in position.items() if token >= tokens)
 
 
 def test_a_draft_model_guesses_for_requests_with_added_tokens(tmp_path: Path):

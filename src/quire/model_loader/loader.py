@@ -133,7 +133,7 @@ def build_spec(config: EngineConfig, entry: Entry) -> DecoderSpec:
 
 def with_added_tokens(spec: DecoderSpec, count: int) -> DecoderSpec:
     """A copy with room for further tokens of adapters. Raises ConfigError: its tables of tokens cannot be longer."""
-    if spec.normalized_head or spec.layer_input is not None or spec.vision is not None or spec.hearing is not None:
+    if spec.normalized_head or spec.layer_input is not None:
         raise ConfigError(
             f"lora_extra_vocab_size={count}: this model's tables of tokens cannot have further rows",
             setting="lora_extra_vocab_size",

@@ -5,6 +5,7 @@ Files are fetched and decoded by a bounded number of threads. Waiting for the ne
 hosts hold up nothing that is here already. Knows URLs; knows no message.
 """
 
+import contextvars
 import functools
 import os
 import stat
@@ -110,10 +111,11 @@ class MediaSource:
 
 
 def in_threads(function: Callable[[ItemT], ResultT], items: Iterable[ItemT]) -> list[ResultT]:
-    """Call a function that works on images for each of some items, side by side; results are in the order of the items.
-    Raises what it raised for the first of them that failed."""
+    """Call a function that works on images for each of some items, side by side, in the context of who calls; results are in the
+    order of the items. Raises what it raised for the first of them that failed."""
+    context = contextvars.copy_context()
     with ThreadPoolExecutor(_num_decoders(), "quire-images") as threads:
-        return list(threads.map(function, items))
+        return list(threads.map(lambda item: context.copy().run(function, item), items))
 
 
 def _num_decoders() -> int:

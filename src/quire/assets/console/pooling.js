@@ -108,7 +108,7 @@ function rerankView(model) {
   const given = texts("documents", "Documents", "One a line.");
   const request = () => ({ path: "v1/rerank", body: { model: model(), query: query.value, documents: lines(given.area) } });
   return view("Rank", [{ element: field("Question", query) }, given], request, ({ results }) => h("ol", { class: "ranked" },
-    results.map(({ index, document, relevance_score: score }) => bar(document?.text ?? lines(given.area)[index], score))));
+    results.map(({ index, document, relevance_score: score }) => bar(document?.text ?? lines(given.area)[index], score, results[0].relevance_score))));
 }
 
 function classifyView(model) {
@@ -119,9 +119,10 @@ function classifyView(model) {
     h("ol", { class: "ranked" }, probs.map((share, number) => bar(`class ${number}`, share))))));
 }
 
-function bar(text, score) {
+/** `most`: the greatest score, which may be above 1 where it is a sum over tokens. */
+function bar(text, score, most = 1) {
   const meter = h("span", { class: "ranked-bar", "aria-hidden": "true" });
-  meter.style.setProperty("--share", `${100 * Math.max(0, Math.min(1, score))}%`);
+  meter.style.setProperty("--share", `${100 * Math.max(0, score / Math.max(1, most))}%`);
   return h("li", {}, h("span", {}, text), h("span", { class: "ranked-score" }, score.toFixed(4)), meter);
 }
 
