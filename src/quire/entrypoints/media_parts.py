@@ -107,7 +107,6 @@ class MediaMessages:
     Args:
         messages: as users write them.
         markers: the model's token for an image and for a sound, as text, by modality; of those that it reads.
-        field: the conversation's name, for errors.
         is_text: a template makes a text of it, in which words that look like a marker would be one.
 
     Attributes:
@@ -122,7 +121,6 @@ class MediaMessages:
         self,
         messages: Sequence[Mapping[str, Any]],
         markers: Mapping[str, str],
-        field: str = "messages",
         *,
         is_text: bool = True,
     ) -> None:
@@ -130,7 +128,7 @@ class MediaMessages:
         self._stand_ins = {f"\ue000{secrets.token_hex(8)}\ue001": marker for marker in hidden}
         self.given: list[GivenMedia] = []
         self.messages: list[dict[str, Any]] = [
-            self._take_out(message, f"{field}[{index}]") for index, message in enumerate(messages)
+            self._take_out(message, f"messages[{index}]") for index, message in enumerate(messages)
         ]
 
     def _take_out(self, message: Mapping[str, Any], path: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from quire.config import limits
-from quire.entrypoints.http.errors import HTTPError, bad_field
+from quire.entrypoints.http.errors import HTTPError, bad_field, from_exception
 from quire.entrypoints.http.state import ServerState
 from quire.entrypoints.openai.answers import PieceReader
 from quire.entrypoints.openai.chat_generation import ChatGeneration, prepare_generation
@@ -22,6 +22,7 @@ from quire.entrypoints.openai.protocol import (
     ChatMessage,
     Usage,
 )
+from quire.errors import RequestError
 from quire.outputs import CompletionOutput, RequestOutput
 
 
@@ -232,10 +233,11 @@ async def _prepare_batch(state: ServerState, request: BatchChatRequest, public_i
 async def _prepare_one(state: ServerState, fields: dict[str, Any], public_id: str, path: str) -> ChatGeneration:
     try:
         return await prepare_chat(state, ChatCompletionRequest(**fields), public_id)
-    except HTTPError as error:
-        param = error.detail.param
+    except (HTTPError, RequestError) as error:
+        refusal = from_exception(error, public_id)
+        param = refusal.detail.param
         if param is None or not param.startswith("messages"):
             raise
-        message = error.detail.message.replace("messages", path, 1)
+        message = refusal.detail.message.replace("messages", path, 1)
         param = param.replace("messages", path, 1)
-        raise HTTPError(error.status, message, param=param, code=error.code) from None
+        raise HTTPError(refusal.status, message, param=param, code=refusal.code) from None

@@ -5,14 +5,14 @@ Knows the tokenizer's three verbs (encode, decode, apply a chat template). Knows
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from quire.config import limits
 from quire.engine.input_processor import InputProcessor, TokenizedPrompt, check_in_vocabulary
 from quire.entrypoints import conversations, media_parts
 from quire.entrypoints.http.admission import encode_text
-from quire.entrypoints.http.errors import bad_field, bad_request, from_exception
+from quire.entrypoints.http.errors import bad_field, bad_request
 from quire.entrypoints.http.state import ServerSettings, ServerState
 from quire.entrypoints.media_parts import MediaMessages
 from quire.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest, PromptItem, TokenizeRequest
@@ -29,15 +29,12 @@ def normalize_messages(
     messages: list[dict[str, Any]], field: str = "messages", keep_parts: bool = False
 ) -> list[dict[str, Any]]:
     """Messages ready for a template, as `conversations.normalize_messages` gives them.
-    Raises HTTPError, a 400 whose `param` is the path of what is wrong."""
+    Raises HTTPError or RequestError, a 400 whose `param` is the path of what is wrong."""
     if not messages:
         raise bad_field(field, "at least one message is needed.")
     if len(messages) > limits.MAX_CHAT_MESSAGES:
         raise bad_field(field, f"{len(messages)} messages; at most {limits.MAX_CHAT_MESSAGES}.")
-    try:
-        return conversations.normalize_messages(messages, field, keep_parts=keep_parts)
-    except RequestError as error:
-        raise from_exception(error, "") from None
+    return conversations.normalize_messages(messages, field, keep_parts=keep_parts)
 
 
 def content_text(message: dict[str, Any]) -> str:
@@ -204,12 +201,9 @@ async def hold_media(state: ServerState, messages: list[dict[str, Any]]) -> list
     processor = input_processor(state)
     if processor is None or processor.media is None or not (markers := processor.markers):
         return messages
-    taken = await asyncio.to_thread(_take_media, messages, markers)
-    try:
-        processor.media.check_counts(taken.count())
-        items = await taken.read_async(processor.media.source)
-    except RequestError as error:
-        raise from_exception(error, "messages") from None
+    taken = await asyncio.to_thread(MediaMessages, messages, markers)
+    processor.media.check_counts(taken.count())
+    items = await taken.read_async(processor.media.source)
     return media_parts.hold_media(messages, taken.given, items) if items else messages
 
 
@@ -274,7 +268,7 @@ async def render_chat(
         raise bad_field("continue_final_message", "cannot be set together with add_generation_prompt.")
     markers = None if processor is None else processor.markers
     writes_tokens = bool(getattr(tokenizer, "writes_tokens", False))
-    taken = await asyncio.to_thread(_take_media, messages, markers, not writes_tokens) if markers else None
+    taken = await asyncio.to_thread(MediaMessages, messages, markers, is_text=not writes_tokens) if markers else None
     conversation = normalize_messages(messages if taken is None else taken.messages, keep_parts=True)
     if continue_final_message and conversation[-1]["role"] != "assistant":
         raise bad_field("continue_final_message", "the last message must be the assistant's.")
@@ -306,7 +300,7 @@ async def render_chat(
 
 async def untemplated(messages: list[dict[str, Any]], processor: InputProcessor) -> TokenizedPrompt:
     """The prompt of a model that reads a text or an image by itself: what the messages say, without a template."""
-    taken = await asyncio.to_thread(_take_media, messages, {IMAGE: _NO_MARKER})
+    taken = await asyncio.to_thread(MediaMessages, messages, {IMAGE: _NO_MARKER})
     said = [message.get("content") or "" for message in normalize_messages(taken.messages, keep_parts=True)]
     parts = [part for content in said for part in ([{"text": content}] if isinstance(content, str) else content)]
     text = "\n".join(str(part.get("text", "")) for part in parts).replace(_NO_MARKER, "").strip()
@@ -320,13 +314,6 @@ async def untemplated(messages: list[dict[str, Any]], processor: InputProcessor)
 _NO_MARKER = "\ue000image\ue001"
 
 
-def _take_media(messages: list[dict[str, Any]], markers: Mapping[str, str], is_text: bool = True) -> MediaMessages:
-    try:
-        return MediaMessages(messages, markers, is_text=is_text)
-    except RequestError as error:
-        raise from_exception(error, "") from None
-
-
 async def _with_media(
     taken: MediaMessages,
     rendered: str | list[int],
@@ -338,13 +325,10 @@ async def _with_media(
     """The prompt with its images, videos and sounds, which are read and processed by threads of their own."""
     media = processor.media
     assert media is not None
-    try:
-        media.check_counts(taken.count())
-        items = await taken.read_async(media.source, io)
-        work = media.source.run(conversations.with_media, taken, items, rendered, processor, special, options)
-        return await asyncio.wrap_future(work)
-    except RequestError as error:
-        raise from_exception(error, "messages") from None
+    media.check_counts(taken.count())
+    items = await taken.read_async(media.source, io)
+    work = media.source.run(conversations.with_media, taken, items, rendered, processor, special, options)
+    return await asyncio.wrap_future(work)
 
 
 def _size(content: str | list[dict[str, str]] | None) -> int:
