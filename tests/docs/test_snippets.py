@@ -225,7 +225,7 @@ def can_run(words: list[str], block: Block, is_slow_welcome: bool) -> bool:
         parts = [part for word in words[2:] for part in word.split()]  # a word may be a command line itself
         return not any(_PLACEHOLDER.fullmatch(part) and not _NO_PLACEHOLDERS.fullmatch(part) for part in parts)
     if words[0] == "curl":
-        other_model = re.search(r"^quire serve [\w.-]+/", block.text, re.MULTILINE)
+        other_model = re.search(r"^quire serve (?:[\w.-]+/|quire-demo-)", block.text, re.MULTILINE)
         return other_model is None and any(map(DEMO_SERVER.search, words))
     return words[0] in ("cat", "jq", "tail", "grep", "mkdir") or words[:2] == ["python", "-c"]
 

@@ -1,5 +1,6 @@
 """Every example of `examples/` runs on the demo model and prints what its page says."""
 
+import contextlib
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,12 +21,19 @@ def run(name: str, *arguments: str) -> None:
     module.main(*arguments)
 
 
+@contextlib.contextmanager
+def serving(*arguments: str) -> Iterator[str]:
+    """The address of a server."""
+    server = ServerProcess(*SERVE, *arguments, "--port", "0", "--kv-cache-memory-bytes", "64M")
+    yield f"{server.url}/v1"
+    server.kill()
+
+
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     """The address of a server of the demo model."""
-    server = ServerProcess(*SERVE, "--port", "0", "--kv-cache-memory-bytes", "64M", "--max-model-len", "2048")
-    yield f"{server.url}/v1"
-    server.kill()
+    with serving("--max-model-len", "2048") as address:
+        yield address
 
 
 def test_offline_text(capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,6 +79,13 @@ def test_tool_calls(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     run("tool_calls", url)
     called, answered = capsys.readouterr().out.splitlines()[-2:]
     assert called.startswith("calculate(") and called.endswith("= 84") and "84" in answered
+
+
+def test_a_sound_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving("quire-demo-speech") as address:
+        run("transcribe", address)
+    said = capsys.readouterr().out
+    assert said.startswith("40 75\n") and "00:00:00,000 -->" in said
 
 
 def test_the_readme_names_every_example() -> None:

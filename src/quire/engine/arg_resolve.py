@@ -8,7 +8,6 @@ import enum
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 from quire import envs
@@ -27,7 +26,15 @@ from quire.config import (
 from quire.config.checks import check_keys, read_object
 from quire.config.drafter import as_drafter, check_drafter, check_layout
 from quire.config.generation import default_sampling, eos_token_ids, load_generation_config
-from quire.config.hub import FoundModel, find_model, find_tokenizer, stored_types, with_outer_parts
+from quire.config.hub import (
+    DEMO_MODEL,
+    FoundModel,
+    built_in_folder,
+    find_model,
+    find_tokenizer,
+    stored_types,
+    with_outer_parts,
+)
 from quire.config.hub.listing import HubSettings
 from quire.config.multimodal import read_limit, video_reading
 from quire.config.observability import LoggingConfig
@@ -64,8 +71,6 @@ class UsageContext(enum.StrEnum):
 
 logger = init_logger(__name__)
 SectionT = TypeVar("SectionT")
-DEMO_MODEL = "quire-demo"
-"""The name of the built-in demo model, which is also used if no model is named."""
 DEFAULT_BLOCK_SIZE = 16
 MAX_ENCODER_BUDGET = 16384
 ENCODED_TOGETHER = 8
@@ -75,17 +80,14 @@ STEP_FACTOR = 2.0
 """A prompt makes the steps of those who decode at most so many times longer, by default."""
 
 
-def _demo_model_path() -> str:
-    """The folder of the built-in demo model. Raises ConfigError if this installation has none."""
-    from importlib.resources import files
-
-    path = Path(str(files("quire"))) / "assets" / "demo"
-    if not (path / "config.json").is_file():
+def _demo_model() -> FoundModel:
+    """The built-in demo model. Raises ConfigError if this installation has none."""
+    if (folder := built_in_folder(DEMO_MODEL)) is None:
         raise ConfigError(
             "no model is named, and this installation has no built-in demo model: give model= a local folder or a hub id",
             setting="model",
         )
-    return str(path)
+    return FoundModel(folder)
 
 
 def section(kind: type[SectionT], args: object, **decided: Any) -> SectionT:
@@ -274,10 +276,7 @@ class Resolver:
         return tuple(token_id for token_id in ids if token_id is not None)
 
     def _find_model(self) -> FoundModel:
-        args = self.args
-        if args.model is None or (args.model == DEMO_MODEL and not Path(DEMO_MODEL).is_dir()):
-            return FoundModel(_demo_model_path())
-        return find_model(args.model, self._hub_settings())
+        return _demo_model() if self.args.model is None else find_model(self.args.model, self._hub_settings())
 
     def _hub_settings(self) -> HubSettings:
         memory = self.platform.memory_bytes()

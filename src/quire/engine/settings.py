@@ -73,7 +73,9 @@ class EngineSettings:
     """The fields of `EngineArgs`, named as in vLLM; None lets the engine decide."""
 
     model: str | None = setting(
-        None, TEXT, "a local folder or a hub id; none, or quire-demo, means the built-in demo model"
+        None,
+        TEXT,
+        "a local folder or a hub id; none, or quire-demo, means the built-in demo model (quire-demo-speech hears)",
     )
     tokenizer: str | None = setting(None, TEXT, "folder or hub id of the tokenizer, if it is not the model's")
     tokenizer_mode: str = setting(

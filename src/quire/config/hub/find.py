@@ -33,6 +33,10 @@ from quire.logger import init_logger
 logger = init_logger(__name__)
 
 Hub = HuggingFaceHub | ModelScopeHub
+DEMO_MODEL = "quire-demo"
+"""The demo model, which is also used if no model is named."""
+BUILT_IN = {DEMO_MODEL: "demo", "quire-demo-speech": "demo_speech"}
+"""The folders of the models that are part of an installation, by the names that they have."""
 
 
 class FoundModel(NamedTuple):
@@ -176,7 +180,17 @@ def _local_folder(name: str, setting: str) -> str | None:
             f"config.json, or a hub id such as 'owner/name'",
             setting=setting,
         )
-    return None
+    return built_in_folder(name)
+
+
+def built_in_folder(name: str) -> str | None:
+    """The folder of a model that is part of this installation; None if there is none of this name."""
+    from importlib.resources import files
+
+    if name not in BUILT_IN:
+        return None
+    folder = Path(str(files("quire"))) / "assets" / BUILT_IN[name]
+    return str(folder) if (folder / CONFIG).is_file() else None
 
 
 def _look_up(hub: Hub, repository: str, setting: str) -> Listing:
