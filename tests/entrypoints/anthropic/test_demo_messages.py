@@ -5,7 +5,7 @@ from typing import Any
 
 import anthropic
 import pytest
-from tests.entrypoints.openai.test_demo_server import DemoServer
+from tests.oracles.demo_server import DemoServer
 
 QUESTION = [{"role": "user", "content": "What is 17 + 25?"}]
 CALL = [{"role": "user", "content": "Use the calculator: 12 * 7"}]

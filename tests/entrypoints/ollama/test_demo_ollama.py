@@ -5,7 +5,7 @@ from typing import Any
 
 import ollama
 import pytest
-from tests.entrypoints.openai.test_demo_server import DemoServer
+from tests.oracles.demo_server import DemoServer
 
 MODEL = "quire-demo"
 QUESTION = [{"role": "user", "content": "What is 17 + 25?"}]

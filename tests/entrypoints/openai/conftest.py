@@ -1,15 +1,26 @@
-"""A server in this process: the real application over a fake engine, reached through ASGI without a socket."""
+"""Servers that several files ask: one in this process, the real application over a fake engine, reached through ASGI without a
+socket; and one in a process of its own, on the demo model."""
 
-from collections.abc import AsyncIterator, Callable
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
 import pytest
+from tests.oracles.demo_server import DemoServer
 from tests.oracles.fake_async_llm import FakeAsyncLLM
 
 from quire.entrypoints.http.state import ServerSettings, ServerState
 from quire.entrypoints.server.app import build_app
+
+
+@pytest.fixture(scope="session")
+def plain_demo() -> Iterator[DemoServer]:
+    """The demo model without further flags."""
+    server = DemoServer()
+    yield server
+    assert server.end(signal.SIGTERM)[0] == 0
 
 
 class InProcessServer:

@@ -6,47 +6,21 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import httpx
 import openai
 import pytest
-from tests.oracles.server_process import SERVE, ServerProcess
+from tests.oracles.demo_server import DemoServer
 
-FLAGS = ("--port", "0", "--max-model-len", "1024", "--kv-cache-memory-bytes", "64M", "--max-num-seqs", "16")
 QUESTION = [{"role": "user", "content": "What is 17 + 25?"}]
 LONG = {"prompt": "one two", "max_tokens": 900, "n": 16, "ignore_eos": True, "stream": True}
 """Some megabytes of stream: still running when a test has read its first line and acts."""
 PROMPTS = ["one two three", "Count from 3 to 9.", "Sort: 5 2 9 1", "Hello", "Who are you?", "What is 8 * 7?"]
 
 
-class DemoServer(ServerProcess):
-    """A server process on the demo model."""
-
-    def __init__(self, *flags: str) -> None:
-        super().__init__(*SERVE, *FLAGS, *flags)
-
-    def openai(self, **options) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, **options)
-
-    def complete(self, **fields) -> dict:
-        response = self.client.post("/v1/completions", json={"max_tokens": 12, "temperature": 0, **fields})
-        assert response.status_code == 200, response.text
-        return response.json()
-
-    def metric(self, name: str, **labels: str) -> float:
-        """A metric's value; missing labels match anything."""
-        for line in self.client.get("/metrics").text.splitlines():
-            if line.startswith(f"quire:{name}{{") and all(f'{k}="{v}"' in line for k, v in labels.items()):
-                return float(line.rsplit(" ", 1)[1])
-        raise AssertionError(f"no metric {name} {labels}")
-
-
-@pytest.fixture(scope="module")
-def demo() -> Iterator[DemoServer]:
-    server = DemoServer()
-    yield server
-    server.kill()
+@pytest.fixture
+def demo(plain_demo: DemoServer) -> DemoServer:
+    return plain_demo
 
 
 def test_the_start_prints_a_line_to_try_that_works(demo):

@@ -13,7 +13,7 @@ import pytest
 import uvicorn
 from starlette.requests import Request
 from tests.engine.builders import make_config
-from tests.entrypoints.openai.test_demo_server import DemoServer
+from tests.oracles.demo_server import DemoServer
 
 from quire.entrypoints.cli.main import build_parser, main
 from quire.entrypoints.cli.serve import server_settings

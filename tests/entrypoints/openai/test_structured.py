@@ -1,11 +1,10 @@
 """What a request's fields say about the form of its answer."""
 
-import signal
 from typing import Any
 
 import msgspec
 import pytest
-from tests.entrypoints.openai.test_demo_server import DemoServer
+from tests.oracles.demo_server import DemoServer
 from tests.parsers.test_thinking import FORMATS as GPT_OSS
 from tests.parsers.test_thinking import Tokenizer as Channels
 
@@ -151,29 +150,25 @@ def test_a_budget_and_a_form_that_covers_thoughts_exclude_one_another() -> None:
     assert caught.value.param == "thinking_token_budget"
 
 
-def test_the_openai_package_parses_a_demo_server_s_answers() -> None:
+def test_the_openai_package_parses_a_demo_server_s_answers(plain_demo: DemoServer) -> None:
     import pydantic
 
     class Person(pydantic.BaseModel):
         name: str
         age: int
 
-    server = DemoServer()
-    try:
-        client = server.openai()
-        messages: Any = [{"role": "user", "content": "Make JSON with name Bob and age 7"}]
-        parsed = client.chat.completions.parse(
-            model="quire-demo", messages=messages, response_format=Person, max_tokens=100, temperature=0
-        )
-        assert parsed.choices[0].message.parsed == Person(name="Bob", age=7)
-        chunks = client.chat.completions.create(
-            model="quire-demo", messages=messages, stream=True, seed=1,
-            extra_body={"structured_outputs": {"choice": ["red", "green"]},
-                        "chat_template_kwargs": {"enable_thinking": False}},
-        )  # fmt: skip
-        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) in ("red", "green")
-        bad = server.client.post("/v1/completions", json={"prompt": "a", "guided_regex": "(?=a)"})
-        assert bad.status_code == 400 and "look-around" in bad.json()["error"]["message"]
-        assert len(server.complete(prompt="a", guided_regex=r"\d{5}")["choices"][0]["text"]) == 5
-    finally:
-        assert server.end(signal.SIGTERM)[0] == 0
+    client = plain_demo.openai()
+    messages: Any = [{"role": "user", "content": "Make JSON with name Bob and age 7"}]
+    parsed = client.chat.completions.parse(
+        model="quire-demo", messages=messages, response_format=Person, max_tokens=100, temperature=0
+    )
+    assert parsed.choices[0].message.parsed == Person(name="Bob", age=7)
+    chunks = client.chat.completions.create(
+        model="quire-demo", messages=messages, stream=True, seed=1,
+        extra_body={"structured_outputs": {"choice": ["red", "green"]},
+                    "chat_template_kwargs": {"enable_thinking": False}},
+    )  # fmt: skip
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) in ("red", "green")
+    bad = plain_demo.client.post("/v1/completions", json={"prompt": "a", "guided_regex": "(?=a)"})
+    assert bad.status_code == 400 and "look-around" in bad.json()["error"]["message"]
+    assert len(plain_demo.complete(prompt="a", guided_regex=r"\d{5}")["choices"][0]["text"]) == 5

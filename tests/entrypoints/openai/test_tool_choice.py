@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema
 import msgspec
 import pytest
-from tests.entrypoints.openai.test_demo_server import DemoServer
+from tests.oracles.demo_server import DemoServer
 from tests.parsers.writing import SPECIAL_IDS, accepts, write
 
 from quire.entrypoints.http.errors import HTTPError
@@ -301,29 +301,25 @@ def test_a_server_s_answers_call_as_they_must(demo: DemoServer) -> None:
     jsonschema.validate(calls[0][1], SWITCH)
 
 
-def test_the_demo_model_calls_what_it_was_asked_for() -> None:
-    server = DemoServer()
-    try:
-        question = "What is the weather in Paris?"
-        for choice in ("required", {"type": "function", "function": {"name": "get_weather"}}):
-            _, calls = ask(server, question, tools=TOOLS, tool_choice=choice)
-            assert calls == [("get_weather", {"city": "Paris"})]
-        strict = [tool("get_weather", WEATHER, strict=True)]
-        assert ask(server, question, tools=strict) == ("tool_calls", [("get_weather", {"city": "Paris"})])
-        assert ask(server, "Hello!", tools=strict) == ("stop", [])
-        tools = [{"name": "get_weather", "input_schema": WEATHER}]
-        for choice in ({"type": "any"}, {"type": "tool", "name": "get_weather"}):
-            body = {"model": "quire-demo", "max_tokens": 100, "temperature": 0, "tools": tools, "tool_choice": choice}
-            answer = server.client.post(
-                "/v1/messages", json={**body, "messages": [{"role": "user", "content": question}]}
-            ).json()
-            assert answer["stop_reason"] == "tool_use"
-            assert answer["content"][-1]["input"] == {"city": "Paris"}
-        bad = {
-            "messages": [{"role": "user", "content": "x"}],
-            "tools": [tool("f", {"properties": {"a": {"$ref": "#/nope"}}})],
-        }
-        refused = server.client.post("/v1/chat/completions", json={**bad, "tool_choice": "required"})
-        assert refused.status_code == 400, refused.text
-    finally:
-        assert server.end(signal.SIGTERM)[0] == 0
+def test_the_demo_model_calls_what_it_was_asked_for(plain_demo: DemoServer) -> None:
+    question = "What is the weather in Paris?"
+    for choice in ("required", {"type": "function", "function": {"name": "get_weather"}}):
+        _, calls = ask(plain_demo, question, tools=TOOLS, tool_choice=choice)
+        assert calls == [("get_weather", {"city": "Paris"})]
+    strict = [tool("get_weather", WEATHER, strict=True)]
+    assert ask(plain_demo, question, tools=strict) == ("tool_calls", [("get_weather", {"city": "Paris"})])
+    assert ask(plain_demo, "Hello!", tools=strict) == ("stop", [])
+    tools = [{"name": "get_weather", "input_schema": WEATHER}]
+    for choice in ({"type": "any"}, {"type": "tool", "name": "get_weather"}):
+        body = {"model": "quire-demo", "max_tokens": 100, "temperature": 0, "tools": tools, "tool_choice": choice}
+        answer = plain_demo.client.post(
+            "/v1/messages", json={**body, "messages": [{"role": "user", "content": question}]}
+        ).json()
+        assert answer["stop_reason"] == "tool_use"
+        assert answer["content"][-1]["input"] == {"city": "Paris"}
+    bad = {
+        "messages": [{"role": "user", "content": "x"}],
+        "tools": [tool("f", {"properties": {"a": {"$ref": "#/nope"}}})],
+    }
+    refused = plain_demo.client.post("/v1/chat/completions", json={**bad, "tool_choice": "required"})
+    assert refused.status_code == 400, refused.text

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.entrypoints.openai.test_demo_server import QUESTION, DemoServer
+from tests.entrypoints.openai.test_demo_server import QUESTION
+from tests.oracles.demo_server import DemoServer
 
 THINKS = {"chat_template_kwargs": {"enable_thinking": True}, "return_token_ids": True}
 

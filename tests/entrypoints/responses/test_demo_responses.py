@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pydantic
 import pytest
-from tests.entrypoints.openai.test_demo_server import DemoServer
+from tests.oracles.demo_server import DemoServer
 
 from quire.entrypoints.responses.store import ResponseStore
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.entrypoints.openai.test_demo_server import DemoServer
+from tests.oracles.demo_server import DemoServer
 
 from quire.entrypoints.cli.main import main
 
