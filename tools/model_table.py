@@ -107,6 +107,9 @@ def _transformers_config(architecture: str) -> HFConfig | None:
     if "text_config" in getattr(model_class.config_class, "sub_configs", {}) and not is_whole:
         return None
     values = model_class.config_class(**tiny_models.tiny_values(architecture)).to_dict()
+    eyes = getattr(model_class.config_class, "sub_configs", {}).get("vision_config")
+    if eyes is not None and values.get("vision_config") is None:
+        values["vision_config"] = eyes().to_dict()
     return HFConfig({**values, "architectures": [architecture]})
 
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from tests.oracles.media_parity import COMMON, SETTINGS, ask, assert_parity, draw_prompts, largest_difference
 from tests.oracles.tiny_encoder_decoder import draw_sound
 from tests.oracles.tiny_listeners import AUDIO, CONFIGS, OMNI, HearingOracle, make_tiny_listener
+from tests.oracles.tiny_video import draw_film
 from tests.oracles.tiny_vision import draw_image
 
 from quire import LLM, SamplingParams
@@ -146,7 +147,7 @@ def test_parts_of_ultravox_may_be_checkpoints_of_their_own(folders, tmp_path):
         LLM(model=str(path), **COMMON)
 
 
-def test_omni_hears_and_sees_in_one_prompt_and_is_read_with_the_parts_that_speak(folders, tmp_path):
+def test_omni_hears_and_sees_pictures_and_films_in_one_prompt_and_is_read_with_the_parts_that_speak(folders, tmp_path):
     path = folders(OMNI)
     (path / "preprocessor_config.json").write_text(
         json.dumps(
@@ -157,10 +158,12 @@ def test_omni_hears_and_sees_in_one_prompt_and_is_read_with_the_parts_that_speak
             }
         )
     )  # fmt: skip
-    sound, image = SOUNDS["half"], draw_image(3, 24, 40)
+    sound, image, film = SOUNDS["half"], draw_image(3, 24, 40), draw_film(9, 4, 16, 24, 3.0)
     around = {"image": [AUDIO + 4, AUDIO + 3, AUDIO + 5], "audio": [AUDIO + 1, AUDIO, AUDIO + 2]}
-    prompt = [5, 6, *around["image"], 7, *around["audio"], 8, *around["image"], 9]
-    request = {"prompt_token_ids": prompt, "multi_modal_data": {"image": [image, image], "audio": sound}}
+    video = [AUDIO + 4, AUDIO + 6, AUDIO + 5]
+    prompt = [5, 6, *around["image"], 7, *around["audio"], 8, *video, 3, *around["image"], 9]
+    data = {"image": [image, image], "audio": sound, "video": film.given}
+    request = {"prompt_token_ids": prompt, "multi_modal_data": data}
     params = SamplingParams(
         max_tokens=6, temperature=0.0, ignore_eos=True, logprobs=1, allowed_token_ids=list(range(AUDIO))
     )
@@ -170,8 +173,11 @@ def test_omni_hears_and_sees_in_one_prompt_and_is_read_with_the_parts_that_speak
 
     output, oracle = answer(path), HearingOracle(path)
     assert list(output.prompt_token_ids).count(AUDIO + 3) == 2 * 15
+    assert list(output.prompt_token_ids).count(AUDIO + 6) == 2 * 6
     written = [*output.prompt_token_ids, *output.outputs[0].token_ids]
-    logprobs = oracle.logprobs(written, [sound], images=[image, image])[len(output.prompt_token_ids) - 1 : -1]
+    logprobs = oracle.logprobs(written, [sound], images=[image, image], film=film)[
+        len(output.prompt_token_ids) - 1 : -1
+    ]
     assert list(output.outputs[0].token_ids) == logprobs[:, :AUDIO].argmax(-1).tolist()
     assert largest_difference(logprobs, output) == pytest.approx(0.0, abs=1e-3)
     spoken = answer(with_talker(path, tmp_path / "whole"))

@@ -5,7 +5,19 @@ Prompts have a video, two of several lengths, or a video and images; others have
 
 import pytest
 from tests.oracles.media_parity import CHUNKS, COMMON, FEW_PAGES, SETTINGS, assert_parity
-from tests.oracles.tiny_video import ARCHITECTURES, GLM, QWEN2, QWEN3, SQUARES, VIDEO, Film, VideoOracle, draw_film
+from tests.oracles.tiny_video import (
+    ARCHITECTURES,
+    GEMMA4,
+    GLM,
+    QWEN2,
+    QWEN3,
+    SMOL,
+    SQUARES,
+    VIDEO,
+    Film,
+    VideoOracle,
+    draw_film,
+)
 from tests.oracles.tiny_vision import IMAGE, draw_image, make_tiny_vision
 
 from quire import LLM, SamplingParams
@@ -32,6 +44,9 @@ PARAMS = SamplingParams(
 )
 LONG = {"max_model_len": 512, "num_gpu_blocks_override": 400}
 OWN_SETTINGS = {FEW_PAGES: {"max_model_len": 256, "num_gpu_blocks_override": 34}}
+OWN = {key: {"max_model_len": 1024, "num_gpu_blocks_override": 145, "max_num_batched_tokens": 90} for key in GEMMA4}
+OWN[SMOL] = {"max_model_len": 512, "num_gpu_blocks_override": 70}
+"""Of those whose frames make seventy embeddings, of which some layers see all at once, and where there are words around them."""
 
 
 DEFAULT = {
@@ -40,6 +55,8 @@ DEFAULT = {
     GLM[0]: [CHUNKS],
     SQUARES[0]: [CHUNKS],
     SQUARES[1]: [CHUNKS],
+    GEMMA4[0]: [CHUNKS],
+    SMOL: [CHUNKS],
 }
 CASES = [
     pytest.param(name, setting, marks=() if setting in DEFAULT.get(name, ()) else pytest.mark.exhaustive)
@@ -57,15 +74,18 @@ def request(token_ids, names, marker=VIDEO):
 
 
 def marker_of(llm, architecture):
-    """InternVL's config names none."""
-    return llm.get_tokenizer().token_to_id("<video>") if architecture == SQUARES[0] else VIDEO
+    """The configs of InternVL and SmolVLM name none."""
+    return llm.get_tokenizer().token_to_id("<video>") if architecture in (SQUARES[0], SMOL) else VIDEO
 
 
 @pytest.mark.parametrize(("architecture", "setting"), CASES)
 def test_the_engine_sees_the_videos_that_transformers_sees(architecture, setting, tmp_path):
     path = make_tiny_vision(architecture, tmp_path)
     llm, oracle = (
-        LLM(model=str(path), **(COMMON | LONG | SETTINGS[setting] | OWN_SETTINGS.get(setting, {}))),
+        LLM(
+            model=str(path),
+            **(COMMON | LONG | SETTINGS[setting] | OWN_SETTINGS.get(setting, {}) | OWN.get(architecture, {})),
+        ),
         VideoOracle(path),
     )
     marker = marker_of(llm, architecture)

@@ -13,6 +13,14 @@ from quire.layers.vision.tower import VisionTower
 
 OWN_SETTINGS = {
     ("Gemma3ForConditionalGeneration", CHUNKS): {"max_num_batched_tokens": 12},
+    **{
+        (f"{name}ForConditionalGeneration", setting): values
+        for name in ("Gemma4", "Gemma4Unified")
+        for setting, values in (
+            (CHUNKS, {"max_num_batched_tokens": 82}),
+            (FEW_PAGES, {"max_model_len": 256, "num_gpu_blocks_override": 48}),
+        )
+    },
     ("PaliGemmaForConditionalGeneration", CHUNKS): {"max_num_batched_tokens": 88},
     **{
         (f"{name}ForConditionalGeneration", FEW_PAGES): {"num_gpu_blocks_override": 40}
@@ -119,6 +127,15 @@ def test_paligemmas_images_stand_before_the_text(tmp_path):
     long = {"prompt_token_ids": [5] * 107, "multi_modal_data": {"image": seen[:1]}}
     (refused,) = llm.generate(long, params, use_tqdm=False)
     assert "the whole prompt, has 134 tokens, which are computed in one step" in str(refused.error)
+
+
+def test_gemma4_sees_without_bounds_and_shifts_and_token_by_token(tmp_path):
+    config = CONFIGS["Gemma4ForConditionalGeneration"]
+    plain = {"use_clipped_linears": False, "standardize": False}
+    values = {"vision_config": config["vision_config"] | plain}
+    values |= {"text_config": config["text_config"] | {"use_bidirectional_attention": None}}
+    path = make_tiny_vision("Gemma4ForConditionalGeneration", tmp_path, **values)
+    assert_sees(LLM(model=str(path), **(COMMON | SETTINGS[CHUNKS])), VisionOracle(path), PROMPTS[1:3], max_tokens=3)
 
 
 def test_gemma3_sees_crops_of_an_image(tmp_path):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from tests.oracles.tiny_listeners import make_tiny_listener
 from tests.oracles.tiny_vision import draw_image, make_tiny_vision
 
 from quire import LLM, SamplingParams
@@ -72,6 +73,20 @@ def test_a_model_that_is_to_read_text_alone_loads_no_encoder_and_refuses_images(
             llm.generate(request, PARAMS, use_tqdm=False)
         text = [engine.generate("some text", PARAMS, use_tqdm=False)[0].outputs[0].token_ids for engine in (llm, whole)]
         assert text[0] == text[1]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "make"),
+    [
+        ("Gemma4UnifiedForConditionalGeneration", make_tiny_vision),
+        ("JanusForConditionalGeneration", make_tiny_vision),
+        ("GraniteSpeechForConditionalGeneration", make_tiny_listener),
+    ],
+)
+def test_the_parts_that_see_or_hear_may_be_left_where_they_are(architecture, make, tmp_path):
+    llm = LLM(model=str(make(architecture, tmp_path)), language_model_only=True, **SETTINGS)
+    assert not llm.model_config.is_multimodal_model
+    assert len(llm.generate("some text", PARAMS, use_tqdm=False)[0].outputs[0].token_ids) == 4
 
 
 def test_a_limit_that_is_no_number_is_refused_at_the_start(folder):

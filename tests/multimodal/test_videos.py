@@ -16,7 +16,7 @@ from quire import LLM, SamplingParams
 from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError, RequestError
 from quire.multimodal.video import Video, as_videos, read_video
-from quire.multimodal.video_families import VIDEO_FAMILIES
+from quire.multimodal.video_families import VIDEO_FAMILIES, in_words
 
 FILM = draw_film(1, 6, 24, 32)
 PARAMS = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
@@ -233,3 +233,21 @@ def test_frames_are_prepared_as_by_transformers(architecture):
         step = 1 / 255 / min(processor.image_std)
         difference = np.abs(pixels.reshape(expected.shape) - expected)
         assert (difference > 1.01 * step).mean() < 0.02 and difference.mean() < 0.5 * step
+
+
+def test_what_smolvlm_reads_of_a_film_in_words():
+    family = VIDEO_FAMILIES["SmolVLMForConditionalGeneration"]
+    film = Video(np.zeros((21, 2, 2, 3), np.uint8), np.arange(21), 0.25, 21)
+    intro = "You are provided the following series of twenty-one frames from a 0:01:24 [H:MM:SS] video.\n"
+    assert family.ends(film) == (intro, "\n\n")
+    assert family.label is not None and family.label({}, [83.9], 3) == ("\nFrame from 01:23:", "")
+    assert [in_words(count) for count in (0, 19, 30, 99, 100)] == ["zero", "nineteen", "thirty", "ninety-nine", "100"]
+
+
+@pytest.mark.parametrize(("height", "width"), [(30, 71), (5, 900), (900, 3), (1080, 1920), (64, 64)])
+def test_gemma4s_frames_have_the_size_that_transformers_gives_them(height, width):
+    from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ratio_preserving_size
+
+    family = VIDEO_FAMILIES["Gemma4ForConditionalGeneration"]
+    theirs = get_aspect_ratio_preserving_size(height, width, patch_size=16, max_patches=70 * 9, pooling_kernel_size=3)
+    assert family.size(family.preset, 1, height, width) == theirs

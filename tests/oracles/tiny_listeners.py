@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from tests.oracles.tiny_encoder_decoder import RATE
 from tests.oracles.tiny_models import TEXT, load_oracle, randomize, write_tiny_tokenizer
+from tests.oracles.tiny_video import Film, in_pairs
 
 AUDIO = 300
 """The marker of a sound in the tiny models' prompts: an id that no text makes."""
-SPECIAL = ("<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>", "<|IMAGE|>", "<|vision_bos|>", "<|vision_eos|>")
+SPECIAL = ("<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>", "<|IMAGE|>", "<|vision_bos|>", "<|vision_eos|>", "<|VIDEO|>")
 _WHISPER: dict[str, Any] = {
     "d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 48, "num_mel_bins": 16,
     "max_source_positions": 50,
@@ -38,6 +39,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "audio_config": _WHISPER | {"model_type": "qwen2_5_omni_audio_encoder", "n_window": 12, "output_dim": 64},
         "audio_token_index": AUDIO,
         "image_token_index": AUDIO + 3,
+        "video_token_index": AUDIO + 6,
         "vision_start_token_id": AUDIO + 4,
         "audio_start_token_id": AUDIO + 1,
         "audio_end_token_id": AUDIO + 2,
@@ -49,6 +51,41 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "num_attention_heads": 2, "num_mel_bins": 16, "max_source_positions": 52,
         },
         "audio_token_id": AUDIO,
+    },
+    "Gemma4ForConditionalGeneration": {
+        "text_config": TEXT
+        | {"head_dim": 16, "global_head_dim": 24, "sliding_window": 10, "layer_types": ["full_attention"] * 3}
+        | {"hidden_size_per_layer_input": 12, "vocab_size_per_layer_input": TEXT["vocab_size"]},
+        "audio_config": {
+            "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "subsampling_conv_channels": [128, 4],
+            "conv_kernel_size": 3, "attention_chunk_size": 6, "attention_context_left": 7, "output_proj_dims": 40,
+        },
+        "vision_config": None,
+        "image_token_id": AUDIO + 3, "video_token_id": AUDIO + 4, "audio_token_id": AUDIO, "boa_token_id": AUDIO + 1,
+        "eoa_token_index": AUDIO + 2, "tie_word_embeddings": False,
+    },
+    "Gemma4UnifiedForConditionalGeneration": {
+        "text_config": TEXT
+        | {"head_dim": 16, "global_head_dim": 24, "sliding_window": 10, "layer_types": ["full_attention"] * 3},
+        "audio_config": {"audio_embed_dim": 640},
+        "vision_config": {"mm_embed_dim": 32, "output_proj_dims": 32, "mm_posemb_size": 90},
+        "image_token_id": AUDIO + 3, "video_token_id": AUDIO + 4, "audio_token_id": AUDIO, "boa_token_id": AUDIO + 1,
+        "eoa_token_index": AUDIO + 2,
+        "tie_word_embeddings": False,
+    },
+    "GraniteSpeechForConditionalGeneration": {
+        "text_config": TEXT
+        | {"model_type": "granite", "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2},
+        "encoder_config": {
+            "model_type": "granite_speech_encoder", "input_dim": 160, "num_layers": 2, "hidden_dim": 32, "num_heads": 2,
+            "feedforward_mult": 2, "dim_head": 12, "output_dim": 7, "context_size": 9, "max_pos_emb": 12, "conv_kernel_size": 5,
+        },
+        "projector_config": {
+            "model_type": "blip_2_qformer", "hidden_size": 40, "num_hidden_layers": 2, "num_attention_heads": 2,
+            "intermediate_size": 48, "encoder_hidden_size": 32,
+        },
+        "window_size": 6, "downsample_rate": 3, "audio_token_index": AUDIO, "has_lora_adapter": False,
+        "tie_word_embeddings": False,
     },
     "UltravoxModel": {
         "model_type": "ultravox",
@@ -86,7 +123,13 @@ def make_tiny_listener(architecture: str, path: str | Path, *, seed: int = 0, **
         randomize(model, seed)
         model.save_pretrained(path)
     _write_tokenizer(path)
-    if architecture != "UltravoxModel":  # it has none
+    if architecture.startswith("Gemma4"):
+        extractor = architecture.removesuffix("ForConditionalGeneration") + "AudioFeatureExtractor"
+        getattr(transformers, extractor)().save_pretrained(path)
+    elif architecture.startswith("Granite"):
+        fields = {"feature_extractor_type": "GraniteSpeechFeatureExtractor"}
+        (path / "preprocessor_config.json").write_text(json.dumps(fields))
+    elif architecture != "UltravoxModel":  # it has none
         extractor = transformers.WhisperFeatureExtractor(feature_size=16, chunk_length=1, sampling_rate=RATE)
         extractor.save_pretrained(path)
     return path
@@ -181,6 +224,18 @@ class UltravoxReference(torch.nn.Module):
         return parts["ln_post"](parts["linear_2"](rows))
 
 
+def _stacked_frames(sound: np.ndarray, **options: Any) -> torch.Tensor:
+    """What Granite-Speech reads [1, rows, 160], as torchaudio defines it."""
+    from transformers.audio_utils import mel_filter_bank
+
+    filters = torch.from_numpy(mel_filter_bank(257, 80, 0.0, 8000.0, RATE, mel_scale="htk")).float()
+    window = torch.hann_window(400)
+    bins = torch.stft(torch.from_numpy(sound).float(), 512, 160, 400, window, return_complex=True).abs() ** 2
+    logs = (bins.T @ filters).clamp(min=1e-10).log10()
+    logs = torch.maximum(logs, logs.max() - 8.0) / 4 + 1
+    return logs[: len(logs) // 2 * 2].reshape(1, -1, 160)
+
+
 class HearingOracle:
     """Transformers' model of a checkpoint, with Transformers' feature extractor."""
 
@@ -189,8 +244,10 @@ class HearingOracle:
 
         fields, self._path = json.loads((Path(path) / "config.json").read_bytes()), str(path)
         self.model: Any = UltravoxReference(fields).load(path) if "stack_factor" in fields else load_oracle(path)
-        if "stack_factor" in fields:
-            self.extractor: Any = WhisperFeatureExtractor(feature_size=16)
+        if fields["model_type"] == "granite_speech":  # whose extractor needs torchaudio
+            self.extractor: Any = _stacked_frames
+        elif "stack_factor" in fields:
+            self.extractor = WhisperFeatureExtractor(feature_size=16)
         else:
             self.extractor = AutoFeatureExtractor.from_pretrained(str(path))
 
@@ -201,18 +258,31 @@ class HearingOracle:
         sounds: Sequence[np.ndarray],
         num_prompt: int = 0,
         images: Sequence[np.ndarray] = (),
+        film: Film | None = None,
     ) -> torch.Tensor:
-        """Of each position of an expanded prompt: [tokens, V]."""
+        """Of each position of an expanded prompt: [tokens, V]. `film`: of an even number of frames, in the size that is read."""
         inputs: dict[str, Any] = {"input_ids": torch.tensor([list(token_ids)])}
-        if images:
+        if images or film:
             from transformers import AutoImageProcessor
 
             processor = AutoImageProcessor.from_pretrained(self._path, backend="pil")
-            inputs |= processor(list(images), return_tensors="pt")
+            inputs |= processor(list(images), return_tensors="pt") if images else {}
             inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+            if film is not None:
+                pixels, grid = in_pairs(processor, film.frames, film.frames.shape[1:3])
+                inputs |= {"pixel_values_videos": pixels, "video_grid_thw": torch.tensor([grid])}
+                inputs["video_second_per_grid"] = torch.tensor([2 / (film.rate or 24.0)])
         if sounds:
             inputs |= self._inputs(list(sounds))
         self.model.rope_deltas = None
+        if (
+            sounds and "inputs_embeds" in inputs
+        ):  # each sound by itself: Transformers lets shorter ones hear what fills them
+            ids = inputs.pop("input_ids")
+            embeds = self.model.get_input_embeddings()(ids)
+            heard = [self.model.model.get_audio_features(each).pooler_output[0] for each in inputs["inputs_embeds"]]
+            embeds[ids == AUDIO] = torch.cat(heard)
+            inputs["inputs_embeds"] = embeds
         return self.model(**inputs).logits[0].log_softmax(-1)
 
     def _inputs(self, sounds: list[np.ndarray]) -> dict[str, Any]:
@@ -221,12 +291,18 @@ class HearingOracle:
         if config.model_type == "ultravox":
             options = {"padding": "longest", "truncation": False, "pad_to_multiple_of": 160}
             return {"sounds": [extract(sound, **options).input_features[0] for sound in sounds]}
+        if config.model_type == "granite_speech":
+            return {"inputs_embeds": [extract(sound) for sound in sounds]}
         if config.model_type == "voxtral":
             frames = 2 * config.audio_config.max_source_positions
             options = {"padding": True, "truncation": False, "pad_to_multiple_of": 160 * frames}
             bins = config.audio_config.num_mel_bins
             each = [extract(sound, **options).input_features.reshape(bins, -1, frames) for sound in sounds]
             return {"input_features": torch.cat([one.transpose(0, 1) for one in each])}
+        if config.model_type.startswith("gemma4"):
+            got, pad = [extract([sound]) for sound in sounds], torch.nn.utils.rnn.pad_sequence
+            names = ("input_features", "input_features_mask")
+            return {name: pad([one[name][0] for one in got], batch_first=True) for name in names}
         if config.model_type.startswith("qwen2_5_omni"):
             each = [extract(sound, padding="max_length", return_attention_mask=True) for sound in sounds]
             masks = [one.attention_mask for one in each]

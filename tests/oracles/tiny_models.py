@@ -287,8 +287,11 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
         elif name.endswith("tid2eid"):
             rows = torch.rand(len(buffer), config.n_routed_experts, generator=generator)
             buffer.copy_(rows.argsort(-1)[:, : buffer.shape[1]])
-        elif name.endswith("layer_scalar"):
+        elif name.endswith(("layer_scalar", "std_scale")):
             buffer.copy_(torch.rand(buffer.shape, generator=generator) * 0.5 + 0.6)
+        elif name.endswith(("put_min", "put_max", "std_bias", "running_mean", "running_var")):
+            sign = {"min": -1.0, "max": 1.0, "var": 1.0}.get(name[-3:], 0.3)
+            buffer.copy_(sign * (torch.rand(buffer.shape, generator=generator) + 0.5))
 
 
 @functools.cache

@@ -21,7 +21,9 @@ QWEN2 = ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"
 QWEN3 = tuple(f"Qwen3{name}ForConditionalGeneration" for name in ("VL", "VLMoe", "_5", "_5Moe"))
 GLM = tuple(f"Glm{name}ForConditionalGeneration" for name in ("4v", "4vMoe", "46V"))
 SQUARES = ("InternVLForConditionalGeneration", "LlavaOnevisionForConditionalGeneration")
-ARCHITECTURES = (*QWEN2, *QWEN3, *GLM, *SQUARES)
+GEMMA4 = ("Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration")
+SMOL = "SmolVLMForConditionalGeneration"
+ARCHITECTURES = (*QWEN2, *QWEN3, *GLM, *SQUARES, *GEMMA4, SMOL)
 
 
 class Film(NamedTuple):
@@ -78,6 +80,17 @@ def axes_of(kinds: Sequence[int], grids: Sequence[Sequence[int]], intervals: Seq
     return torch.tensor(found).T[:, None]
 
 
+def in_pairs(processor: Any, frames: np.ndarray, size: Sequence[int]) -> tuple[torch.Tensor, list[int]]:
+    """The patches of an even number of frames, brought to a size, and their grid, as Qwen's processor of images makes them."""
+    pictures = [Image.fromarray(frame).resize(size[::-1], Image.Resampling.BICUBIC) for frame in frames]
+    got = processor(pictures, return_tensors="pt", do_resize=False)
+    _, rows, columns = got["image_grid_thw"][0].tolist()
+    pairs = len(frames) // 2
+    # Each picture's patches show it twice, where a film has two frames.
+    once = got["pixel_values"].view(pairs, 2, rows * columns, 3, 2, -1)[:, :, :, :, 0]
+    return once.permute(0, 2, 3, 1, 4).reshape(pairs * rows * columns, -1), [pairs, rows, columns]
+
+
 class VideoOracle(VisionOracle):
     """Transformers' model of a checkpoint, which sees images (pixels) and films, in the order of the prompt."""
 
@@ -87,7 +100,12 @@ class VideoOracle(VisionOracle):
         if not any(isinstance(item, Film) for item in images):
             return super().logprobs(token_ids, images, num_prompt)
         name = type(self.model).__name__
-        inputs = self._of_squares(images) if name in SQUARES else self._of_patches(name, token_ids, images)
+        if name in GEMMA4:
+            inputs = self._of_frames(token_ids, images)
+        elif name == SMOL:
+            inputs = {"pixel_values": torch.cat([self._smol(item) for item in images], dim=1)}
+        else:
+            inputs = self._of_squares(images) if name in SQUARES else self._of_patches(name, token_ids, images)
         return self.model(input_ids=torch.tensor([list(token_ids)]), **inputs).logits[0].log_softmax(-1)
 
     def _of_patches(self, name: str, token_ids: Sequence[int], items: Sequence[Any]) -> dict[str, Any]:
@@ -156,13 +174,39 @@ class VideoOracle(VisionOracle):
         size = in_cells(frames.shape[1:3], bounds, None if name in QWEN2 else max(2, len(frames)))
         if len(frames) % 2:
             frames = np.concatenate([frames, frames[-1:]])
-        pictures = [Image.fromarray(frame).resize(size[::-1], Image.Resampling.BICUBIC) for frame in frames]
-        got = self.processor(pictures, return_tensors="pt", do_resize=False)
-        _, rows, columns = got["image_grid_thw"][0].tolist()
-        pairs = len(frames) // 2
-        # Each picture's patches show it twice, where a film has two frames.
-        once = got["pixel_values"].view(pairs, 2, rows * columns, 3, 2, -1)[:, :, :, :, 0]
-        return once.permute(0, 2, 3, 1, 4).reshape(pairs * rows * columns, -1), [pairs, rows, columns]
+        return in_pairs(self.processor, frames, size)
+
+    def _of_frames(self, token_ids: Sequence[int], items: Sequence[Any]) -> dict[str, Any]:
+        """Gemma 4, whose processors bring frames to the size of images where both may have as many embeddings."""
+        films = [item.frames for item in items if isinstance(item, Film)]
+        ids, config, inputs = torch.tensor([list(token_ids)]), self.model.config, dict[str, Any]()
+        read = {
+            "image": [item for item in items if not isinstance(item, Film)],
+            "video": [frame for film in films for frame in film],
+        }
+        for kind, ending in (("image", ""), ("video", "_videos")):
+            each = [self.processor([picture], return_tensors="pt") for picture in read[kind]]
+            if each:
+                inputs["pixel_values" + ending] = torch.cat([one["pixel_values"] for one in each])
+                inputs[f"{kind}_position_ids"] = torch.cat([one["image_position_ids"] for one in each])
+        inputs["num_frames_per_video"] = torch.tensor([len(film) for film in films])
+        kinds = (ids == config.image_token_id).int() + 2 * (ids == config.video_token_id).int()
+        return inputs | {"mm_token_type_ids": kinds, "attention_mask": self.seen(ids, kinds)}
+
+    def _smol(self, item: Any) -> torch.Tensor:
+        """SmolVLM, to which frames are images that are not cut, brought to a longest side first."""
+        if not isinstance(item, Film):
+            return self.processor([item], return_tensors="pt")["pixel_values"]
+        height, width = item.frames.shape[1:3]
+        longest, side = (PROCESSORS[SMOL][name]["longest_edge"] for name in ("size", "max_image_size"))
+        shorter = int(longest * min(height, width) / max(height, width))
+        first = (longest, shorter + shorter % 2) if width >= height else (shorter + shorter % 2, longest)
+        how, frames = Image.Resampling.LANCZOS, list[torch.Tensor]()
+        for frame in item.frames:
+            picture = np.asarray(Image.fromarray(frame).resize(first, how).resize((side, side), how))
+            pixels = (picture / 255 - np.array(self.processor.image_mean)) / np.array(self.processor.image_std)
+            frames.append(torch.from_numpy(pixels).float().permute(2, 0, 1))
+        return torch.stack(frames)[None]
 
     def _of_squares(self, items: Sequence[Any]) -> dict[str, Any]:
         """InternVL, to which frames are images; and LLaVA-OneVision."""

@@ -263,6 +263,43 @@ CONFIGS["Cohere2VisionForConditionalGeneration"] = {
     "image_token_id": IMAGE,
     "alignment_intermediate_size": 80,
 } | _APART
+CONFIGS["Gemma4ForConditionalGeneration"] = {
+    "text_config": TEXT
+    | {"head_dim": 16, "global_head_dim": 24, "sliding_window": 10, "num_kv_shared_layers": 2, "num_hidden_layers": 4}
+    | {"layer_types": ["sliding_attention", "full_attention"] * 2, "hidden_size_per_layer_input": 12}
+    | {"vocab_size_per_layer_input": TEXT["vocab_size"], "max_position_embeddings": 1024}
+    | {"use_bidirectional_attention": "vision"},
+    "vision_config": {
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "head_dim": 16, "patch_size": 4, "pooling_kernel_size": 2, "position_embedding_size": 90,
+        "use_clipped_linears": True, "standardize": True,
+    },
+    "audio_config": None,
+    "image_token_id": IMAGE, "video_token_id": IMAGE + 1, "audio_token_id": IMAGE + 2, "boi_token_id": IMAGE + 3,
+    "eoi_token_id": IMAGE + 4,
+} | _APART  # fmt: skip
+CONFIGS["Gemma4UnifiedForConditionalGeneration"] = CONFIGS["Gemma4ForConditionalGeneration"] | {
+    "text_config": TEXT
+    | {"head_dim": 16, "global_head_dim": 24, "sliding_window": 10, "num_hidden_layers": 3}
+    | {"layer_types": ["sliding_attention", "full_attention", "full_attention"], "max_position_embeddings": 1024},
+    "vision_config": {
+        "mm_embed_dim": 32, "output_proj_dims": 32, "patch_size": 4, "pooling_kernel_size": 2, "mm_posemb_size": 90,
+    },
+}  # fmt: skip
+CONFIGS["QianfanOCRForConditionalGeneration"] = CONFIGS["InternVLForConditionalGeneration"] | {
+    "text_config": TEXT | {"model_type": "qwen3", "head_dim": 16},
+    "vision_config": _CLIP | _PATCHES_OF_4,
+}
+CONFIGS["JanusForConditionalGeneration"] = {
+    "text_config": TEXT | {"model_type": "llama"},
+    "vision_config": {name: value for name, value in SIGLIP.items() if name != "intermediate_size"}
+    | {"model_type": "janus_vision_model", "mlp_ratio": 1.5, "projection_dim": 64, "depth": 3},
+    "vq_config": {
+        "base_channels": 32, "channel_multiplier": [1], "num_res_blocks": 1, "latent_channels": 32, "num_embeddings": 8,
+        "projection_dim": 64, "image_token_embed_dim": 64,
+    },
+    "image_token_id": IMAGE,
+} | _APART  # fmt: skip
 CONFIGS["Glm4vForConditionalGeneration"] = _GLM_SIGHT | {"text_config": TEXT | _GLM_ROPE} | _APART
 CONFIGS["Glm46VForConditionalGeneration"] = CONFIGS["Glm4vForConditionalGeneration"] | {
     "text_config": TEXT | _GLM_ROPE | {"model_type": "glm4v_text"},
@@ -289,6 +326,10 @@ _LLAVA_PIXELS: dict[str, Any] = {
     "size": {"shortest_edge": 28},
     "crop_size": {"height": 28, "width": 28},
 }
+_TILES: dict[str, Any] = {
+    "image_processor_type": "GotOcr2ImageProcessor", "size": {"height": 24, "width": 24}, "crop_to_patches": True,
+    "max_patches": 3,
+}  # fmt: skip
 PROCESSORS: dict[str, dict[str, Any]] = {
     "LlavaForConditionalGeneration": _LLAVA_PIXELS,
     "VipLlavaForConditionalGeneration": _LLAVA_PIXELS,
@@ -315,20 +356,24 @@ PROCESSORS: dict[str, dict[str, Any]] = {
     "Gemma3ForConditionalGeneration": {
         "image_processor_type": "Gemma3ImageProcessor", "size": {"height": 24, "width": 24},
     },
-    "InternVLForConditionalGeneration": {
-        "image_processor_type": "GotOcr2ImageProcessor", "size": {"height": 24, "width": 24}, "crop_to_patches": True,
-        "max_patches": 3,
+    "Gemma4ForConditionalGeneration": {
+        "image_processor_type": "Gemma4ImageProcessor", "patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 70,
+        "image_mean": [0.0] * 3, "image_std": [1.0] * 3,
     },
+    "Gemma4UnifiedForConditionalGeneration": {
+        "patch_size": 8, "pooling_kernel_size": 1, "max_soft_tokens": 70, "image_mean": [0.0] * 3, "image_std": [1.0] * 3,
+    },
+    **dict.fromkeys(("InternVLForConditionalGeneration", "QianfanOCRForConditionalGeneration"), _TILES),
     "Cohere2VisionForConditionalGeneration": {
         "size": {"height": 24, "width": 24}, "crop_to_patches": True, "max_patches": 3,
     },
     "Llama4ForConditionalGeneration": {"size": {"height": 24, "width": 24}, "crop_to_patches": True, "max_patches": 3},
-    "AyaVisionForConditionalGeneration": {
-        "image_processor_type": "GotOcr2ImageProcessor", "size": {"height": 24, "width": 24}, "crop_to_patches": True,
-        "max_patches": 3,
-    },
+    "AyaVisionForConditionalGeneration": _TILES,
     "DeepseekVLForConditionalGeneration": {
         "image_processor_type": "DeepseekVLImageProcessor", "size": {"height": 28, "width": 28},
+    },
+    "JanusForConditionalGeneration": {
+        "image_processor_type": "JanusImageProcessor", "size": {"height": 28, "width": 28}, "min_size": 4,
     },
     "LightOnOcrForConditionalGeneration": {
         "image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": 40}, "patch_size": 4,
@@ -369,15 +414,26 @@ def make_tiny_vision(
     model = model_class(config).eval()
     randomize(model, seed)
     model.save_pretrained(path)
+    if architecture.startswith("Qianfan"):
+        _rename(path / "model.safetensors", "language_model.model.encoder.", "language_model.model.")
     _write_tokenizer(path, "<|image|>" if architecture.startswith("Llama4") else "<image>")
     (path / "preprocessor_config.json").write_text(json.dumps(_PIXELS | (processor or PROCESSORS[architecture])))
     return path
 
 
+def _rename(file: Path, written: str, published: str) -> None:
+    """Where Transformers writes names otherwise than they are in published checkpoints, which it reads."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = {name.replace(written, published): tensor for name, tensor in load_file(file).items()}
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
 @functools.cache
 def register_tiles() -> None:
     """A processor for models whose own needs torchvision: squares row by row, and how many rows and columns they are."""
-    from transformers import AutoImageProcessor, Cohere2VisionConfig, Llama4Config
+    from transformers import AutoImageProcessor, Cohere2VisionConfig, Gemma4UnifiedConfig, Llama4Config
+    from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
     from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import (
         GotOcr2ImageProcessorPil,
         get_optimal_tiled_canvas,
@@ -394,6 +450,8 @@ def register_tiles() -> None:
     backends = dict.fromkeys(("pil", "torchvision"), TilesImageProcessor)
     for config in (Cohere2VisionConfig, Llama4Config):
         AutoImageProcessor.register(config, image_processor_classes=backends, exist_ok=True)
+    squares = dict.fromkeys(("pil", "torchvision"), Gemma4ImageProcessorPil)  # which are cut whole
+    AutoImageProcessor.register(Gemma4UnifiedConfig, image_processor_classes=squares, exist_ok=True)
 
 
 def _write_tokenizer(path: Path, marker: str) -> None:
@@ -405,7 +463,7 @@ def _write_tokenizer(path: Path, marker: str) -> None:
     tokenizer.add_tokens([f"<unused{number}>" for number in range(IMAGE - tokenizer.get_vocab_size())])
     places = [f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)]
     around = ["<fake_token_around_image>", "<global-img>", "[IMG_BREAK]", "[IMG_END]", "<img>", "</img>"]
-    around += ["<|START_OF_IMG|>", "<|END_OF_IMG|>"]
+    around += ["<|START_OF_IMG|>", "<|END_OF_IMG|>", "<begin_of_image>", "<end_of_image>"]
     around += ["<|IMG_LINE_BREAK|>", "<|image_start|>", "<|image_end|>", "<|tile_x_separator|>", "<|tile_y_separator|>"]
     tokenizer.add_special_tokens([marker, *around, *places, "<video>"])
     assert tokenizer.token_to_id(marker) == IMAGE
@@ -452,7 +510,7 @@ class VisionOracle:
             if name.startswith(("LlavaNext", "LlavaOnevision")):
                 for one in each:  # of several numbers of squares
                     one["pixel_values"] = one["pixel_values"][0]
-            for key in ("pixel_values", "image_grid_thw", "image_sizes"):
+            for key in ("pixel_values", "image_grid_thw", "image_sizes", "image_position_ids"):
                 if key in each[0]:
                     inputs[key] = torch.cat([torch.as_tensor(one[key]) for one in each])
         if "image_grid_thw" in inputs:
@@ -461,9 +519,17 @@ class VisionOracle:
             inputs["token_type_ids"] = (torch.arange(len(token_ids)) >= num_prompt)[None].int()
         if type(self.model).__name__.startswith("Gemma3"):
             inputs["token_type_ids"] = (inputs["input_ids"] == self.model.config.image_token_index).int()
+        if type(self.model).__name__.startswith("Gemma4"):
+            kinds = (inputs["input_ids"] == self.model.config.image_token_id).int()
+            inputs |= {"mm_token_type_ids": kinds, "attention_mask": self.seen(inputs["input_ids"], kinds)}
         if type(self.model).__name__.startswith("Llama4"):
             return self._llama4(**inputs).logits[0].log_softmax(-1)
         return self.model(**inputs).logits[0].log_softmax(-1)
+
+    def seen(self, input_ids: torch.Tensor, kinds: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Gemma 4's masks, as they are while it generates."""
+        embeds, positions = self.model.get_input_embeddings()(input_ids), torch.arange(input_ids.shape[1])[None]
+        return self.model.create_masks_for_generate(self.model.config, embeds, None, None, positions, kinds)
 
     def _llama4(self, input_ids: torch.Tensor, pixel_values: torch.Tensor | None = None) -> Any:
         """The model's parts in the order of its own forward, which ends in an error (Transformers 5.24)."""

@@ -20,6 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import numpy as np
 from each import differences
 
+WHOLE_PROMPTS = {"PaliGemmaForConditionalGeneration": 96}
+"""Where a prompt is one step: tokens of such a step."""
 SHAPES: dict[str, dict[str, Any]] = {
     "7b": {
         "text_config": {
@@ -55,7 +57,7 @@ PIXELS = {
 
 def check(kind: str, architecture: str, tokens: int) -> float:
     """The largest difference of any logprob from Transformers': to `images` or `videos`, in steps of so many tokens."""
-    from tests.models.test_parity_video import LONG
+    from tests.models.test_parity_video import LONG, OWN
     from tests.oracles.media_parity import COMMON, expected_logprobs, largest_difference
     from tests.oracles.tiny_video import VideoOracle
     from tests.oracles.tiny_vision import VisionOracle, make_tiny_vision
@@ -63,9 +65,11 @@ def check(kind: str, architecture: str, tokens: int) -> float:
     from quire import LLM
 
     settings: dict[str, Any] = COMMON | {"max_num_batched_tokens": tokens, "max_num_seqs": 4}
+    settings |= (LONG if kind == "videos" else {}) | OWN.get(architecture, {})
+    settings["max_num_batched_tokens"] = max(settings["max_num_batched_tokens"], WHOLE_PROMPTS.get(architecture, 0))
     with tempfile.TemporaryDirectory() as folder:
         path = make_tiny_vision(architecture, folder)
-        with LLM(model=str(path), dtype="float32", **settings | (LONG if kind == "videos" else {})) as llm:
+        with LLM(model=str(path), dtype="float32", **settings) as llm:
             seen, outputs = (ask_of_videos if kind == "videos" else ask_of_images)(llm, architecture)
         oracle = (VideoOracle if kind == "videos" else VisionOracle)(path)
         return max(

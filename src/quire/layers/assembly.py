@@ -182,6 +182,8 @@ class Assembler:
             bias = bias * module.bias_scale
         if module.kind == "experts":
             return self._finish_experts(module, unfinished)
+        if module.apart != (0, 0):
+            tensors["weight"] = _joined_quarters(tensors["weight"], *module.apart)
         if unfinished.parts:
             # Of a module only some of whose matrices have a format of their own, the others are parts as they are.
             if "weight" in tensors:
@@ -219,6 +221,13 @@ class Assembler:
             part = unfinished.parts.get(at)
             start = at + (0 if part is None else part.shape[0] if isinstance(part, torch.Tensor) else part.out_features)
         return plain
+
+
+def _joined_quarters(rows: torch.Tensor, heads: int, size: int) -> torch.Tensor:
+    """A tensor whose first rows are so many heads of some size: each head's second and third quarter change places."""
+    turned, others = rows.split((heads * size, len(rows) - heads * size))
+    quarters = turned.unflatten(0, (heads, 2, 2, size // 4)).transpose(1, 2)
+    return torch.cat((quarters.flatten(0, 3), others))
 
 
 def _piece(source: CheckpointTensor, tensor: Sliceable, block: RowSlice) -> torch.Tensor:

@@ -22,7 +22,7 @@ from quire.layers import stages
 from quire.layers import weights as weight_table
 from quire.layers.assembly import Assembler, NormWeight, Sliceable, Weight
 from quire.layers.axes import AxisTable
-from quire.layers.decoder_layer import DecoderLayer, modules_of
+from quire.layers.decoder_layer import BOUNDS, DecoderLayer, modules_of
 from quire.layers.describe import describe_pages, describe_weights
 from quire.layers.half import HalfInput, SampledViews
 from quire.layers.interface import CausalLM, LayerContext, ModelContext, PatchInputs, StepInputs
@@ -34,6 +34,7 @@ from quire.layers.parallel import ParallelPlan
 from quire.layers.residual_extras import HyperConnection, LayerInputs
 from quire.layers.workspace import TokenViews, Workspace
 from quire.models.rope import Rope, Sinusoids
+from quire.models.sight import Patches
 from quire.models.spec import DecoderSpec
 
 
@@ -165,7 +166,9 @@ class Decoder(CausalLM):
         if isinstance(weight, LinearWeight):
             weight.name = module
             self._linears[module] = weight
-        if module.startswith("layers."):
+        if module.endswith(BOUNDS):
+            self._bound(module.removesuffix(BOUNDS), cast(torch.Tensor, weight))
+        elif module.startswith("layers."):
             _, index, name = module.split(".")
             self._layers[int(index) - self._mine.start].set_weight(name, weight)
         elif self._hyper_head is not None and module.startswith("hyper_head"):
@@ -176,6 +179,10 @@ class Decoder(CausalLM):
             self._weights[module] = weight
             if self.spec.tied_embeddings:
                 self._weights.pop("lm_head", None)  # made of the embedding
+
+    def _bound(self, name: str, bounds_P4: torch.Tensor) -> None:
+        (parts,) = (module.parts for module in self.modules if module.name == name)
+        self.linear_method.bound(name, bounds_P4, [part.rows for part in parts])
 
     # One step.
 
@@ -285,14 +292,19 @@ class Decoder(CausalLM):
         if spec.patches is None or not spec.patches.norms_first:
             self._norm_embedded(residual_TD)
         if self._inputs is not None:
+            if step.media is not None:
+                ids_T = step.media.ids_of_text(ids_T, self._inputs.input.media_id)
             self._inputs.run(ids_T, residual_TD, self.workspace.inputs(count))
 
     def _embed_patches(self, patches: PatchInputs, out_TD: torch.Tensor) -> None:
         """Rows of an image's patches, with class tokens between them, and positions that are sums of several rows."""
-        self.linear_method.apply(patches.rows_TP, self._weights["patch"], out_TD)
+        spec, rows_TP = cast(Patches, self.spec.patches), patches.rows_TP
+        if spec.norm is not None:
+            apply_norm(spec.norm, self._weights["patch_norm"], rows_TP, rows_TP)
+        self.linear_method.apply(rows_TP, self._weights["patch"], out_TD)
         if patches.class_rows is not None:
             out_TD[patches.class_rows] = self._weights["class_token"].to(out_TD.dtype)
-        if self.spec.patches is not None and self.spec.patches.norms_first:
+        if spec.norms_first:
             self._norm_embedded(out_TD)
         if patches.blend_KT is not None and patches.weights_KT is not None:
             row_TD = torch.empty_like(out_TD)

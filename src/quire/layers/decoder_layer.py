@@ -22,6 +22,8 @@ from quire.models.spec import DecoderSpec, LearnedPositions
 
 JOIN_VECTOR = "_scale"
 """Behind a place's name: the vector of a learned joint."""
+BOUNDS = "_bounds"
+"""Behind a matrix's name: within what its inputs and outputs are kept."""
 _Owner = MixerLayer | FeedForwardLayer | LayerEnd | HyperConnection
 
 
@@ -116,6 +118,8 @@ def modules_of(spec: DecoderSpec) -> list[Module]:
     modules.extend(LayerInputs.modules(model))
     for layer in range(spec.layers):
         modules.extend(DecoderLayer.modules(ModuleBuilder(spec, layer)))
+    if spec.bounded:
+        modules.extend([bounds_of(module) for module in modules if module.is_quantizable])
     modules.extend(HyperConnection.modules(model, "hyper_head"))
     if spec.final_norm and spec.norm.weight:
         modules.append(model.norm("final_norm", spec.norm, spec.hidden))
@@ -135,12 +139,22 @@ def modules_of(spec: DecoderSpec) -> list[Module]:
     ]
 
 
+def bounds_of(module: Module) -> Module:
+    """For each of a matrix's parts the least and the most of its inputs, and of its outputs."""
+    ends = ("input_min", "input_max", "output_min", "output_max")
+    sources = tuple(f"{source.removesuffix('.linear')}.{end}" for source in module.sources for end in ends)
+    one = (RowBlock(1, 1),) * len(sources)
+    return Module(module.name + BOUNDS, "table", sources, one, is_flattened=True)
+
+
 def _embedding(model: ModuleBuilder, width: int) -> Module:
     return model.embedding("embedding", model.spec.vocab, width)
 
 
 def _patch_modules(model: ModuleBuilder, patches: Patches) -> Iterator[Module]:
     """What makes rows of patches: a convolution in the checkpoint, whose steps are as long as its squares."""
+    if patches.norm is not None:
+        yield model.norm("patch_norm", patches.norm, patches.values)
     linear = model.linear("patch", (model.hidden,), patches.values, bias=patches.bias)
     frames = (patches.frames,) if patches.is_cut else ()
     yield dataclasses.replace(linear, dims=(patches.channels, *frames, patches.size, patches.size))

@@ -55,6 +55,10 @@ class MediaInputs:
         count, width = out_TD.shape
         torch.where(self.is_media_T[:count, None], self.rows_TE[:count, :width], out_TD, out=out_TD)
 
+    def ids_of_text(self, ids_T: torch.Tensor, media_id: int) -> torch.Tensor:
+        """A step's token ids, with this one in the places of embeddings."""
+        return torch.where(self.is_media_T[: len(ids_T)], media_id, ids_T)
+
     def join(self, number: int, residual_TD: torch.Tensor) -> None:
         """Add what joins behind a layer to the residual of these tokens."""
         count, width = residual_TD.shape

@@ -286,6 +286,10 @@ class LinearMethod(Products):
         """Device memory that `reserve` took."""
         return 0
 
+    def bound(self, name: str, bounds_P4: torch.Tensor, rows: Sequence[int]) -> None:
+        """Keep what each of a matrix's parts, of so many rows, reads and gives within bounds: the least and the most of both."""
+        raise ValueError(f"{self.name} has no bounds")
+
     # What adapters need to know (`lora/method.py`); a format by itself has none.
 
     def see_rows(self, *, are_samples: bool) -> None:

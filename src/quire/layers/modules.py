@@ -63,6 +63,7 @@ class Module:
         dims: in the checkpoint a row has these dimensions (a convolution's), which stand here one after the other.
         absorbed: of a matrix whose heads' rows make keys and values of a latent, but which is used the other way round: how many
             rows make keys, and how many values.
+        apart: heads, and values of each, of which the checkpoint has the second quarter behind the third (`Rope.in_halves`).
         fixed: why adapters cannot change it; nothing: they can, if it is a matrix.
     """
 
@@ -94,6 +95,7 @@ class Module:
     added_rows: int = 0
     dims: tuple[int, ...] = ()
     absorbed: tuple[int, int] | None = None
+    apart: tuple[int, int] = (0, 0)
     fixed: str = ""
 
     @property

@@ -16,7 +16,10 @@ from quire.layers.activation import kernel_activation
 from quire.layers.assembly import NormWeight, Weight
 from quire.layers.modules import Module, ModuleBuilder, RowBlock
 from quire.layers.operations import apply_norm
-from quire.models.sight import Gated, Group, Normed, Probe, Product, Stage
+from quire.layers.query_former import QueryFormer, query_modules
+from quire.models.sight import Gated, Group, Normed, Probe, Product, Queries, Stage, Standard
+
+STANDARD = ("standard_bias", "standard_scale")
 
 
 class Projector:
@@ -38,10 +41,17 @@ class Projector:
                 columns *= 1 if stage.is_mean else stage.count
             elif isinstance(stage, Gated):
                 columns //= 2
+            elif isinstance(stage, Queries):
+                yield from query_modules(stage, builder, columns)
+                columns = stage.hidden
             elif isinstance(stage, Probe):
                 yield from _probe_modules(stage, builder, columns)
             elif isinstance(stage, Normed):
-                yield builder.norm(stage.name, stage.norm, columns)
+                if stage.norm.weight:
+                    yield builder.norm(stage.name, stage.norm, columns)
+            elif isinstance(stage, Standard):
+                if stage.learned:
+                    yield from (builder.vector(name, RowBlock(columns, 1)) for name in STANDARD)
             else:
                 parts = (RowBlock(stage.outputs // stage.parts, 1),) * stage.parts
                 yield builder.linear(stage.name, parts, columns, bias=stage.bias)
@@ -59,12 +69,17 @@ class Projector:
                 x = _grouped(stage, x)
             elif isinstance(stage, Gated):
                 x = _gated(stage, x)
+            elif isinstance(stage, Queries):
+                x = QueryFormer(stage, self._weights, self._multiply).run(x)
             elif isinstance(stage, Probe):
                 x = self._probe(stage, x)
             elif isinstance(stage, Normed):
-                out = torch.empty_like(x)
-                apply_norm(stage.norm, cast(NormWeight, self._weights[stage.name]), x.contiguous(), out)
+                out, weight = torch.empty_like(x), self._weights.get(stage.name)
+                weight = NormWeight(x.new_ones(x.shape[1], dtype=torch.float32)) if weight is None else weight
+                apply_norm(stage.norm, cast(NormWeight, weight), x.contiguous(), out)
                 x = _activated(stage.act, out)
+            elif isinstance(stage, Standard):
+                x = self._standardize(stage, x)
             else:
                 x = self._multiply(stage, x.contiguous())
         return x
@@ -84,6 +99,13 @@ class Projector:
         apply_norm(stage.norm, cast(NormWeight, self._weights["probe_norm"]), out, normed)
         up = self._multiply(Product("probe_up", stage.intermediate, act=stage.act), normed)
         return out + self._multiply(Product("probe_down", columns), up)
+
+    def _standardize(self, stage: Standard, x_XC: torch.Tensor) -> torch.Tensor:
+        rows = x_XC.float() * stage.factor
+        if stage.learned:
+            bias, scale = (cast(torch.Tensor, self._weights[name]) for name in STANDARD)
+            rows = (rows - bias) * scale
+        return rows.to(x_XC.dtype)
 
     def _multiply(self, stage: Product, x_XC: torch.Tensor) -> torch.Tensor:
         out = x_XC.new_empty(len(x_XC), stage.outputs)

@@ -111,7 +111,8 @@ def _check_number(part: Any, field: "dataclasses.Field[Any]", hf: HFConfig) -> N
     if wanted not in TYPES or (value is None and otherwise == "None"):
         return
     kind, words = TYPES[wanted]
-    may_be_none = field.name == "layers" and cast("DecoderSpec", part).reads_items
+    is_spec = isinstance(part, DecoderSpec)
+    may_be_none = field.name == "layers" and is_spec and (part.reads_items or part.patches is not None)
     least = " of at least 1" if wanted == "int" and field.name in POSITIVE and not may_be_none else ""
     is_right = isinstance(value, kind) and isinstance(value, bool) == (wanted == "bool")
     if not is_right or (least and cast(int, value) < 1):

@@ -26,6 +26,7 @@ from quire.distributed.communicator import Communicator, SingleRank
 from quire.distributed.token_exchange import open_exchange
 from quire.errors import ConfigError
 from quire.layers.assembly import Sliceable
+from quire.layers.bounded_linear import BoundedLinear
 from quire.layers.decoder import Decoder, attention_requests
 from quire.layers.encoder.cross_decoder import CrossDecoder
 from quire.layers.encoder.encoder import Encoder
@@ -289,7 +290,7 @@ def _beside(context: ModelContext, trunk: DecoderSpec, platform: Platform, max_t
         max_logits=1,
         max_positions=0,
         backend=select_backend(requests, platform.attention_backends()).backend(),
-        linear_method=UnquantizedLinear(),
+        linear_method=BoundedLinear() if trunk.bounded else UnquantizedLinear(),
         plan=ParallelPlan(),
         communicator=SingleRank(),
     )

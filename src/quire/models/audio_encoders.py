@@ -9,9 +9,13 @@ from quire.errors import ConfigError
 from quire.models.encoder_decoder.whisper import encoder_names, whisper_trunk
 from quire.models.residual import LayerNorm, RMSNorm
 from quire.models.rope import Sinusoids
-from quire.models.sight import Gated, Group, Normed, Product, Stage
-from quire.models.spec import EncoderSpec
+from quire.models.sight import Gated, Group, Normed, Product, Queries, Stage, Standard
+from quire.models.sound import BlockConformer, Conformer
+from quire.models.spec import EncoderSpec, WeightNames
+from quire.models.vision.gemma4 import EPS, embedder, without_layers
 
+LONGEST = 750
+"""Rows of 40 ms in half a minute, the longest sound of Gemma 4."""
 TOWER = "audio_tower."
 """What checkpoints call an encoder."""
 PROJECTOR = "multi_modal_projector."
@@ -124,8 +128,160 @@ def ultravox(hf: HFConfig) -> EncoderSpec:
     return _hearing(audio_fields(hf, USUAL_WHISPER), stages, theirs, weights)
 
 
+LAYER = TOWER + "layers.{layer}."
+GEMMA4_NAMES = WeightNames(
+    prefixes=("", "model."),
+    layer=LAYER,
+    modules={
+        **{f"front{n + 1}": f"{TOWER}subsample_conv_projection.layer{n}.conv.weight" for n in (0, 1)},
+        **{f"front{n + 1}_norm": f"{TOWER}subsample_conv_projection.layer{n}.norm" for n in (0, 1)},
+        **{f"ff{n}_before": f"feed_forward{n}.pre_layer_norm" for n in (1, 2)},
+        **{f"ff{n}_up": f"feed_forward{n}.ffw_layer_1.linear" for n in (1, 2)},
+        **{f"ff{n}_down": f"feed_forward{n}.ffw_layer_2.linear" for n in (1, 2)},
+        **{f"ff{n}_after": f"feed_forward{n}.post_layer_norm" for n in (1, 2)},
+        "input": TOWER + "subsample_conv_projection.input_proj_linear",
+        "before_mixer": "norm_pre_attn",
+        "qkv": ("self_attn.q_proj.linear", "self_attn.k_proj.linear", "self_attn.v_proj.linear"),
+        "relative": "self_attn.relative_k_proj",
+        "head_scale": "self_attn.per_dim_scale",
+        "out": "self_attn.post.linear",
+        "after_mixer": "norm_post_attn",
+        "before_conv": "lconv1d.pre_layer_norm",
+        "conv_in": "lconv1d.linear_start.linear",
+        "conv": "lconv1d.depthwise_conv1d.weight",
+        "conv_norm": "lconv1d.conv_norm",
+        "conv_out": "lconv1d.linear_end.linear",
+        "after_layer": "norm_out",
+        "output": TOWER + "output_proj",
+        "projection": "embed_audio.embedding_projection",
+    },
+    flattened=("front1", "front2"),
+)
+
+
+def gemma4_hearing(hf: HFConfig) -> EncoderSpec:
+    """Gemma 4 E2B and E4B.
+
+    Raises:
+        ConfigError: rows see those behind themselves.
+    """
+    audio, width = hf.audio_config, hf.text_config.get("hidden_size", 2304)
+    if audio.get("attention_context_right", 0):
+        raise ConfigError("config.json: Gemma 4 hears with attention_context_right=0 alone", setting="model")
+    behind, norm = audio.get("attention_context_left", 13) - 1, RMSNorm(audio.get("rms_norm_eps", EPS))
+    frames = Conformer(
+        bins=128,
+        channels=tuple(audio.get("subsampling_conv_channels", [128, 32])),
+        layers=audio.get("num_hidden_layers", 12),
+        hidden=audio.get("hidden_size", 1024),
+        heads=audio.get("num_attention_heads", 8),
+        kernel=audio.get("conv_kernel_size", 5),
+        window=behind,
+        start=(audio.get("attention_chunk_size", 12) + behind) // 2 - behind,
+        soft_cap=float(audio.get("attention_logit_cap", 50.0)),
+        share=float(audio.get("residual_weight", 0.5)),
+        act=audio.get("hidden_act", "silu"),
+        eps=norm.eps,
+        outputs=audio.get("output_proj_dims", 1536),
+    )
+    others = {"reads_items": True, "frames": frames, "bounded": bool(audio.get("use_clipped_linears", True))}
+    return EncoderSpec(without_layers(frames.outputs, norm, GEMMA4_NAMES, **others), LONGEST, embedder(norm, width))
+
+
+def unified_hearing(hf: HFConfig) -> EncoderSpec:
+    """Gemma 4 12B: 640 samples are an embedding, behind a norm and a matrix."""
+    norm = RMSNorm(hf.audio_config.get("rms_norm_eps", EPS))
+    names = WeightNames(prefixes=("", "model."), modules={"projection": GEMMA4_NAMES.modules["projection"]})
+    trunk = without_layers(hf.audio_config.get("audio_embed_dim", 640), norm, names, reads_items=True)
+    return EncoderSpec(trunk, LONGEST, embedder(norm, hf.text_config.get("hidden_size", 2304)))
+
+
+GRANITE_NAMES = WeightNames(
+    prefixes=("", "model."),
+    layer="encoder.layers.{layer}.",
+    modules={
+        "input": "encoder.input_linear",
+        **{f"ff{n}_before": f"ff{n}.pre_norm" for n in (1, 2)},
+        **{f"ff{n}_up": f"ff{n}.up_proj" for n in (1, 2)},
+        **{f"ff{n}_down": f"ff{n}.down_proj" for n in (1, 2)},
+        "before_mixer": "attn.pre_norm",
+        "qkv": ("attn.to_q", "attn.to_kv"),
+        "distances": "attn.rel_pos_emb.weight",
+        "out": "attn.to_out",
+        "before_conv": "conv.norm",
+        "conv_in": "conv.up_conv",
+        "conv": "conv.depth_conv.conv.weight",
+        "conv_norm": "conv.batch_norm",
+        "conv_mean": "conv.batch_norm.running_mean",
+        "conv_variance": "conv.batch_norm.running_var",
+        "conv_out": "conv.down_conv",
+        "after_layer": "post_norm",
+        "guess": "encoder.out",
+        "guessed": "encoder.out_mid",
+        "queries": "projector.query",
+        "queries_norm": "projector.qformer.layernorm",
+        "projection": "projector.linear",
+    },
+    flattened=("conv_in", "conv_out", "queries"),
+    ignored=("*.num_batches_tracked",),
+)
+
+
+def _names_of_queries(layers: int) -> dict[str, str | tuple[str, ...]]:
+    """Blip-2's."""
+    found: dict[str, str | tuple[str, ...]] = {}
+    for layer in range(layers):
+        at, ours = f"projector.qformer.encoder.layer.{layer}.", f"queries{layer}"
+        for kind, theirs in (("self", at + "attention."), ("rows", at + "crossattention.")):
+            found[f"{ours}_{kind}_q"] = theirs + "attention.query"
+            found[f"{ours}_{kind}_kv"] = (theirs + "attention.key", theirs + "attention.value")
+            found[f"{ours}_{kind}_out"] = theirs + "output.dense"
+            found[f"{ours}_{kind}_norm"] = theirs + "output.LayerNorm"
+        found[f"{ours}_up"], found[f"{ours}_down"] = at + "intermediate_query.dense", at + "output_query.dense"
+        found[f"{ours}_norm"] = at + "output_query.LayerNorm"
+    return found
+
+
+def granite_hearing(hf: HFConfig) -> EncoderSpec:
+    """Granite-Speech 3: three queries read fifteen rows each; embeddings are multiplied as those of text are."""
+    audio, asks, text = hf.encoder_config, hf.projector_config, hf.text_config
+    hidden, heads, window = audio.get("hidden_dim", 1024), audio.get("num_heads", 8), hf.get("window_size", 15)
+    frames = BlockConformer(
+        columns=audio.get("input_dim", 160),
+        layers=audio.get("num_layers", 10),
+        hidden=hidden,
+        heads=heads,
+        head_dim=audio.get("dim_head") or hidden // heads,
+        wide=hidden * audio.get("feedforward_mult", 4),
+        channels=hidden * audio.get("conv_expansion_factor", 2),
+        kernel=audio.get("conv_kernel_size", 15),
+        block=audio.get("context_size", 200),
+        farthest=audio.get("max_pos_emb", 512),
+        letters=audio.get("output_dim", 42),
+    )
+    norm = LayerNorm(asks.get("layer_norm_eps", 1e-12))
+    queries = Queries(
+        window,
+        window // hf.get("downsample_rate", 5),
+        asks.get("num_hidden_layers", 12),
+        asks.get("hidden_size", 768),
+        asks.get("num_attention_heads", 12),
+        asks.get("intermediate_size", 3072),
+        asks.get("hidden_act", "gelu"),
+        norm,
+        asks.get("cross_attention_frequency", 2),
+    )
+    names = GRANITE_NAMES.but((), **_names_of_queries(queries.layers))
+    trunk = without_layers(hidden, norm, names, reads_items=True, frames=frames)
+    scale = Standard(float(text.get("embedding_multiplier", 1.0)), learned=False)
+    return EncoderSpec(trunk, 1500, (queries, Product("projection", text.get("hidden_size", 2048)), scale))
+
+
 HEARING: dict[str, Callable[[HFConfig], EncoderSpec]] = {
     **dict.fromkeys(("qwen2_5_omni", "qwen2_5_omni_thinker"), omni),
+    "gemma4": gemma4_hearing,
+    "granite_speech": granite_hearing,
+    "gemma4_unified": unified_hearing,
     "ultravox": ultravox,
     "voxtral": voxtral,
     "qwen2_audio": qwen2_audio,

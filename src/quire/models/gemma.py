@@ -243,7 +243,8 @@ def _layer_input(hf: HFConfig, norm: RMSNorm) -> LayerInput | None:
             f"vocab_size={hf.vocab_size}: every token has a vector for each layer",
             setting="model",
         )
-    return LayerInput(hf.hidden_size_per_layer_input, hf.vocab_size_per_layer_input, hf.hidden_activation, norm)
+    sizes = (hf.hidden_size_per_layer_input, hf.vocab_size_per_layer_input)
+    return LayerInput(*sizes, hf.hidden_activation, norm, media_id=hf.get("pad_token_id") or 0)
 
 
 def _names(hf: HFConfig, first_shared: int) -> WeightNames:

@@ -22,6 +22,7 @@ PREFIXES = (
 )
 OTHER_PARTS = (
     "*vision_tower.*",
+    "*vision_embedder.*",
     "*vision_encoder.*",
     "*vision_projection.*",
     "*aligner.*",
@@ -33,6 +34,11 @@ OTHER_PARTS = (
     "*image_newline",
     "*visual.*",
     "*embed_vision.*",
+    "*vqmodel.*",
+    "mlp1.*",
+    "*generation_*",
+    "encoder.*",
+    "model.encoder.*",
     "*audio_tower.*",
     "*embed_audio.*",
 )

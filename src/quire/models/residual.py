@@ -76,12 +76,14 @@ class LayerInput:
         width: of the vector.
         vocab: rows of the table of ids.
         norm: of the projected embeddings, and of what joins the residual.
+        media_id: whose row of the table an image's or a sound's embeddings have.
     """
 
     width: int
     vocab: int
     act: str
     norm: RMSNorm
+    media_id: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -52,6 +52,7 @@ class Rope:
     Attributes:
         axes: where a token has a position on each of several axes, the axis that each pair turns by; else empty.
         exponents: of each pair, its frequency being theta ** -exponent; empty: they go evenly from 0 to 1.
+        in_halves: in the checkpoint the first half of the pairs is the first half of a head, and the second the second.
     """
 
     theta: float
@@ -61,6 +62,7 @@ class Rope:
     backwards: bool = False
     axes: tuple[int, ...] = ()
     exponents: tuple[float, ...] = ()
+    in_halves: bool = False
 
     @staticmethod
     def from_hf(hf: HFConfig, head_dim: int, layer_type: str | None = None, theta: float = 10000.0) -> Rope:

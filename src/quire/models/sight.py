@@ -19,14 +19,17 @@ class Patches:
         size: pixels of a side. channels: numbers a pixel. frames: images that one patch spans.
         bias: of the matrix.
         class_token: a learned vector stands before the patches of each image.
+        channels_last: of a pixel's numbers in the matrix's columns.
         class_last: the class token has the last of the learned positions, not the first.
         keeps_class: the class token's row is an embedding, too: the first one.
         merge: patches of merge x merge become one embedding; they come in such blocks, if the processor has cut them.
         is_cut: the processor has cut the patches; without it, it gives whole images.
         window: patches of a side of the windows within which the layers in `windowed` look.
         stretch: the learned positions are a square grid that is stretched over the image: `corners` on corners with two by two
-            neighbours for each patch, or whole cells with two by two (`linear`) or four by four (`cubic`).
+            neighbours for each patch, or whole cells with two by two (`linear`) or four by four (`cubic`). Or they are two
+            tables, of columns and of rows, whose entries are added: one after the other (`apart`), or in turn (`turns`).
         norms_first: the embedding's norm comes before positions.
+        norm: of a patch's numbers, before the matrix.
         embeds_class, embeds_all: an image has one embedding, made of its class token or of all its rows.
     """
 
@@ -39,12 +42,14 @@ class Patches:
     is_cut: bool = False
     window: int = 0
     windowed: tuple[int, ...] = ()
-    stretch: Literal["", "corners", "linear", "cubic"] = ""
+    stretch: Literal["", "corners", "linear", "cubic", "apart", "turns"] = ""
     norms_first: bool = False
     embeds_class: bool = False
     embeds_all: bool = False
     class_last: bool = False
     keeps_class: bool = False
+    channels_last: bool = False
+    norm: Norm | None = None
 
     @property
     def values(self) -> int:
@@ -91,6 +96,14 @@ class Gated:
 
 
 @dataclasses.dataclass(frozen=True)
+class Standard:
+    """Rows times a factor; with `learned` less a vector, and times another (the modules `standard_bias` and `standard_scale`)."""
+
+    factor: float
+    learned: bool
+
+
+@dataclasses.dataclass(frozen=True)
 class Probe:
     """One learned vector (`probe`) attends all `count` rows of an image, through `probe_in` and `probe_out`; then a feed-forward
     behind a norm (`probe_norm`, `probe_up`, `probe_down`) joins what it gave."""
@@ -102,4 +115,27 @@ class Probe:
     norm: Norm
 
 
-Stage: TypeAlias = Group | Normed | Product | Gated | Probe
+@dataclasses.dataclass(frozen=True)
+class Queries:
+    """So many learned vectors read each group of `count` rows, and take its place (the modules `queries…`).
+
+    Attributes:
+        every: of how many layers one has attention to the rows, besides that among the vectors.
+    """
+
+    count: int
+    queries: int
+    layers: int
+    hidden: int
+    heads: int
+    intermediate: int
+    act: str
+    norm: Norm
+    every: int = 1
+
+    def attentions(self, layer: int, columns: int) -> list[tuple[str, int]]:
+        """Those of a layer, with the columns of what they read."""
+        return [("self", self.hidden), *([("rows", columns)] if layer % self.every == 0 else [])]
+
+
+Stage: TypeAlias = Group | Normed | Product | Gated | Standard | Probe | Queries

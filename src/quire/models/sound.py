@@ -13,3 +13,61 @@ class Frames:
 
     bins: int
     act: str = "gelu"
+
+
+@dataclasses.dataclass(frozen=True)
+class Conformer:
+    """Layers that read frames with attention and convolutions (https://arxiv.org/abs/2005.08100), behind two convolutions that
+    make one row of four frames.
+
+    Attributes:
+        bins: numbers of a frame. channels: of the two convolutions in front.
+        layers, hidden, heads: of its layers.
+        kernel, window: rows that a layer's convolution and its attention see, the last of which is the row itself.
+        start: what the distance of a row to itself counts as.
+        soft_cap: of scores.
+        share: of a feed-forward's output that joins.
+        outputs: columns of what it gives.
+    """
+
+    bins: int
+    channels: tuple[int, int]
+    layers: int
+    hidden: int
+    heads: int
+    kernel: int
+    window: int
+    start: int
+    soft_cap: float
+    share: float
+    act: str
+    eps: float
+    outputs: int
+
+    @property
+    def front_columns(self) -> int:
+        """Of a row behind the convolutions in front."""
+        return -(-self.bins // 4) * self.channels[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockConformer:
+    """The same, without convolutions in front, and rows that see one another within blocks of `block` rows.
+
+    Attributes:
+        columns: of what is read.
+        wide: columns within a feed-forward. channels: of a layer's convolution. letters: that are guessed in the middle.
+        farthest: distance that has a vector of its own.
+    """
+
+    columns: int
+    layers: int
+    hidden: int
+    heads: int
+    head_dim: int
+    wide: int
+    channels: int
+    kernel: int
+    block: int
+    farthest: int
+    letters: int

@@ -24,8 +24,8 @@ from quire.models.recurrent import (
 )
 from quire.models.residual import PRE, HyperConnections, Joint, LayerInput, Norm, Placement, RMSNorm
 from quire.models.rope import Rope, Sinusoids
-from quire.models.sight import Group, Patches, Stage
-from quire.models.sound import Frames
+from quire.models.sight import Group, Patches, Queries, Stage
+from quire.models.sound import BlockConformer, Conformer, Frames
 
 T = TypeVar("T")
 
@@ -368,8 +368,13 @@ class EncoderSpec:
 
     @property
     def group(self) -> int:
-        """Rows that make one embedding."""
-        return math.prod(stage.count for stage in self.projector if isinstance(stage, Group))
+        """Rows that make one embedding, or as many as are `given`."""
+        return math.prod(stage.count for stage in self.projector if isinstance(stage, Group | Queries))
+
+    @property
+    def given(self) -> int:
+        """Embeddings that a group makes."""
+        return next((stage.queries for stage in self.projector if isinstance(stage, Queries)), 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -433,6 +438,7 @@ class DecoderSpec:
         reads_items: it has no embedding: all its rows are items'.
         borrows_embedding: it has no embedding of its own, but that of the decoder whose encoder it is.
         added_tokens: the last of `vocab` tokens, whose rows the checkpoint does not have.
+        bounded: what each matrix of a layer reads and gives is kept within bounds, which the checkpoint has.
     """
 
     vocab: int
@@ -467,12 +473,13 @@ class DecoderSpec:
     vision: VisionSpec | None = None
     features: Features | None = None
     scales_given: bool = False
-    frames: Frames | None = None
+    frames: Frames | Conformer | BlockConformer | None = None
     encoder: EncoderSpec | None = None
     borrows_embedding: bool = False
     hearing: EncoderSpec | None = None
     reads_items: bool = False
     added_tokens: int = 0
+    bounded: bool = False
 
     @property
     def towers(self) -> tuple[DecoderSpec, ...]:

@@ -21,14 +21,24 @@ from quire.models.vision.clip import (
     paligemma_vision,
     vipllava_vision,
 )
+from quire.models.vision.gemma4 import gemma4_vision, unified_vision
 from quire.models.vision.glm_v import glm_ocr_vision, glm_vision
 from quire.models.vision.qwen_vl import qwen2_5_vision, qwen2_vision, qwen3_vision, with_axes
-from quire.models.vision.shuffled import aya_vision, cohere_vision, deepseek_vision, intern_vision, llama4_vision
+from quire.models.vision.shuffled import (
+    aya_vision,
+    cohere_vision,
+    deepseek_vision,
+    intern_vision,
+    janus_vision,
+    llama4_vision,
+    qianfan_vision,
+)
 
 ARCHITECTURES = {
     "cohere2": "Cohere2ForCausalLM",
     **dict.fromkeys(("exaone4", "exaone4_5_text"), "Exaone4ForCausalLM"),
     "gemma": "GemmaForCausalLM",
+    "granite": "GraniteForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
     "gemma4_text": "Gemma4ForCausalLM",
@@ -73,10 +83,13 @@ VISION: dict[str, Callable[[HFConfig], VisionSpec]] = {
     "deepseek_vl": deepseek_vision,
     "exaone4_5": qwen2_5_vision,
     "gemma3": gemma3_vision,
+    "gemma4": gemma4_vision,
+    "gemma4_unified": unified_vision,
     **dict.fromkeys(("glm4v", "glm4v_moe", "glm46v"), glm_vision),
     "glm_ocr": glm_ocr_vision,
     "idefics3": idefics_vision,
     "internvl": intern_vision,
+    "janus": janus_vision,
     "lighton_ocr": lighton_vision,
     "llama4": llama4_vision,
     "llava": llava_vision,
@@ -85,6 +98,7 @@ VISION: dict[str, Callable[[HFConfig], VisionSpec]] = {
     "mistral3": mistral_vision,
     "paddleocr_vl": paddle_vision,
     "paligemma": paligemma_vision,
+    "qianfan_ocr": qianfan_vision,
     "qwen2_vl": qwen2_vision,
     "qwen2_5_vl": qwen2_5_vision,
     **dict.fromkeys(("qwen2_5_omni", "qwen2_5_omni_thinker"), qwen2_5_vision),
@@ -99,11 +113,13 @@ VISION: dict[str, Callable[[HFConfig], VisionSpec]] = {
 
 
 SEES_ITEMS = ("gemma3", "paligemma")
-"""By `model_type`: whose layers let an image's tokens, or a prompt's, see one another."""
+"""By `model_type`: whose layers let an image's tokens, or a prompt's, see one another; of Gemma 4 those with windows may."""
 
 
 @register("Qwen2_5OmniModel", "Qwen2_5OmniForConditionalGeneration", "Qwen2_5OmniThinkerForConditionalGeneration")
 @register("AyaVisionForConditionalGeneration", "InternVLForConditionalGeneration")
+@register("GraniteSpeechForConditionalGeneration")
+@register("QianfanOCRForConditionalGeneration", "JanusForConditionalGeneration")
 @register("Qwen2AudioForConditionalGeneration", "UltravoxModel", "VoxtralForConditionalGeneration")
 @register("DeepseekVLForConditionalGeneration", "LightOnOcrForConditionalGeneration")
 @register("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration", "ColQwen2ForRetrieval")
@@ -135,14 +151,18 @@ def text_part(hf: HFConfig) -> DecoderSpec:
     above = {key: hf.get(key) for key in ("tie_word_embeddings",) if key in hf and key not in text}
     text = HFConfig(LEFT_OUT.get(text.get("model_type", "llama"), {}) | above | text.to_dict())
     spec = ModelRegistry.resolve(architecture).make_spec(text)
-    see = VISION.get(hf.get("model_type", "")) if "vision_config" in hf else None
+    see = VISION.get(hf.get("model_type", "")) if hf.get("vision_config") is not None else None
     if see is not None and text.get("model_type", "").startswith(
         ("glm4v", "glm_ocr", "paddleocr", "qwen2_vl", "qwen2_5_vl", "qwen2_5_omni", "qwen3_")
     ):
         spec = with_axes(spec, text)
     if hf.get("model_type") in SEES_ITEMS and see is not None:
         spec = spec.with_attention(sees_items=True)
-    hear = HEARING.get(hf.get("model_type", "")) if "audio_config" in hf else None
+    both = "vision" if text.get("model_type") == "gemma4_unified_text" else None
+    if see is not None and text.get("use_bidirectional_attention", both) == "vision":
+        spec = spec.map_attention(lambda each: dataclasses.replace(each, sees_items=each.window > 0))
+    ears = hf.get("audio_config", hf.get("encoder_config"))
+    hear = HEARING.get(hf.get("model_type", "")) if ears is not None else None
     others = OTHER_PARTS if see is None and hear is None else ()
     weights = dataclasses.replace(spec.weights, prefixes=PREFIXES, ignored=(*spec.weights.ignored, *others))
     parts = {"vision": see, "hearing": hear}

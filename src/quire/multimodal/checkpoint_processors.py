@@ -17,6 +17,7 @@ from quire.extras import install_command
 from quire.logger import init_logger
 from quire.media import AUDIO, IMAGE, VIDEO
 from quire.multimodal.content import require_library
+from quire.multimodal.granite_frames import GraniteFrames
 
 logger = init_logger(__name__)
 
@@ -43,8 +44,11 @@ def _read(kind: str, path: str, bins: int | None = None) -> Any:
     if kind == "sound":
         from transformers import AutoFeatureExtractor, WhisperFeatureExtractor
 
-        if bins is not None and not _has_extractor(Path(path)):
+        fields = _extractor_fields(Path(path))
+        if bins is not None and not fields:
             return WhisperFeatureExtractor(feature_size=bins)
+        if fields.get("feature_extractor_type") == "GraniteSpeechFeatureExtractor":
+            return GraniteFrames(fields)
         return AutoFeatureExtractor.from_pretrained(path)
     from transformers import AutoImageProcessor
 
@@ -69,10 +73,12 @@ class _WithTensors:
         return {name: (each.float() if each.is_floating_point() else each).numpy() for name, each in given.items()}
 
 
-def _has_extractor(folder: Path) -> bool:
-    """Whether a checkpoint has a feature extractor; Ultravox has none, and hears Whisper's frames."""
+def _extractor_fields(folder: Path) -> dict[str, Any]:
+    """The config of a checkpoint's feature extractor; Ultravox has none, and hears Whisper's frames."""
     own, whole = folder / "preprocessor_config.json", folder / "processor_config.json"
-    return own.exists() or (whole.exists() and "feature_extractor" in whole.read_text(encoding="utf-8"))
+    fields = json.loads(whole.read_bytes()) if whole.exists() else {}
+    found = fields.get("feature_extractor") or fields.get("audio_processor")
+    return found or (json.loads(own.read_bytes()) if own.exists() else {})
 
 
 def image_processor(path: str) -> ImageProcessor:

@@ -68,7 +68,7 @@ class Family:
         options: of the processor, that follow from config.json.
         is_alone: an image is a whole prompt, and its one embedding the answer.
         joins_newlines: newlines around an image and those of the text beside it are one token, as in one text.
-        sees: which tokens of an image see one another (`MediaItem.sees`); `prompt`: all tokens of its prompt do.
+        sees: from config.json, which tokens of an image see one another (`MediaItem.sees`); `prompt`: all of its prompt do.
         leads: images stand before the text, which begins behind them and ends with a newline; prompts need not name them.
         of_embeds: what stands in the prompt for an image that is given as so many embeddings, with a grid of patches where
             one is given. None: whatever the model needs besides is not in embeddings.
@@ -84,7 +84,7 @@ class Family:
     options: Callable[[HFConfig], dict[str, Any]] = no_options
     is_alone: bool = False
     joins_newlines: bool = False
-    sees: str = ""
+    sees: Callable[[HFConfig], str] = lambda hf: ""
     leads: bool = False
     of_embeds: Callable[[HFConfig, int, Sequence[int]], Expansion] | None = None
     samples_each: int = 0
@@ -209,7 +209,7 @@ def _idefics(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
     vision, pixels = hf.vision_config, arrays["pixel_values"]
     side = vision.get("image_size", 224) // vision.get("patch_size", 32) // hf.get("scale_factor", 2)
     image = [EMBEDDED] * side**2
-    rows, columns = (int(arrays[name].reshape(-1)[0]) for name in ("rows", "cols"))
+    rows, columns = (int(arrays[name].reshape(-1)[0]) if name in arrays else 0 for name in ("rows", "cols"))
     around, token_ids = "<fake_token_around_image>", list[int]()
     for row in range(rows):
         for column in range(columns):
@@ -276,6 +276,39 @@ def _gemma3(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
     return Expansion(token_ids, {"pixels": pixels}, before=begin, after=end)
 
 
+def _gemma4(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
+    """Gemma 4: one token for each square of patches, as many as the image has. Its processor gives patches in rows, and their
+    places; a video's frames come whole."""
+    pixels, vision = arrays["pixel_values"], hf.vision_config
+    pool = int(vision.get("pooling_kernel_size", 3))
+    if "image_position_ids" in arrays:
+        places = arrays["image_position_ids"]
+        columns, rows = places.max(0) + 1
+        size = math.isqrt(pixels.shape[1] // 3)
+        patches = pixels[: rows * columns].reshape(rows, columns, size, size, 3)
+        pixels = patches.transpose(4, 0, 2, 1, 3).reshape(3, rows * size, columns * size)
+    cell = pool * int(vision.get("patch_size", 16))
+    count = (pixels.shape[1] // cell) * (pixels.shape[2] // cell)
+    begin, end = [int(hf.get("boi_token_id", 255999))], [int(hf.get("eoi_token_id", 258882))]
+    pixels = pixels if _is_unified(hf) else 2 * pixels - 1
+    return Expansion([EMBEDDED] * count, {"pixels": pixels}, before=begin, after=end)
+
+
+def _is_unified(hf: HFConfig) -> bool:
+    return hf.get("model_type") == "gemma4_unified"
+
+
+def _gemma4_sees(hf: HFConfig) -> str:
+    usual = "vision" if _is_unified(hf) else None
+    return "runs" if hf.text_config.get("use_bidirectional_attention", usual) == "vision" else ""
+
+
+def _janus(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
+    """Janus: one square, between two tokens."""
+    square = _llava(hf, arrays, encode)
+    return dataclasses.replace(square, before=encode("<begin_of_image>"), after=encode("<end_of_image>"))
+
+
 def _lighton(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
     """LightOnOCR: Mistral's cells without ends of rows."""
     pixels, cell = arrays["pixel_values"], _mistral_cell(hf)
@@ -308,9 +341,10 @@ GEMMA3 = Family(
     marker=("boi_token_index", "boi_token_id"),
     usual_marker=255999,
     joins_newlines=True,
-    sees="runs",
+    sees=lambda hf: "runs",
 )
-PALIGEMMA = dataclasses.replace(LLAVA, usual=257152, options=no_options, sees="prompt", leads=True)
+GEMMA4 = Family(("image_token_id",), 258880, _gemma4, sees=_gemma4_sees)
+PALIGEMMA = dataclasses.replace(LLAVA, usual=257152, options=no_options, sees=lambda hf: PROMPT, leads=True)
 
 
 def _rows(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
@@ -329,6 +363,8 @@ PAIRED = Family(
 LIGHTON = Family(("image_token_id",), 151655, _lighton, options=_mistral_options)
 DEEPSEEK = Family(("image_token_id",), 100015, _llava)
 INTERN = Family(("image_token_id",), 151667, _intern, options=lambda hf: {"crop_to_patches": True})
+JANUS = Family(("image_token_id",), 100581, _janus)
+QIANFAN = dataclasses.replace(INTERN, marker_text="<image>")
 LLAMA4 = Family(("image_token_index", "image_token_id"), 200092, _llama4, marker_text="<|image|>")
 AYA = Family(("image_token_index", "image_token_id"), 255036, _aya, options=lambda hf: {"crop_to_patches": True})
 COHERE = Family(("image_token_id",), 255036, _cohere)
@@ -378,7 +414,7 @@ FAMILIES: dict[str, Family] = {
     "AyaVisionForConditionalGeneration": AYA,
     "Cohere2VisionForConditionalGeneration": COHERE,
     "CLIPModel": PAIRED,
-    "ColPaliForRetrieval": dataclasses.replace(PALIGEMMA, sees=""),  # which sees in both directions anyway
+    "ColPaliForRetrieval": dataclasses.replace(PALIGEMMA, sees=lambda hf: ""),  # which sees in both directions anyway
     "ColQwen2ForRetrieval": QWEN_VL,
     "PaddleOCRVLForConditionalGeneration": PADDLE,
     "PaliGemmaForConditionalGeneration": PALIGEMMA,
@@ -386,12 +422,15 @@ FAMILIES: dict[str, Family] = {
     "VipLlavaForConditionalGeneration": LLAVA,
     "DeepseekVLForConditionalGeneration": DEEPSEEK,
     "Gemma3ForConditionalGeneration": GEMMA3,
+    **dict.fromkeys(("Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration"), GEMMA4),
     **dict.fromkeys(
         ("Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration", "Glm46VForConditionalGeneration"), GLM_V
     ),
     "Exaone4_5_ForConditionalGeneration": dataclasses.replace(QWEN_VL, usual=67),
     "GlmOcrForConditionalGeneration": dataclasses.replace(GLM_V, usual=59280),
     "InternVLForConditionalGeneration": INTERN,
+    "JanusForConditionalGeneration": JANUS,
+    "QianfanOCRForConditionalGeneration": QIANFAN,
     "LightOnOcrForConditionalGeneration": LIGHTON,
     "Llama4ForConditionalGeneration": LLAMA4,
     "LlavaForConditionalGeneration": LLAVA,

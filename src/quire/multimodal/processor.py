@@ -44,11 +44,12 @@ def families_of(architecture: str) -> dict[str, Family]:
 
 def readable_modalities(architecture: str, hf: HFConfig) -> list[str]:
     """What prompts of a checkpoint may have besides text."""
-    sections = {IMAGE: "vision_config", VIDEO: "vision_config", AUDIO: "audio_config"}
+    eyes, ears = hf.get("vision_config"), hf.get("audio_config", hf.get("encoder_config"))
+    parts = {IMAGE: eyes, VIDEO: eyes, AUDIO: ears}
     return [
         modality
         for modality, family in families_of(architecture).items()
-        if family.is_alone or sections[modality] in hf
+        if family.is_alone or parts[modality] is not None
     ]
 
 
@@ -218,7 +219,7 @@ class MediaProcessor:
             raise RequestError(f"{where} is {seconds}", param=PARAM)
 
         def run(samples: npt.NDArray[Any]) -> list[Expansion]:
-            return self._expansions(AUDIO, extractor(samples, sampling_rate=rate, return_tensors="np", **settings))
+            return self._expansions(AUDIO, extractor([samples], sampling_rate=rate, return_tensors="np", **settings))
 
         return self._kept(AUDIO, samples, uuid, options, where, run)
 
@@ -317,7 +318,8 @@ class MediaProcessor:
             family, (key, first) = self._families[modality], next(left[modality])
             around = self._around(family, token_ids, at)
             expanded = join(expanded, list(token_ids[start : at - around]))
-            sees = "" if family.sees == PROMPT else family.sees
+            sees = family.sees(self._hf)
+            sees = "" if sees == PROMPT else sees
             for number, one in enumerate((first, *first.others)):
                 expanded = join(expanded, one.before)
                 own = (len(expanded), len(one.token_ids), self._embedded_of(family), one.num_embeds)
@@ -326,7 +328,7 @@ class MediaProcessor:
                 expanded += [*one.token_ids, *one.after]
             start = at + 1 + around
         expanded = join(expanded, list(token_ids[start:]))
-        if items and any(family.sees == PROMPT for family in families):
+        if items and any(family.sees(self._hf) == PROMPT for family in families):
             items.append(_whole(expanded, items))
         return expanded, items
 

@@ -62,6 +62,43 @@ def _omni(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
 OMNI = dataclasses.replace(QWEN2_AUDIO, expand=_omni)
 
 
+def _between(hf: HFConfig, expansion: Expansion) -> Expansion:
+    """Gemma 4's tokens around a sound."""
+    begin, end = [int(hf.get("boa_token_id", 256000))], [int(hf.get("eoa_token_index", 258883))]
+    return dataclasses.replace(expansion, before=begin, after=end)
+
+
+def _gemma4(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
+    """Gemma 4 E2B and E4B: four frames are an embedding."""
+    frames = int(arrays["input_features_mask"].sum())
+    mel, rows = np.ascontiguousarray(arrays["input_features"][:frames].T), -(-frames // 4)
+    return _between(hf, _expansion(mel[None], [(rows, rows)]))
+
+
+def _gemma4_unified(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
+    """Gemma 4 12B: 640 samples are an embedding."""
+    rows = arrays["input_features"].reshape(-1, arrays["input_features"].shape[-1])
+    return _between(hf, Expansion([EMBEDDED] * len(rows), {"rows": rows}))
+
+
+def _gemma4_embeds(hf: HFConfig, count: int, grid: Sequence[int]) -> Expansion:
+    return _between(hf, _of_embeds(hf, count, grid))
+
+
+GEMMA4 = Family(("audio_token_id",), 258881, _gemma4, of_embeds=_gemma4_embeds)
+GEMMA4_UNIFIED = dataclasses.replace(GEMMA4, expand=_gemma4_unified, samples_each=640)
+
+
+def _granite(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
+    """Granite-Speech: a few embeddings of each window of rows, the last of which may be filled with zeros."""
+    rows, window = arrays["input_features"], int(hf.get("window_size", 15))
+    embeds = -(-len(rows) // window) * (window // int(hf.get("downsample_rate", 5)))
+    return _expansion(np.ascontiguousarray(rows.T)[None], [(len(rows), embeds)])
+
+
+GRANITE = Family(TOKEN, 49155, _granite, of_embeds=_of_embeds, samples_each=10 * HOP, marker_text="<|audio|>")
+
+
 def _in_parts(mel: Any, frames: int) -> Any:
     """Frames in parts of so many, behind the last ones zeros [parts, B, F]."""
     padded = np.pad(mel, ((0, 0), (0, -mel.shape[1] % frames)))
@@ -107,6 +144,9 @@ ULTRAVOX = Family(
 
 SOUND_FAMILIES: dict[str, Family] = {
     **dict.fromkeys(QWEN_OMNI, OMNI),
+    "Gemma4ForConditionalGeneration": GEMMA4,
+    "Gemma4UnifiedForConditionalGeneration": GEMMA4_UNIFIED,
+    "GraniteSpeechForConditionalGeneration": GRANITE,
     "Qwen2AudioForConditionalGeneration": QWEN2_AUDIO,
     "UltravoxModel": ULTRAVOX,
     "VoxtralForConditionalGeneration": VOXTRAL,

@@ -6,6 +6,7 @@ Knows token ids, shapes and pixels.
 """
 
 import dataclasses
+import datetime
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,9 +17,12 @@ import numpy.typing as npt
 from quire.config.hf_config import HFConfig
 from quire.multimodal.image_families import (
     EMBEDDED,
+    GEMMA4,
     GLM_V,
+    IDEFICS,
     INTERN,
     LLAVA_ONEVISION,
+    QWEN_OMNI,
     QWEN_VL,
     Arrays,
     Encode,
@@ -48,6 +52,8 @@ class VideoFamily(Family):
     Attributes:
         size: the height and width that so many frames are brought to.
         preset: options where the checkpoint has none.
+        through: a size that frames are brought to before.
+        ends: the text before the first frame and behind the last one, from a video.
         label: the text before and behind a frame (or as many as are cut together), from the processor's options, its seconds
             and its number; frames are items of their own then. None: the video is one item.
         around: tokens before and behind the marker that the labels have for each frame.
@@ -57,6 +63,8 @@ class VideoFamily(Family):
     size: Callable[[Options, int, int, int], tuple[int, int]] = lambda options, frames, height, width: (height, width)
     preset: Options = dataclasses.field(default_factory=dict[str, Any])
     label: Callable[[Options, Sequence[float], int], tuple[str, str]] | None = None
+    through: Callable[[Options, int, int], tuple[int, int]] | None = None
+    ends: Callable[[Video], tuple[str, str]] = lambda video: ("", "")
     around: tuple[str, str] = ("", "")
     ticks: Callable[[HFConfig], float] | None = None
 
@@ -69,12 +77,14 @@ class VideoFamily(Family):
             asked: options of the request and of the engine.
             options: of the checkpoint.
         """
-        options = {**self.preset, **options, **asked}
+        options = {**self.preset, **options, **(options.get("video_sampling") or {}), **asked}
         video = _chosen(video, asked, options)
         together = int(options.get("temporal_patch_size", 1))
         pad = -len(video.frames) % together
         frames = np.concatenate([video.frames, *[video.frames[-1:]] * pad])
         times = [*video.times.tolist(), *[float(video.times[-1])] * pad]
+        if self.through is not None:
+            frames = _resized(frames, *self.through(options, *frames.shape[1:3]), options)
         height, width = self.size(options, max(len(video.frames), together), *frames.shape[1:3])
         groups = _arrays(_normalized(_resized(frames, height, width, options), options), options)
         if self.label is None:
@@ -82,10 +92,14 @@ class VideoFamily(Family):
             interval = 1.0 if self.ticks is None else self.ticks(hf) * together / video.shown_rate
             return [dataclasses.replace(whole, interval=interval)]
         parts: list[Expansion] = []
+        first, last = self.ends(video)
         for number, arrays in enumerate(groups):
             before, after = self.label(options, times[number * together :][:together], number)
+            before, after = before if number else first + before, after + last if number + 1 == len(groups) else after
             part = self.expand(hf, arrays, encode)
-            parts.append(dataclasses.replace(part, before=encode(before), after=encode(after) if after else []))
+            before_ids, after_ids = (encode(text) if text else [] for text in (before, after))
+            around = {"before": [*before_ids, *part.before], "after": [*part.after, *after_ids]}
+            parts.append(dataclasses.replace(part, **around))
         return parts
 
 
@@ -102,6 +116,7 @@ def _chosen(video: Video, asked: Options, options: Options) -> Video:
         return dataclasses.replace(video, rate=float(rate))
     if rate is None and video.is_whole and options.get("do_sample_frames"):
         rate = options.get("fps")
+        count = options.get("num_frames") if count is None and rate is None else count
     if count is None and rate is not None:
         count = video.total / (video.rate or USUAL_RATE) * rate
         count = min(max(count, options.get("min_frames", 1)), options.get("max_frames", math.inf))
@@ -175,6 +190,16 @@ def _all_bounded(options: Options, frames: int, height: int, width: int) -> tupl
     return _in_cells(options, height, width, frames, round(frames / together) * together)
 
 
+def _within(options: Options, frames: int, height: int, width: int) -> tuple[int, int]:
+    """Gemma 4: the largest size in whole squares with these proportions that makes no more embeddings than are allowed."""
+    cell, most = int(options["patch_size"]) * int(options["pooling_kernel_size"]), int(options["max_soft_tokens"])
+    scale = math.sqrt(most / (height * width))
+    rows, columns = int(height * scale), int(width * scale)
+    if not rows or not columns:  # a thin one
+        rows, columns = min(height // width, most) or 1, min(width // height, most) or 1
+    return rows * cell, columns * cell
+
+
 def _one_size(options: Options, frames: int, height: int, width: int) -> tuple[int, int]:
     """InternVL and LLaVA-OneVision: whatever the frames' proportions are."""
     return int(options["size"]["height"]), int(options["size"]["width"])
@@ -190,8 +215,72 @@ def _glm_label(options: Options, times: Sequence[float], number: int) -> tuple[s
     return "<|begin_of_image|>", "<|end_of_image|>" + (f"{times[0]:.1f} seconds" if is_later else f"{int(times[0])}")
 
 
+def _clock(seconds: float) -> str:
+    return "{:02d}:{:02d}".format(*divmod(int(seconds), 60))
+
+
+def _gemma4_label(options: Options, times: Sequence[float], number: int) -> tuple[str, str]:
+    return f"{' ' if number else ''}{_clock(times[0])} ", ""
+
+
 def _intern_label(options: Options, times: Sequence[float], number: int) -> tuple[str, str]:
     return ("\n" if number else "") + f"Frame{number + 1}: ", ""
+
+
+ONES = [
+    "zero",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+    "thirteen",
+    "fourteen",
+    "fifteen",
+    "sixteen",
+    "seventeen",
+    "eighteen",
+    "nineteen",
+]
+TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
+
+
+def in_words(count: int) -> str:
+    """A number below a hundred in English; digits from there on."""
+    if count < 20:
+        return ONES[count]
+    tens, ones = divmod(count, 10)
+    return str(count) if tens > 9 else TENS[tens - 2] + (f"-{ONES[ones]}" if ones else "")
+
+
+def _smol_ends(video: Video) -> tuple[str, str]:
+    seconds = int(video.times[-1] if video.rate is None else video.total / video.rate)
+    length, frames = datetime.timedelta(seconds=seconds), in_words(len(video.frames))
+    return f"You are provided the following series of {frames} frames from a {length} [H:MM:SS] video.\n", "\n\n"
+
+
+def _smol_label(options: Options, times: Sequence[float], number: int) -> tuple[str, str]:
+    return f"\nFrame from {_clock(times[0])}:", ""
+
+
+def _longest_side(options: Options, height: int, width: int) -> tuple[int, int]:
+    """SmolVLM: frames in their proportions, whose shorter side is even."""
+    longest = int((options.get("video_size") or options["size"])["longest_edge"])
+    shorter = int(longest * min(height, width) / max(height, width))
+    shorter = max(shorter + shorter % 2, 1)
+    return (shorter, longest) if width >= height else (longest, shorter)
+
+
+def _smol_square(options: Options, frames: int, height: int, width: int) -> tuple[int, int]:
+    side = int(options["max_image_size"]["longest_edge"])
+    return side, side
 
 
 def _onevision(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
@@ -222,6 +311,11 @@ QWEN2_VIDEO = _of(
     QWEN_VL, token=("video_token_id",), usual=151656, size=_each_bounded, preset=CLIP_PIXELS | _CUT | {"size": _BOUNDS}
 )
 QWEN2_5_VIDEO = dataclasses.replace(QWEN2_VIDEO, ticks=lambda hf: float(hf.vision_config.get("tokens_per_second", 4)))
+OMNI_VIDEO = dataclasses.replace(
+    QWEN2_VIDEO,
+    token=("video_token_index", "video_token_id"),
+    ticks=lambda hf: float(hf.get("position_id_per_seconds", 25)),
+)
 QWEN3_VIDEO = dataclasses.replace(
     QWEN2_VIDEO,
     size=_all_bounded,
@@ -245,6 +339,16 @@ GLM_VIDEO = _of(
     | {"size": {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 2 * 30000}}
     | {"do_sample_frames": True, "fps": 2, "max_frames": 600},
 )
+GEMMA4_VIDEO = _of(
+    GEMMA4,
+    token=("video_token_id",),
+    usual=258884,
+    size=_within,
+    label=_gemma4_label,
+    preset=CLIP_PIXELS
+    | {"image_mean": [0.0] * 3, "image_std": [1.0] * 3, "patch_size": 16, "pooling_kernel_size": 3}
+    | {"max_soft_tokens": 70, "do_sample_frames": True, "num_frames": 32},
+)
 INTERN_VIDEO = _of(
     INTERN,
     marker=("video_token_id",),
@@ -263,13 +367,31 @@ ONEVISION_VIDEO = _of(
     preset=CLIP_PIXELS | _SQUARE,
 )
 
+SMOL_VIDEO = _of(
+    IDEFICS,
+    marker=("video_token_id",),
+    usual_marker=-1,
+    marker_text="<video>",
+    size=_smol_square,
+    through=_longest_side,
+    ends=_smol_ends,
+    label=_smol_label,
+    preset=CLIP_PIXELS
+    | _HALF
+    | {"resample": 1, "size": {"longest_edge": 4 * 364}, "max_image_size": {"longest_edge": 364}}
+    | {"do_sample_frames": True, "fps": 1, "max_frames": 64},
+)
+
 VIDEO_FAMILIES: dict[str, VideoFamily] = {
     **dict.fromkeys(
         ("Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration", "Glm46VForConditionalGeneration"),
         GLM_VIDEO,
     ),
+    **dict.fromkeys(("Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration"), GEMMA4_VIDEO),
     "InternVLForConditionalGeneration": INTERN_VIDEO,
     "LlavaOnevisionForConditionalGeneration": ONEVISION_VIDEO,
+    "SmolVLMForConditionalGeneration": SMOL_VIDEO,
+    **dict.fromkeys(QWEN_OMNI, OMNI_VIDEO),
     "Qwen2VLForConditionalGeneration": QWEN2_VIDEO,
     "Qwen2_5_VLForConditionalGeneration": QWEN2_5_VIDEO,
     **dict.fromkeys(("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"), QWEN3_VIDEO),

@@ -10,11 +10,15 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from quire.layers.encoder.block_conformer import BlockConformerFront
+from quire.layers.encoder.conformer import ConformerFront
+from quire.layers.encoder.front_layers import FrontLayers
 from quire.layers.encoder.mel_front import MelFront
 from quire.layers.interface import ModelContext, StepInputs
 from quire.layers.projector import Projector
 from quire.layers.tower import Arrays, Tower
 from quire.media import in_batches
+from quire.models.sound import BlockConformer, Conformer, Frames
 from quire.models.spec import EncoderSpec
 
 PREFIX = "encoder."
@@ -22,12 +26,14 @@ PREFIX = "encoder."
 TOKENS = "token_ids"
 MEL = "mel"
 """What an item has: token ids [E], or frames [B, F]."""
+ROWS = "rows"
+"""In the place of both: rows that need no layers, each by itself [E, D]."""
 COUNTS = "counts"
 """With frames of several parts [parts, B, F]: the rows, the embeddings and the frames of each; rows behind these are silence."""
 
 
 class _Piece(NamedTuple):
-    """What is read at once: token ids, or frames and how many embeddings these are."""
+    """What is read at once: token ids, rows, or frames and how many embeddings these are."""
 
     array: torch.Tensor
     rows: int
@@ -39,14 +45,14 @@ class Encoder(Tower):
 
     def __init__(self, spec: EncoderSpec, context: ModelContext, slot_dtype: torch.dtype = torch.int64) -> None:
         self.spec = spec
-        self._front = None if spec.trunk.frames is None else MelFront(spec.trunk.frames)
+        self._front = _front_of(spec.trunk.frames, context)
         self._projector = Projector(spec.projector, spec.trunk.hidden)
         parts = [self._projector] if self._front is None else [self._front, self._projector]
         super().__init__(PREFIX, spec.trunk, parts, context, slot_dtype)
 
     def encode(self, items: Sequence[Arrays]) -> list[torch.Tensor]:
         """Rows, or embeddings where there is a projector [E, D]."""
-        pieces = [list(_pieces(item)) for item in items]
+        pieces = [list(_pieces(item, self.spec.length)) for item in items]
         batches = in_batches((piece for each in pieces for piece in each), _num_rows, self._context.max_tokens)
         left = (part for batch in batches for part in self._run(batch))
         return [torch.cat([next(left) for _ in each]) for each in pieces]
@@ -55,24 +61,27 @@ class Encoder(Tower):
         """The embeddings of pieces that are computed together."""
         lengths = [piece.rows for piece in pieces]
         with torch.no_grad():
-            if self._front is None:
-                step = self._step(lengths, torch.cat([piece.array for piece in pieces]).to(self._context.device))
-            else:
-                rows = [self._hear(self._front, piece.array)[: piece.rows] for piece in pieces]
-                step = self._step(lengths, None, torch.cat(rows))
+            read = torch.cat([self._read(piece.array)[: piece.rows] for piece in pieces])
+            if not self.spec.trunk.layers:
+                return self._project(pieces, read)
+            step = self._step(lengths, None, read) if read.is_floating_point() else self._step(lengths, read)
             self.decoder.begin_step(step)
             self.decoder.forward(step)
             return self._project(pieces, self.decoder.compute_hidden(step))
 
     def _project(self, pieces: Sequence[_Piece], rows_TD: torch.Tensor) -> list[torch.Tensor]:
         """The embeddings of each piece; rows that are missing in the last group are zeros."""
-        group, parts = self.spec.group, rows_TD.split([piece.rows for piece in pieces])
+        group, given, parts = self.spec.group, self.spec.given, rows_TD.split([piece.rows for piece in pieces])
         padded = [torch.nn.functional.pad(part, (0, 0, 0, -len(part) % group)) for part in parts]
-        embeddings = self._projector(torch.cat(padded)).split([len(part) // group for part in padded])
+        embeddings = self._projector(torch.cat(padded)).split([len(part) // group * given for part in padded])
         return [each[: piece.embeds].clone() for each, piece in zip(embeddings, pieces, strict=True)]
 
-    def _hear(self, front: MelFront, mel_BF: torch.Tensor) -> torch.Tensor:
-        return front(mel_BF.to(self._context.device, self._context.activation_dtype)[None])
+    def _read(self, array: torch.Tensor) -> torch.Tensor:
+        """Token ids, or rows of what is heard."""
+        if not array.is_floating_point():
+            return array.to(self._context.device)
+        rows = array.to(self._context.device, self._context.activation_dtype)
+        return rows if self._front is None else self._front(rows[None])
 
     def _step(
         self, lengths: Sequence[int], ids_T: torch.Tensor | None, embedded: torch.Tensor | None = None
@@ -89,10 +98,23 @@ class Encoder(Tower):
         )
 
 
-def _pieces(item: Arrays) -> Iterator[_Piece]:
+def _front_of(
+    frames: Frames | Conformer | BlockConformer | None, context: ModelContext
+) -> MelFront | FrontLayers | None:
+    if isinstance(frames, Conformer):
+        return ConformerFront(frames, context.linear_method)
+    if isinstance(frames, BlockConformer):
+        return BlockConformerFront(frames, context.linear_method)
+    return None if frames is None else MelFront(frames)
+
+
+def _pieces(item: Arrays, longest: int) -> Iterator[_Piece]:
     """What is read at once of an item."""
     if TOKENS in item:
         yield _Piece(torch.from_numpy(item[TOKENS].astype(np.int32)), len(item[TOKENS]), len(item[TOKENS]))
+        return
+    if ROWS in item:
+        yield from (_Piece(part, len(part), len(part)) for part in torch.from_numpy(item[ROWS].copy()).split(longest))
         return
     mel = torch.from_numpy(item[MEL].copy())
     counts = item.get(COUNTS, np.array([[mel.shape[-1] // 2, mel.shape[-1] // 2, mel.shape[-1]]]))

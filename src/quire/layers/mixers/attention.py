@@ -81,12 +81,16 @@ class AttentionLayer(MixerLayer):
             parts, layouts = (q, kv, kv, gate), builder.layouts("qkv", 4, (0, 3), mixer.heads)
         else:
             parts, layouts = (q, kv, kv), builder.layouts("qkv", 3, (1, 2), mixer.kv_heads)
-        yield builder.linear(name, parts, bias=mixer.qkv_bias, shard="rows", layouts=layouts)
+        is_apart = mixer.rope is not None and mixer.rope.in_halves
+        turned = (mixer.heads + mixer.kv_heads, mixer.head_dim) if is_apart else (0, 0)
+        linear = builder.linear(name, parts, bias=mixer.qkv_bias, shard="rows", layouts=layouts)
+        yield dataclasses.replace(linear, apart=turned)
         if mixer.qk_norm is not None and mixer.qk_norm.weight:
             for norm, heads in (("q_norm", mixer.heads), ("k_norm", mixer.kv_heads)):
                 is_all, is_each = mixer.qk_norm_span == "all", mixer.qk_norm_span == "heads"
                 size = mixer.head_dim * (heads if is_all else 1)
-                yield builder.norm(norm, mixer.qk_norm, size, heads if is_each else 0)
+                module = builder.norm(norm, mixer.qk_norm, size, heads if is_each else 0)
+                yield dataclasses.replace(module, apart=(1, mixer.head_dim) if is_apart else (0, 0))
         if mixer.sinks:
             yield builder.vector("sinks", RowBlock(mixer.heads, mixer.heads), "rows")
         yield builder.linear("out", (builder.hidden,), q.rows, bias=mixer.out_bias, shard="columns", groups=mixer.heads)

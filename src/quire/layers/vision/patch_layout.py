@@ -112,12 +112,17 @@ def _window_cells(cells: IntArray, side: int) -> Iterator[IntArray]:
 
 
 def blend(
-    grid_side: int, layout: Layout, patches: Patches, grids: Sequence[Grid]
+    count: int, layout: Layout, patches: Patches, grids: Sequence[Grid]
 ) -> tuple[IntArray, npt.NDArray[np.float32]]:
-    """For learned positions that are a square grid stretched over each image: some places of the grid for each row of the step,
-    and their weights."""
+    """For `count` learned positions that are a square grid stretched over each image, or two tables: some places for each row of
+    the step, and their weights."""
     places: list[IntArray] = []
     weights: list[npt.NDArray[np.float32]] = []
+    if patches.stretch in ("apart", "turns"):
+        step, rows_at = (1, count // 2) if patches.stretch == "apart" else (2, 1)
+        places_2T = step * layout.axes_T2.T[::-1] + np.array([[0], [rows_at]])
+        return places_2T, np.ones(places_2T.shape, np.float32)
+    grid_side = round(count**0.5)
     near = {"corners": _near_corners, "linear": _near_lines, "cubic": _near_cells}[patches.stretch]
     for frames, rows, columns in grids:
         at_h, at_w = coordinates(patches, (frames, rows, columns))

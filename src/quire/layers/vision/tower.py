@@ -123,12 +123,13 @@ class VisionTower(Tower):
         return rows_TP.masked_fill_((source_T < 0)[:, None], 0.0) if self.patches.class_token else rows_TP
 
     def _cut(self, pixels: torch.Tensor) -> torch.Tensor:
-        """An item's patches, one a row: red first, then its rows of pixels."""
+        """An item's patches, one a row: red first, then its rows of pixels; or pixel by pixel."""
         if self.patches.is_cut:
             return pixels.reshape(-1, self.patches.values)
         size, (channels, height, width) = self.patches.size, pixels.shape[-3:]
         cut = pixels.reshape(-1, channels, height // size, size, width // size, size)
-        return cut.permute(0, 2, 4, 1, 3, 5).reshape(-1, self.patches.values)
+        order = (0, 2, 4, 3, 5, 1) if self.patches.channels_last else (0, 2, 4, 1, 3, 5)
+        return cut.permute(order).reshape(-1, self.patches.values)
 
     def _step(self, layout: Layout, rows_TP: torch.Tensor, grids: Sequence[Grid]) -> StepInputs:
         count, device = len(layout.source_T), self._context.device
@@ -142,7 +143,7 @@ class VisionTower(Tower):
         patches = PatchInputs(rows_TP, class_rows)
         learned = self.spec.trunk.learned_positions
         if learned is not None and self.patches.stretch:
-            places, weights = blend(round(learned.count**0.5), layout, self.patches, grids)
+            places, weights = blend(learned.count, layout, self.patches, grids)
             patches.blend_KT = on_device(places)
             patches.weights_KT = on_device(weights, rows_TP.dtype)
         positions = on_device(layout.positions_T)

@@ -1,6 +1,7 @@
 """CLIP's and SigLIP's encoders, and the projector of LLaVA 1.5 behind them."""
 
 import dataclasses
+from typing import Any
 
 from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
@@ -71,6 +72,16 @@ def clip_trunk(hf: HFConfig) -> DecoderSpec:
     )
 
 
+def siglip_trunk(hf: HFConfig, usual: dict[str, Any], names: WeightNames) -> DecoderSpec:
+    """SigLIP's layers and its last norm, as `vision_config` describes them, whatever it is called there.
+
+    Args:
+        usual: what it need not say.
+    """
+    fields = usual | hf.vision_config.to_dict() | {"model_type": "siglip_vision_model"}
+    return dataclasses.replace(clip_trunk(HFConfig(fields)), weights=names, final_norm=True)
+
+
 TRUNKS = {"clip_vision_model": clip_trunk, "siglip_vision_model": clip_trunk, "pixtral": pixtral_trunk}
 
 
@@ -116,9 +127,8 @@ IDEFICS_NAMES = dataclasses.replace(
 
 def idefics_vision(hf: HFConfig) -> VisionSpec:
     """Idefics3 and SmolVLM: SigLIP's layers over squares of one size; neighbours stand side by side before one matrix."""
-    vision = {"patch_size": 32, "hidden_size": 1152, "num_attention_heads": 16} | hf.vision_config.to_dict()
-    trunk, scale = clip_trunk(HFConfig(vision | {"model_type": "siglip_vision_model"})), hf.get("scale_factor", 2)
-    trunk = dataclasses.replace(trunk, weights=IDEFICS_NAMES, final_norm=True)
+    usual = {"patch_size": 32, "hidden_size": 1152, "num_attention_heads": 16}
+    trunk, scale = siglip_trunk(hf, usual, IDEFICS_NAMES), hf.get("scale_factor", 2)
     hidden = hf.text_config.get("hidden_size", 4096)
     return VisionSpec(trunk.with_patches(merge=scale), (Group(scale**2), Product("projection", hidden, bias=False)))
 
@@ -149,8 +159,7 @@ GEMMA3_NAMES = dataclasses.replace(
 )
 
 
-SO400M: dict[str, object] = {
-    "model_type": "siglip_vision_model",
+SO400M: dict[str, Any] = {
     "patch_size": 14,
     "hidden_size": 1152,
     "num_hidden_layers": 27,
@@ -162,23 +171,21 @@ SO400M: dict[str, object] = {
 
 def paligemma_vision(hf: HFConfig) -> VisionSpec:
     """PaliGemma 1 and 2: SigLIP's rows and a matrix."""
-    trunk = clip_trunk(HFConfig(SO400M | hf.vision_config.to_dict()))
     names = GEMMA3_NAMES.but(projection="multi_modal_projector.linear")
     names = dataclasses.replace(names, transposed=(), bare=(), prefixes=("", "model.", "vlm."))
     hidden = hf.text_config.get("hidden_size", 2048)
-    return VisionSpec(dataclasses.replace(trunk, weights=names, final_norm=True), (Product("projection", hidden),))
+    return VisionSpec(siglip_trunk(hf, SO400M, names), (Product("projection", hidden),))
 
 
 def gemma3_vision(hf: HFConfig) -> VisionSpec:
     """Gemma 3: SigLIP's rows, the mean of each square of neighbours, a norm and a matrix."""
-    vision = SO400M | {"image_size": 896} | hf.vision_config.to_dict()
-    trunk = clip_trunk(HFConfig(vision))
-    side = vision["image_size"] // vision["patch_size"] // round(hf.get("mm_tokens_per_image", 256) ** 0.5)
+    trunk = siglip_trunk(hf, SO400M | {"image_size": 896}, GEMMA3_NAMES)
+    side = round((trunk.max_positions / hf.get("mm_tokens_per_image", 256)) ** 0.5)
     return VisionSpec(
-        dataclasses.replace(trunk, weights=GEMMA3_NAMES, final_norm=True).with_patches(merge=side),
+        trunk.with_patches(merge=side),
         (
             Group(side**2, is_mean=True),
-            Normed("merge_norm", RMSNorm(vision.get("layer_norm_eps", 1e-6), weight_offset=1.0)),
+            Normed("merge_norm", RMSNorm(trunk.norm.eps, weight_offset=1.0)),
             Product("projection", hf.text_config.get("hidden_size", 2304), bias=False),
         ),
     )
@@ -201,10 +208,8 @@ PADDLE_NAMES = dataclasses.replace(
 
 def paddle_vision(hf: HFConfig) -> VisionSpec:
     """PaddleOCR-VL: SigLIP's layers over images of any size, with rotation; neighbours stand side by side before two matrices."""
-    vision = SO400M | {"image_size": 384} | hf.vision_config.to_dict() | {"model_type": "siglip_vision_model"}
-    trunk, merge = clip_trunk(HFConfig(vision)), vision.get("spatial_merge_size", 2)
-    rope = rotate_rows_and_columns(trunk.hidden // vision["num_attention_heads"])
-    trunk = dataclasses.replace(trunk, weights=PADDLE_NAMES, final_norm=True)
+    trunk = siglip_trunk(hf, SO400M | {"image_size": 384}, PADDLE_NAMES)
+    merge, rope = hf.vision_config.get("spatial_merge_size", 2), rotate_rows_and_columns(trunk.attentions()[0].head_dim)
     trunk = trunk.with_patches(merge=merge, is_cut=True, stretch="linear")
     projector = (
         Normed("merge_norm", LayerNorm(1e-5)),

@@ -1,5 +1,5 @@
 """Encoders over squares of one size whose neighbouring rows stand side by side before a projector (pixel shuffle): InternVL,
-Llama 4 and Aya Vision; and DeepSeek-VL, whose rows stay apart.
+Llama 4 and Aya Vision; and DeepSeek-VL and Janus, whose rows stay apart.
 """
 
 import dataclasses
@@ -14,6 +14,7 @@ from quire.models.vision.clip import (
     LAYER_NAMES,
     MODEL_TOWER,
     clip_trunk,
+    siglip_trunk,
     tower_names,
     up_to_layer,
 )
@@ -59,7 +60,7 @@ def _intern_trunk(hf: HFConfig) -> DecoderSpec:
     size, layers, bias = (
         _side(hf.get("patch_size", 14)),
         hf.get("num_hidden_layers", 24),
-        hf.get("attention_bias", False),
+        hf.get("attention_bias", hf.get("model_type") == "qianfan_ocr_vision"),
     )
     positions = (_side(hf.get("image_size", 448)) // size) ** 2 + 1
     norm: Norm = RMSNorm(eps) if hf.get("norm_type", "layer_norm") == "rms_norm" else LayerNorm(eps)
@@ -100,6 +101,32 @@ def intern_vision(hf: HFConfig) -> VisionSpec:
         Product("up_projection", hidden, act=act),
         Product("down_projection", hidden),
     )
+
+
+QIANFAN_NAMES = dataclasses.replace(
+    INTERN_NAMES.but(
+        patch=MODEL_TOWER + "embeddings.patch_embedding",
+        class_token=MODEL_TOWER + "embeddings.class_embedding",
+        positions=MODEL_TOWER + "embeddings.position_embedding",
+        final_norm=MODEL_TOWER + "layernorm",
+        before_mixer="norm1",
+        qkv="attn.qkv",
+        out="attn.proj",
+        after_mixer_scale="ls1",
+        before_mlp="norm2",
+        after_mlp_scale="ls2",
+        merge_norm="mlp1.0",
+        up_projection="mlp1.1",
+        down_projection="mlp1.3",
+    ),
+    layer=MODEL_TOWER + "encoder.layers.{layer}.",
+)
+
+
+def qianfan_vision(hf: HFConfig) -> VisionSpec:
+    """Qianfan-OCR: InternVL under the names of its first checkpoints."""
+    seen = intern_vision(hf)
+    return dataclasses.replace(seen, trunk=dataclasses.replace(seen.trunk, weights=QIANFAN_NAMES))
 
 
 LLAMA4_NAMES = dataclasses.replace(
@@ -150,21 +177,13 @@ def llama4_vision(hf: HFConfig) -> VisionSpec:
 
 def aya_vision(hf: HFConfig) -> VisionSpec:
     """Aya Vision: SigLIP's rows, a norm, and a gated projector."""
-    usual = {
-        "hidden_size": 1152,
-        "patch_size": 14,
-        "image_size": 384,
-        "num_hidden_layers": 26,
-        "num_attention_heads": 14,
-    }
-    vision = HFConfig(
-        usual | {"intermediate_size": 4304, "model_type": "siglip_vision_model"} | hf.vision_config.to_dict()
-    )
-    trunk = up_to_layer(clip_trunk(vision), hf.get("vision_feature_layer", -1))
-    names = trunk.weights.but((), merge_norm="multi_modal_projector.layernorm")
+    usual = {"hidden_size": 1152, "patch_size": 14, "image_size": 384, "num_hidden_layers": 26}
+    usual |= {"num_attention_heads": 14, "intermediate_size": 4304}
+    names = CLIP_NAMES.but((), merge_norm="multi_modal_projector.layernorm")
+    trunk = dataclasses.replace(siglip_trunk(hf, usual, names), final_norm=False)
     hidden = hf.text_config.get("hidden_size", 8192)
     return _side_by_side(
-        dataclasses.replace(trunk, weights=names),
+        up_to_layer(trunk, hf.get("vision_feature_layer", -1)),
         hf.get("downsample_factor", 2),
         Normed("merge_norm", LayerNorm(hf.get("adapter_layer_norm_eps", 1e-6))),
         Product("up_projection", hf.get("alignment_intermediate_size", hidden)),
@@ -176,10 +195,9 @@ def aya_vision(hf: HFConfig) -> VisionSpec:
 def cohere_vision(hf: HFConfig) -> VisionSpec:
     """Command A Vision: Aya Vision's projector without a norm, behind SigLIP's own."""
     usual = {"hidden_size": 1152, "intermediate_size": 3072, "image_size": 512, "num_hidden_layers": 27}
-    trunk = clip_trunk(HFConfig(usual | {"model_type": "siglip_vision_model"} | hf.vision_config.to_dict()))
-    names = dataclasses.replace(trunk.weights, ignored=GEMMA3_NAMES.ignored)
+    names = dataclasses.replace(CLIP_NAMES, ignored=GEMMA3_NAMES.ignored)
     return _side_by_side(
-        dataclasses.replace(trunk, weights=names, final_norm=True),
+        siglip_trunk(hf, usual, names),
         hf.get("downsample_factor", 2),
         Product("up_projection", hf.get("alignment_intermediate_size", 36864)),
         Gated("silu"),
@@ -198,7 +216,28 @@ DEEPSEEK_NAMES = dataclasses.replace(
 
 def deepseek_vision(hf: HFConfig) -> VisionSpec:
     """DeepSeek-VL: SigLIP and two matrices."""
-    trunk = clip_trunk(HFConfig({"model_type": "siglip_vision_model"} | hf.vision_config.to_dict()))
-    trunk = dataclasses.replace(trunk, final_norm=True, weights=DEEPSEEK_NAMES)
-    hidden = hf.text_config.get("hidden_size", 4096)
+    hidden, trunk = hf.text_config.get("hidden_size", 4096), siglip_trunk(hf, {}, DEEPSEEK_NAMES)
     return VisionSpec(trunk, (Product("up_projection", hidden, act="gelu"), Product("down_projection", hidden)))
+
+
+JANUS_NAMES = dataclasses.replace(
+    DEEPSEEK_NAMES.but(
+        ("down_projection",),
+        out="self_attn.projection_layer",
+        up_projection="aligner.fc1",
+    ),
+    ignored=("*.position_ids", "*vqmodel.*", "*generation_*"),
+)
+
+
+def janus_vision(hf: HFConfig) -> VisionSpec:
+    """Janus and Janus-Pro: SigLIP's layers and a few matrices. The parts that draw are not read."""
+    vision, hidden = hf.vision_config, hf.vision_config.get("hidden_size", 1024)
+    act, outputs = vision.get("hidden_act", "gelu"), vision.get("projection_dim", 2048)
+    usual = {"hidden_size": hidden, "num_hidden_layers": 24, "num_attention_heads": 16, "image_size": 384}
+    usual |= {"hidden_act": act, "intermediate_size": int(hidden * vision.get("mlp_ratio", 4.0))}
+    others = {f"projection_{n}": f"aligner.hidden_layers.{n}" for n in range(vision.get("depth", 2) - 1)}
+    trunk = siglip_trunk(hf, usual, JANUS_NAMES.but((), **others))
+    trunk = trunk.with_attention(qkv_bias=bool(vision.get("attention_bias", True)))
+    *first, last = ("up_projection", *others)
+    return VisionSpec(trunk, (*[Product(name, outputs, act=act) for name in first], Product(last, outputs)))
