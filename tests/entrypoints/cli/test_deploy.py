@@ -166,9 +166,9 @@ def test_what_cannot_be_deployed_is_refused(
 
 
 def test_all_that_is_wrong_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--prefill-context-parallel-size", "4", "-tp", "2", "--port", "no", "--replicas", "2"]
+    words = ["--ubatch-size", "4", "-tp", "2", "--port", "no", "--replicas", "2"]
     told = problem(capsys, "kubernetes", MODEL, *words, "--output", str(tmp_path)).splitlines()
-    assert len(told) == 2 and "prefill_context" in told[0] and "--port" in told[1]
+    assert len(told) == 2 and "ubatch" in told[0] and "--port" in told[1]
 
 
 @pytest.mark.parametrize("names", ["quire", "vllm"])
