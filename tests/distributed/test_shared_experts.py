@@ -16,7 +16,7 @@ from tests.oracles.tiny_models import make_tiny_model
 
 from quire import LLM
 from quire.distributed.communicator import Communicator
-from quire.distributed.token_exchange import AllToAll
+from quire.distributed.token_exchange import AllToAll, GatherAll, TokenExchange
 from quire.engine.arg_utils import EngineArgs
 from quire.errors import ConfigError
 from quire.kernels import ops
@@ -25,8 +25,12 @@ from quire.processes import family
 from quire.worker.shared_steps import SharedSteps, Turn
 
 
-@pytest.mark.parametrize("architecture", ["Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM"])
-def test_a_copy_computes_for_others_while_it_has_no_tokens(tmp_path: Path, architecture: str) -> None:
+@pytest.mark.parametrize(
+    ("architecture", "exchange"), [("Qwen3MoeForCausalLM", AllToAll), ("DeepseekV3ForCausalLM", GatherAll)]
+)
+def test_a_copy_computes_for_others_while_it_has_no_tokens(
+    tmp_path: Path, architecture: str, exchange: type[TokenExchange]
+) -> None:
     path = make_tiny_model(architecture, tmp_path, tokenizer=False)
     ops.select("any")
     prompts = [[(17 * i + 5 * n) % 300 + 3 for i in range(5 + 20 * n)] for n in range(4)]
@@ -35,14 +39,15 @@ def test_a_copy_computes_for_others_while_it_has_no_tokens(tmp_path: Path, archi
 
     def work(ranks: Communicator) -> list[torch.Tensor]:
         plan = ParallelPlan(expert_parallel=True, copies=ranks.size, copy=ranks.rank)
-        model = build_tiny(path, plan=plan, exchange=AllToAll(ranks), max_tokens=8)
+        model = build_tiny(path, plan=plan, exchange=exchange(ranks), max_tokens=8)
         driver, shared = ModelDriver(model), SharedSteps(ranks, list(model.mixtures()), torch.device("cpu"))
         given = []
         for number, prompt in enumerate(prompts):
             sequence, pieces = Sequence(prompt, row=number), list[torch.Tensor]()
             while number % ranks.size == ranks.rank and sequence.computed < len(prompt):
-                assert shared.begin(Turn.COMPUTES) == (True, False)
-                pieces += driver.step([(sequence, min(8, len(prompt) - sequence.computed))])
+                count = min(8, len(prompt) - sequence.computed)
+                assert shared.begin(Turn.COMPUTES, num_tokens=count) == (True, False)
+                pieces += driver.step([(sequence, count)])
                 shared.finish(is_computed=True)
             given += [torch.cat(pieces)] if pieces else []
         may_leave = False
@@ -75,6 +80,7 @@ def check_copies(path: Path, **settings: Any) -> None:
     [
         {"data_parallel_size": 2},
         {"data_parallel_size": 4},
+        {"data_parallel_size": 2, "all2all_backend": "all_to_all"},
         {"data_parallel_size": 2, "tensor_parallel_size": 2},
         {
             "data_parallel_size": 2,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from quire.config.engine import TOKEN_EXCHANGES, ParallelConfig
 from quire.distributed.communicator import Communicator, SingleRank
-from quire.distributed.token_exchange import AllToAll, open_exchange
+from quire.distributed.token_exchange import AllToAll, GatherAll, TokenExchange, open_exchange
 from quire.errors import ConfigError
 from quire.layers.parallel import ParallelPlan
 
@@ -38,7 +38,12 @@ class ThreadRank(Communicator):
         raise AssertionError("an exchange sums nothing over ranks")
 
     def all_gather(self, tensor: torch.Tensor, out: torch.Tensor) -> None:
-        raise AssertionError("an exchange gathers nothing")
+        if self.is_silent:
+            return
+        self._desk.left[self.rank] = tensor
+        self._desk.barrier.wait()
+        torch.stack(self._desk.left, out=out)
+        self._desk.barrier.wait()
 
     def all_to_all(
         self, tensor: torch.Tensor, counts: Sequence[int], out: torch.Tensor, out_counts: Sequence[int]
@@ -78,8 +83,9 @@ def routings(draw: st.DrawFn) -> tuple[int, list[int], list[torch.Tensor]]:
     return size, owners, [torch.tensor(each, dtype=torch.int32).view(-1, top_k) for each in rows]
 
 
-@given(routings())
-def test_drawn_routings(drawn: tuple[int, list[int], list[torch.Tensor]]) -> None:
+@pytest.mark.parametrize("kind", [AllToAll, GatherAll])
+@given(drawn=routings(), room=st.integers(0, 2))
+def test_drawn_routings(kind: type[TokenExchange], drawn: tuple[int, list[int], list[torch.Tensor]], room: int) -> None:
     size, owners, ids = drawn
     desk, generator = Desk(size), torch.Generator().manual_seed(7)
     x = [torch.randn(len(each), WIDTH, generator=generator) for each in ids]
@@ -95,7 +101,9 @@ def test_drawn_routings(drawn: tuple[int, list[int], list[torch.Tensor]]) -> Non
             assert computed
             return computed_by(mine, *tokens)
 
-        AllToAll(group).run(x[rank], ids[rank], weights[rank], torch.tensor(owners), experts, out)
+        exchange = kind(group)
+        exchange.most = max(map(len, ids)) + room
+        exchange.run(x[rank], ids[rank], weights[rank], torch.tensor(owners), experts, out)
         return out, group.rows_sent, computed
 
     with ThreadPoolExecutor(size) as threads:
@@ -103,13 +111,16 @@ def test_drawn_routings(drawn: tuple[int, list[int], list[torch.Tensor]]) -> Non
     has_owner = [number for number, owner in enumerate(owners) if owner < size]
     for rank, (out, _, _) in enumerate(found):
         torch.testing.assert_close(out, computed_by(has_owner, x[rank], ids[rank], weights[rank]))
+    if kind is GatherAll:
+        return
     # A token goes once to a rank, however many experts it has there, and to nobody who has none.
     wanted = [{owners[number] for number in row} - {size} for each in ids for row in each.tolist()]
     assert sum(computed for _, _, computed in found) == sum(map(len, wanted))
     assert [sum(rank in ranks for ranks in wanted) for rank in range(size)] == [computed for *_, computed in found]
 
 
-def test_a_silent_rehearsal_runs_this_ranks_experts_and_waits_for_nobody() -> None:
+@pytest.mark.parametrize(("kind", "count"), [(AllToAll, 4), (GatherAll, 12)])
+def test_a_silent_rehearsal_runs_this_ranks_experts_and_waits_for_nobody(kind: type[TokenExchange], count: int) -> None:
     group, seen = ThreadRank(Desk(3), 1), list[int]()
     group.is_silent = True
     x, ids = torch.ones(4, WIDTH), torch.zeros(4, 2, dtype=torch.int32)
@@ -118,8 +129,8 @@ def test_a_silent_rehearsal_runs_this_ranks_experts_and_waits_for_nobody() -> No
         seen.append(len(tokens[0]))
         return tokens[0]
 
-    AllToAll(group).run(x, ids, torch.ones(4, 2), torch.tensor([0, 1, 2]), experts, torch.empty_like(x))
-    assert seen == [4]
+    kind(group).run(x, ids, torch.ones(4, 2), torch.tensor([0, 1, 2]), experts, torch.empty_like(x))
+    assert seen == [count]
 
 
 @pytest.mark.parametrize(("size", "count"), [(2, 7), (4, 3), (4, 16), (3, 0)])
@@ -143,6 +154,10 @@ def test_the_setting_names_an_exchange_or_sums() -> None:
         assert open_exchange(ParallelConfig(all2all_backend=name), group) is None
     assert type(open_exchange(ParallelConfig(all2all_backend="all_to_all"), group)) is AllToAll
     assert open_exchange(ParallelConfig(all2all_backend="all_to_all"), SingleRank()) is None
+    with_copies = SingleRank()
+    with_copies.copies = group
+    assert type(open_exchange(ParallelConfig(), with_copies)) is GatherAll
+    assert type(open_exchange(ParallelConfig(all2all_backend="all_to_all"), with_copies)) is AllToAll
     own = ParallelConfig(all2all_backend=f"{__name__}:Mine")
     assert type(open_exchange(own, group)).__name__ == "Mine"
     with pytest.raises(ConfigError, match=r"not a subclass of .*TokenExchange"):

@@ -24,10 +24,13 @@ class TokenExchange(abc.ABC):
 
     Args:
         communicator: the ranks. All of them call `run` for every layer, also without tokens.
+
+    Attributes:
+        most: tokens that any rank brings to a layer of this step, at most; set where copies exchange, before the step.
     """
 
     def __init__(self, communicator: Communicator) -> None:
-        self.communicator = communicator
+        self.communicator, self.most = communicator, 0
 
     @abc.abstractmethod
     def run(
@@ -71,11 +74,44 @@ class AllToAll(TokenExchange):
         return out
 
 
+class GatherAll(TokenExchange):
+    """Every rank gets all tokens, computes its own experts for them, and gives each rank the parts of its tokens. Where ranks are
+    few that is little more than what `AllToAll` sends, and nothing waits for the host, which knows `most`."""
+
+    def run(
+        self, x_MD: Tensor, ids_MK: Tensor, weights_MK: Tensor, owners_E: Tensor, experts: Experts, out_MD: Tensor
+    ) -> None:
+        ranks, top_k = self.communicator, ids_MK.shape[1]
+        rows = len(x_MD) if ranks.is_silent else self.most
+        count = min(len(x_MD), rows)  # what a step's shape has behind its tokens is not sent
+        tokens_ND, choices_NX = x_MD.new_zeros(rows, x_MD.shape[1]), ids_MK.new_full((rows, 2 * top_k), len(owners_E))
+        tokens_ND[:count] = x_MD[:count]
+        choices_NX[:count] = torch.cat([ids_MK[:count], weights_MK[:count].view(torch.int32)], 1)
+        x_RD, choices_RX = self._gather(tokens_ND), self._gather(choices_NX)
+        ids_RK, weights_RK = choices_RX[:, :top_k].contiguous(), choices_RX[:, top_k:].contiguous().view(torch.float32)
+        given_RD = experts(x_RD, ids_RK, weights_RK) if len(x_RD) else x_RD
+        back_RD, counts = torch.zeros_like(given_RD), [rows] * ranks.size
+        ranks.all_to_all(given_RD, counts, back_RD, counts)
+        sum_ND = torch.zeros(rows, x_MD.shape[1], device=x_MD.device)
+        for back_ND in back_RD.split(counts):  # always in the order of ranks
+            sum_ND += back_ND
+        out_MD.zero_()
+        out_MD[:count] = sum_ND[:count].to(out_MD.dtype)
+
+    def _gather(self, tensor: Tensor) -> Tensor:
+        out = tensor.new_zeros(self.communicator.size, *tensor.shape)
+        out[self.communicator.rank] = tensor  # of a silent rehearsal
+        self.communicator.all_gather(tensor, out)
+        return out.flatten(0, 1)
+
+
 def open_exchange(parallel: ParallelConfig, communicator: Communicator) -> TokenExchange | None:
     """What `all2all_backend` names; None where tokens stay where they are. Raises ConfigError: it is no `TokenExchange`."""
     backend = parallel.all2all_backend
-    if communicator.copies is not None:  # no rank has all tokens: they are sent, whatever is asked for
-        communicator, backend = communicator.copies, backend if exchanges_tokens(backend) else "all_to_all"
+    if communicator.copies is not None:  # no rank has all tokens
+        communicator = communicator.copies
+        if not exchanges_tokens(backend):
+            return GatherAll(communicator)
     if communicator.size == 1 or not exchanges_tokens(backend):
         return None
     return TOKEN_EXCHANGES.find_class(backend, TokenExchange)(communicator)

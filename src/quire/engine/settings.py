@@ -251,7 +251,7 @@ class EngineSettings:
     all2all_backend: str = setting(
         SUMMED_EXPERTS,
         registered(TOKEN_EXCHANGES, *SUMS, paths=True),
-        "how tokens get to whole experts: all_to_all sends them there; other words leave them where they are, and sum (default)",
+        "how tokens get to whole experts: all_to_all sends each to those that it needs; other words send all to all (default)",
     )
     distributed_executor_backend: str | type[Any] | None = setting(
         None, class_path("uni", "mp", "ray", "external_launcher"), "uni, mp, ray, external_launcher or a class path"

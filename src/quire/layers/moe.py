@@ -61,14 +61,14 @@ class Mixture:
         if mlp.always:
             first = mlp.num_experts + context.plan.experts(mlp.always).start
             self._always = ExpertSet(mlp, context, first, "always", layer)
-        self._exchange = context.exchange if context.plan.expert_parallel else None
+        self.exchange = context.exchange if context.plan.expert_parallel else None
         self._has_exchanged = False
         owners = context.plan.owners(mlp.num_experts) + (context.plan.owners(mlp.always) if mlp.always else [])
         owners += [context.plan.num_owners] * (mlp.routing.num_experts - len(owners))  # experts without matrices
         self._owners_E = torch.tensor(owners, device=context.device)
         self.places: ExpertPlaces | None = None
         if context.plan.redundant is not None:
-            ranks = context.communicator if self._exchange is None else self._exchange.communicator
+            ranks = context.communicator if self.exchange is None else self.exchange.communicator
             self.places = ExpertPlaces(mlp.num_experts, context.plan, ranks, context.device)
             self._owners_E = self.places.owners_E
 
@@ -165,14 +165,14 @@ class Mixture:
     ) -> None:
         if self.places is not None:
             ids_TK = self.places.find(ids_TK, num_tokens)
-        if self._exchange is None:
+        if self.exchange is None:
             self._run_own(x_TD, ids_TK, weights_TK, num_tokens, out_TD)
             return
         mine = self._context.plan.tokens(len(x_TD))
         owned, run = self._owners_E, self._run_received
         out_TD.zero_()
-        self._exchange.run(x_TD[mine], ids_TK[mine], weights_TK[mine], owned, run, out_TD[mine])
-        self._has_exchanged = not self._exchange.communicator.is_silent
+        self.exchange.run(x_TD[mine], ids_TK[mine], weights_TK[mine], owned, run, out_TD[mine])
+        self._has_exchanged = not self.exchange.communicator.is_silent
 
     def finish_step(self) -> None:
         """Compute what other ranks want of this one's experts, unless the step that ends here has."""
@@ -210,7 +210,7 @@ class Mixture:
         self, x_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, num_tokens: torch.Tensor, views: TokenViews
     ) -> None:
         """x += the mixture of rms_norm(x), on a platform that has kernels for all of it. `views` gives room."""
-        is_apart = self._exchange is not None or self.places is not None
+        is_apart = self.exchange is not None or self.places is not None
         if is_apart or self._experts.is_adapted or self._method.adapts(self._linears["router"].name):
             ops.rms_norm(x_TD, norm_D, eps, views.normed_TD)
             self.run(views.normed_TD, views.delta_TD, num_tokens, views)

@@ -182,7 +182,7 @@ class Worker:
         """Run one step, or submit it to a device that works beside the host."""
         if self._shared is None:
             return self._execute(step)
-        self._shared.begin(Turn.COMPUTES)
+        self._shared.begin(Turn.COMPUTES, num_tokens=step.total_num_tokens)
         result = self._execute(step)
         self._shared.finish(is_computed=True)
         return result
