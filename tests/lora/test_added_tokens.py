@@ -13,6 +13,7 @@ import transformers
 from safetensors.torch import save_file
 from tests.lora.conftest import PROMPTS, TOLERANCE, request, run
 from tests.oracles.async_platform import AsyncCpuPlatform
+from tests.oracles.gguf_models import write_gguf
 from tests.oracles.peft_adapters import make_adapter, randomize
 from tests.oracles.tiny_listeners import HearingOracle, make_tiny_listener
 from tests.oracles.tiny_models import VOCAB_SIZE, load_oracle, make_tiny_model
@@ -125,6 +126,14 @@ def test_two_ranks_share_added_tokens(tmp_path: Path):
     base = make_tiny_model("LlamaForCausalLM", tmp_path / "base", tie_word_embeddings=False)
     llm = LLM(str(base), tensor_parallel_size=2, **SETTINGS)
     assert_grown(llm, base, [make_grown(base, tmp_path / name, 1) for name in ("low rank", "tokens")])
+
+
+def test_tables_of_tokens_in_a_number_format_have_added_tokens(tmp_path: Path):
+    wide: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 2}
+    made = make_tiny_model("LlamaForCausalLM", tmp_path / "made", tie_word_embeddings=False, **wide)
+    file, base = write_gguf(made, tmp_path, "llama", {"": "Q8_0"}), tmp_path / "worth"
+    llm = LLM(str(file), deterministic=True, **SETTINGS)
+    assert_grown(llm, base, [make_grown(base, tmp_path / name, 1) for name in ("saved", "tokens")])
 
 
 @pytest.mark.parametrize("name", ["Llava", "Qwen2_5_VL", "Qwen2Audio"])

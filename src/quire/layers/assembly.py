@@ -152,7 +152,8 @@ class Assembler:
             part = self._method.decode(matrix.source, matrix.tensors, matrix.shape, self._dtype)
             if source.is_whole:
                 part = self._method.cut(part, *source.part_of(block))
-            if source.module.kind != "linear" and not (source.module.kind == "experts" and unfinished.keeps_experts):
+            keeps = source.module.kind == "linear" or (source.module.kind == "experts" and unfinished.keeps_experts)
+            if source.module.added_rows or not keeps:
                 self._place(source, self._method.dense(part, self._dtype), block.at, unfinished)
             else:
                 unfinished.parts[block.at] = part

@@ -23,7 +23,7 @@ def describe_weights(
         parameters += rows * max(columns, 1) + bias
         if module.kind == "experts":
             idle += rows * max(columns, 1) * (module.experts - _active_experts(spec, module)) // module.experts
-        is_head = module.name == "lm_head" and method.stored(*module.sources) is not PLAIN
+        is_head = module.name == "lm_head" and method.stored(*module.sources) is not PLAIN and not module.added_rows
         keeps_experts = module.kind == "experts" and bool(columns) and not module.plain
         keeps_experts &= all(method.keeps_experts(source, columns, dtype) for source in module.sources)
         if module.is_quantizable or is_head or keeps_experts:
@@ -53,7 +53,9 @@ def _formats(modules: list[Module], plan: ParallelPlan, dtype: torch.dtype, meth
             names += (f"experts: {method.describe_experts(source, columns, dtype)}" for source in module.sources)
         elif module.is_quantizable or is_head:
             names += (
-                "plain" if is_head and method.stored(source) is PLAIN else method.describe(source)
+                "plain"
+                if is_head and (module.added_rows or method.stored(source) is PLAIN)
+                else method.describe(source)
                 for source in module.sources
             )
     return dict(Counter(names))

@@ -59,7 +59,8 @@ class Module:
         stacked: the names of the tensors [experts, rows, columns], one of all parts or one for each, that a checkpoint may have
             in place of the sources.
         is_padded: the checkpoint's tensor may have further rows.
-        added_rows: the last rows, which it does not have: they are zeros.
+        added_rows: the last rows, which it does not have: they are zeros. A module with such rows holds values, also where the
+            checkpoint has it in a number format.
         dims: in the checkpoint a row has these dimensions (a convolution's), which stand here one after the other.
         absorbed: of a matrix whose heads' rows make keys and values of a latent, but which is used the other way round: how many
             rows make keys, and how many values.

@@ -126,13 +126,6 @@ def sources_of(
     """
     prefix, method = spec.weights.prefixes[0], method or UnquantizedLinear()
     sources = {source.name: source for module in modules for source in _module_sources(module, prefix, plan, method)}
-    formatted = next((source for source in sources.values() if source.is_decoded and source.module.added_rows), None)
-    if formatted is not None:
-        raise ConfigError(
-            f"lora_extra_vocab_size={spec.added_tokens}: this checkpoint keeps {formatted.source} in a number format, and no "
-            "rows can be added to it",
-            setting="lora_extra_vocab_size",
-        )
     if names is None or not any(source.stored.optional for source in sources.values()):
         return sources
     there = {canonical_name(name, sources, spec) for name in names}
