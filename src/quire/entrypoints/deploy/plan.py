@@ -291,14 +291,18 @@ def container_words(plan: Plan, key_file: str) -> list[str]:
     return ["serve", *words, *host, "--api-key-file", key_file]
 
 
-def pod_words(plan: Plan, key_file: str, pool: Pool) -> list[str]:
-    """The words in a pod, where `$(NAME)` is replaced by a variable and two dollars are one."""
+def pod_words(plan: Plan, key_file: str, pool: Pool, *, is_rank: bool = False) -> list[str]:
+    """The words in a pod, where `$(NAME)` is replaced by a variable and two dollars are one.
+
+    Args:
+        is_rank: the pod has ranks of a server, and answers nothing itself.
+    """
     words = [word.replace("$", "$$") for word in container_words(plan, key_file)]
     if pool.transfer:
         words += ["--kv-transfer-config", json.dumps(pool.transfer).replace("$", "$$")[:-1] + ', "kv_ip": "$(POD_IP)"}']
     if plan.nodes > 1:
         words += ["--node-rank", "$(LWS_WORKER_INDEX)", "--master-addr", "$(LWS_LEADER_ADDRESS)"]
-    return words
+    return [*words, "--headless"] if is_rank else words
 
 
 def check_words(plan: Plan) -> None:
