@@ -57,9 +57,9 @@ def rounded(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def blind_for_the_last_key(function: Callable[..., Any]) -> Callable[..., Any]:
-    def call(qkv: torch.Tensor, kv_cache: torch.Tensor, metadata: Any, params: Any, out: torch.Tensor) -> None:
+    def call(qkv: torch.Tensor, kv_cache: torch.Tensor, metadata: Any, *others: Any) -> None:
         shorter = dataclasses.replace(metadata, seq_lens=(metadata.seq_lens - 1).clamp(min=1))
-        function(qkv, kv_cache, shorter, params, out)
+        function(qkv, kv_cache, shorter, *others)
 
     return call
 

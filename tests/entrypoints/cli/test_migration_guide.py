@@ -59,7 +59,7 @@ def test_a_name_that_nobody_knows_is_absent(kind: str) -> None:
         ("flag", "serve", "--gpu-memory-utilization", DIFFERENT, "0.9"),
         ("flag", "serve", "--cpu-offload-gb", ABSENT, "accepted at"),
         ("flag", "serve", "--enable-dbo", ABSENT, "default"),
-        ("flag", "serve", "-pcp", ABSENT, "default"),
+        ("flag", "serve", "--cpu-offload-params", ABSENT, "default"),
         ("flag", "bench serve", "--request-rate", SAME, ""),
         ("route", "", "POST /v1/chat/completions", SAME, ""),
         ("route", "", "GET /v1/chat/completions", ABSENT, ""),
@@ -76,7 +76,12 @@ def test_a_name_that_nobody_knows_is_absent(kind: str) -> None:
     ],
 )
 def test_verdicts_follow_what_is_there(kind: str, of: str, name: str, status: str, words: str) -> None:
-    defaults = {"--gpu-memory-utilization": 0.92, "--cpu-offload-gb": 0, "--enable-dbo": False, "-pcp": 1}
+    defaults = {
+        "--gpu-memory-utilization": 0.92,
+        "--cpu-offload-gb": 0,
+        "--enable-dbo": False,
+        "--cpu-offload-params": [],
+    }
     names = {name: defaults[name]} if name in defaults else [name]
     ((_, verdict),) = CHECKS[kind]({"kind": kind, "of": of, "names": names})
     assert verdict.status == status and words in verdict.note
