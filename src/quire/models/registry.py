@@ -171,7 +171,7 @@ class ModelRegistry:
         """The first of these names that is registered.
 
         Raises:
-            ConfigError: none is; names the nearest ones and all that exist.
+            ConfigError: none is; names the nearest ones, and where all are listed.
         """
         _load_built_in()
         wanted = [architectures] if isinstance(architectures, str) else list(architectures)
@@ -184,7 +184,7 @@ class ModelRegistry:
         hint = f"; nearest: {', '.join(dict.fromkeys(nearest))}" if nearest else ""
         raise ConfigError(
             f"model architecture {', '.join(map(repr, wanted)) or '(none in config.json)'} has no spec{hint}. "
-            f"model_impl='transformers' runs what Transformers knows. Supported: {', '.join(known)}",
+            f"model_impl='transformers' runs what Transformers knows. `quire models` lists the {len(known)} that have one",
             setting="model",
         )
 

@@ -126,8 +126,9 @@ def test_a_folder_of_this_machine_is_seen_in_the_container_and_refused_for_a_clu
     assert not (tmp_path / "k").exists()
 
 
-def test_the_key_is_new_private_and_never_replaced(tmp_path: Path) -> None:
+def test_the_key_is_new_private_and_never_replaced_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = deploy(tmp_path, "compose", MODEL)
+    assert f"Clients need a key: there is one in {tmp_path / 'api-keys'}." in capsys.readouterr().err
     (entry,) = read_key_file(str(tmp_path / "api-keys"))
     assert entry.name == "clients" and len(entry.key) > 30
     assert stat.S_IMODE((tmp_path / "api-keys").stat().st_mode) == 0o600

@@ -48,11 +48,23 @@ def test_each_flag_has_its_fate_and_the_command_has_what_is_taken() -> None:
     )
 
 
+def test_what_runs_in_a_container_is_told() -> None:
+    assert fates("docker run --gpus all vllm/vllm-openai:v0.33 --model m") == {
+        "docker run … vllm/vllm-openai:v0.33": AS,
+        "--model m": TAKEN,
+    }
+
+
 @pytest.mark.parametrize(
     ("line", "text"),
     [
         ("vllm serve", "quire serve"),
         ("vllm serve m | tee log", "quire serve m"),
+        (
+            "docker run --name vllm -m 9g -e HF_TOKEN=x --env VLLM_LOGGING_LEVEL=DEBUG vllm/vllm-openai:v0.33 --model m",
+            "HF_TOKEN=x QUIRE_LOGGING_LEVEL=DEBUG quire serve --model m",
+        ),
+        ("docker run --entrypoint vllm ghcr.io/x/vllm-openai serve m --port 80", "quire serve m --port 80"),
         ("vllm serve m 2>&1 & wait", "quire serve m"),
         ("uv run vllm serve m --port 8001 # comment", "quire serve m --port 8001"),
         ("python -m vllm.entrypoints.openai.api_server --model m", "quire serve --model m"),

@@ -77,8 +77,8 @@ def check_space(source: Source, listing: Listing, files: tuple[HubFile, ...]) ->
     free = free_bytes(source.cache)
     if wanted + SPARE_BYTES > free and wanted > 0:
         raise ConfigError(
-            f"{listing.repository} needs {amount(wanted)} more in {source.cache}, and {amount(free)} are free there (with "
-            f"{amount(SPARE_BYTES)} to spare): free space, or name another folder with download_dir or HF_HOME",
+            f"{listing.repository} needs {amount(wanted)} more in {source.cache}, where {amount(free)} are free and "
+            f"{amount(SPARE_BYTES)} are to stay so: free space, or name another folder with download_dir or HF_HOME",
             setting="download_dir",
         )
 

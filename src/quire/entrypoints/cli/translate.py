@@ -6,6 +6,7 @@ A flag is *taken*, taken *as* something else, has *no meaning* here, is *not nee
 
 import argparse
 import dataclasses
+import itertools
 import json
 import logging
 import re
@@ -29,6 +30,8 @@ PROGRAMS = {"vllm.entrypoints.openai.api_server": ["serve"], "vllm.entrypoints.o
 _PLUGINS = {"reasoning_parser_plugin": "reasoning_parser", "tool_parser_plugin": "tool_call_parser"}
 _PLACEHOLDER = re.compile(r"\$|^<|<[^>]*>|\{\{|^\.\.\.$")
 """In values that a reader is to fill in; they are not checked."""
+_IMAGE = re.compile(r"(^|/)vllm-(openai|cpu)[\w-]*(:|@|$)")
+"""Of containers that run `vllm serve`."""
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 
 
@@ -101,7 +104,7 @@ def translate(line: str) -> Translation:
         ConfigError: it is none.
     """
     words = command_words(line)
-    variables = [words.pop(0) for _ in range(len(words)) if words and _ASSIGNMENT.match(words[0])]
+    variables, words, container = _unpacked(words)
     name, rest = _command(words, line)
     parser = _parser_of(name)
     with refusing(ConfigError, setting="command", what=f"command: {line!r} cannot be read"):
@@ -111,7 +114,7 @@ def translate(line: str) -> Translation:
     flags = [option for option in options if option.is_flag]
     plugged = {_PLUGINS[option.action.dest] for option in flags if option.action and option.action.dest in _PLUGINS}
     told += [fate_of(parser, option, plugged) for option in flags]
-    return Translation(own, ["quire", *name.split(), *alone], told)
+    return Translation(own, ["quire", *name.split(), *alone], container + told)
 
 
 def command_words(line: str) -> list[str]:
@@ -128,6 +131,23 @@ def command_words(line: str) -> list[str]:
                 break
             words.append(word.replace("\ue000", "<").replace("\ue001", ">"))
     return words
+
+
+def _unpacked(words: list[str]) -> tuple[list[str], list[str], list[Fate]]:
+    """The variables of a command, the command itself, and what becomes of a container around it."""
+    image = next((at for at, word in enumerate(words) if _IMAGE.search(word)), None)
+    if image is None:
+        variables = list(itertools.takewhile(_ASSIGNMENT.match, words))
+        return variables, words[len(variables) :], []
+    around, inside = words[:image], words[image + 1 :]
+    variables = [
+        value for flag, value in itertools.pairwise(around) if flag in ("-e", "--env") and _ASSIGNMENT.match(value)
+    ]
+    inside = list(
+        itertools.dropwhile(("vllm", "serve").__contains__, inside)
+    )  # where it says again what the image runs
+    fate = Fate(" ".join((*around[:2], "…", words[image])), AS, "files that run it in a container: quire deploy docker")
+    return variables, ["vllm", "serve", *inside], [fate]
 
 
 def _command(words: Sequence[str], line: str) -> tuple[str, list[str]]:

@@ -313,11 +313,10 @@ def check_words(plan: Plan) -> None:
             raise ConfigError.of(flag[2:].replace("-", "_"), f"not in a container: {why}; leave it out")
 
 
-def write_keys(folder: Path) -> bool:
-    """A new key in a file that only the owner can read, and is never replaced; whether it was written."""
+def write_keys(folder: Path) -> None:
+    """A new key in a file that only the owner can read, and is never replaced."""
     path = folder / KEY_FILE
     if path.exists():
-        return False
+        return
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
         file.write(f"# NAME KEY [WEIGHT], a line for each tenant\nclients {secrets.token_urlsafe(32)}\n")
-    return True

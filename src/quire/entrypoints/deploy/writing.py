@@ -101,10 +101,12 @@ def render(name: str, plan: Plan, folder: Path) -> tuple[dict[str, str], str]:
     for file, template in target.templates.items():
         text = (assets / template).read_text("utf-8")
         written[fill(file)] = text.replace(PREFIX, plan.prefix) if template == BOARD else fill(text)
+    to_do = fill(target.to_do).rstrip()
     if target.ignored_by:
         folder.mkdir(parents=True, exist_ok=True)
         write_keys(folder)
-    return written | dict.fromkeys(target.ignored_by, f"{KEY_FILE}\n"), fill(target.to_do)
+        to_do += f"\nClients need a key: there is one in {folder.absolute() / KEY_FILE}."
+    return written | dict.fromkeys(target.ignored_by, f"{KEY_FILE}\n"), to_do
 
 
 def _filler(plan: Plan, folder: Path, command: str) -> Callable[[str], str]:
