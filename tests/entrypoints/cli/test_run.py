@@ -20,13 +20,14 @@ from quire.entrypoints.cli.run import _add_own, last_error
 from quire.entrypoints.cli.serve_words import serve_words
 from quire.errors import ConfigError
 
-NAME = "tiny/llama"
+NAME, POOLER = "tiny/llama", "tiny/bert"
 
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory):
     hub = FakeHub()
     hub.add(NAME, make_tiny_model("LlamaForCausalLM", tmp_path_factory.mktemp("model")))
+    hub.add(POOLER, make_tiny_model("BertModel", tmp_path_factory.mktemp("pooler")))
     yield hub
     hub.close()
 
@@ -75,6 +76,8 @@ def test_from_a_name_to_an_answer_and_away_again(quire, hub: FakeHub) -> None:
 def test_what_goes_wrong_at_the_start_is_told(quire) -> None:
     missing = quire("run", "tiny/lama", "-m", "hello")
     assert missing.returncode == 2 and "looked up at the hub" in missing.stderr
+    mute = quire("run", POOLER, "-m", "hello")
+    assert mute.returncode == 2 and f"cannot talk: `quire run {POOLER} --web` opens its page" in mute.stderr
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

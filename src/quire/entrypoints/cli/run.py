@@ -78,6 +78,11 @@ def _prepare(args: argparse.Namespace) -> None:
     from quire.worker.dry_run import explain_without_weights
 
     config = AsyncEngineArgs.from_cli_args(args).create_engine_config(UsageContext.API_SERVER)
+    if config.model.pooling is not None and not args.web:
+        told = f"{config.model.model!r} pools (it embeds or classifies texts) and cannot talk"
+        raise ConfigError.of(
+            "model", f"{told}: `quire run {config.model.model} --web` opens its page, `quire serve` serves it"
+        )
     platform = current_platform(config.device.device)
     memory = explain_without_weights(config, platform)["memory"]
     sentence = fit_sentence(config, memory, platform.device_name())
