@@ -15,6 +15,7 @@ from tests.oracles.model_driver import ModelDriver, Sequence, build_tiny
 from tests.oracles.tiny_models import make_tiny_model
 
 from quire import LLM
+from quire.core.output import Turn
 from quire.distributed.communicator import Communicator
 from quire.distributed.token_exchange import AllToAll, GatherAll, TokenExchange
 from quire.engine.arg_utils import EngineArgs
@@ -22,7 +23,7 @@ from quire.errors import ConfigError
 from quire.kernels import ops
 from quire.layers.parallel import ParallelPlan
 from quire.processes import family
-from quire.worker.shared_steps import SharedSteps, Turn
+from quire.worker.shared_steps import SharedSteps
 
 
 @pytest.mark.parametrize(

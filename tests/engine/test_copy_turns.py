@@ -18,13 +18,13 @@ from tests.engine.builders import make_config
 from tests.oracles.hash_model import HashExecutor
 
 from quire.config import EngineConfig
-from quire.core.output import SchedulerOutput
+from quire.core.output import SchedulerOutput, Turn
 from quire.engine import messages
 from quire.engine.core_client import ThreadClient
 from quire.engine.data_parallel import CopiesClient, config_of_copy
 from quire.request import EngineRequest
 from quire.sampling_params import SamplingParams
-from quire.worker.shared_steps import SharedSteps, Turn
+from quire.worker.shared_steps import SharedSteps
 
 PATIENCE_S = 60
 DESKS: dict[str, tuple[threading.Barrier, dict[int, Any], list["SharingExecutor"]]] = {}

@@ -5,6 +5,7 @@ scheduler hands out (0 to max_num_seqs - 1); a worker keeps one row of device st
 Arrays are int32 numpy arrays. Nothing here knows of tensors or devices.
 """
 
+import enum
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -164,3 +165,14 @@ def read_extra(extras: Mapping[str, Any], name: str, kind: type[ExtraT]) -> Extr
     """
     value = extras.get(name)
     return value if value is None or isinstance(value, kind) else convert(value, kind)
+
+
+class Turn(enum.IntEnum):
+    """What one of several copies that share experts brings to a step, which all of them take together."""
+
+    NOTHING = 0
+    WAITS_FOR_WORK = 1
+    """It has requests, none of which can run now."""
+    WAITS_FOR_ALL = 2
+    """It takes no further step before all copies wait like this."""
+    COMPUTES = 3

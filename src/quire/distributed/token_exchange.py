@@ -95,7 +95,7 @@ class GatherAll(TokenExchange):
         sum_ND = torch.zeros(rows, x_MD.shape[1], device=x_MD.device)
         for back_ND in back_RD.split(counts):  # always in the order of ranks
             sum_ND += back_ND
-        out_MD.zero_()
+        out_MD[count:] = 0
         out_MD[:count] = sum_ND[:count].to(out_MD.dtype)
 
     def _gather(self, tensor: Tensor) -> Tensor:

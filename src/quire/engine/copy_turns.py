@@ -1,10 +1,8 @@
 """A core's steps with other copies, whose experts it shares: while any copy has work, each takes every step, with requests of its
 own or with none."""
 
+from quire.core.output import Turn
 from quire.executor.interface import Executor
-
-NOTHING, WAITS_FOR_WORK, WAITS_FOR_ALL = range(3)
-"""What a copy brings to a step for which it has no tokens; see `quire.worker.shared_steps.Turn`."""
 
 
 class CopyTurns:
@@ -26,12 +24,12 @@ class CopyTurns:
 
     def take(self, has_work: bool) -> None:
         """Take a step with the others."""
-        self.is_awake = not self._may_leave(WAITS_FOR_WORK if has_work else NOTHING)
+        self.is_awake = not self._may_leave(Turn.WAITS_FOR_WORK if has_work else Turn.NOTHING)
 
     def meet(self) -> None:
         """Take steps with the others until all copies are here."""
-        while not self._may_leave(WAITS_FOR_ALL):
+        while not self._may_leave(Turn.WAITS_FOR_ALL):
             pass
 
-    def _may_leave(self, turn: int) -> bool:
+    def _may_leave(self, turn: Turn) -> bool:
         return all(self._executor.collective_rpc("take_part", (turn, self._num_calls)))

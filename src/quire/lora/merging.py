@@ -90,20 +90,19 @@ def _problem(model: Decoder, source: CheckpointTensor | None, update: Update, *,
         return "is the head, too, which the sum would change with it"
     if update.bias is not None and not has_bias:
         return "has a bias, and the model's matrix has none"
-    wanted, given = [source.rows, *([] if source.columns is None else [source.module.columns])], _shape(source, update)
+    wanted, given = [source.rows, *([] if source.columns is None else [source.module.columns])], shape_of(update)
+    if update.whole is None and source.module.name == "embedding":  # an update of it is made the other way round
+        given = given[::-1]
     if given and given != wanted:
         return f"is {wanted} in the model, and {given} in the adapter"
     return ""
 
 
-def _shape(source: CheckpointTensor, update: Update) -> list[int]:
+def shape_of(update: Update) -> list[int]:
     """Of what an update is added to, or replaces; empty: of nothing but a bias."""
     if update.whole is not None:
         return list(update.whole.shape)
-    if update.down is None or update.up is None:
-        return []
-    shape = [update.up.shape[0], update.down.shape[1]]
-    return shape[::-1] if source.module.name == "embedding" else shape
+    return [] if update.down is None or update.up is None else [update.up.shape[0], update.down.shape[1]]
 
 
 def _merge(tensor: Sliceable, update: Update, source: CheckpointTensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ import torch
 
 from quire.errors import ConfigError
 from quire.layers.pooling.head import LoadedLayer, PoolingHead
-from quire.lora.merging import changed, changed_bias
+from quire.lora.merging import changed, changed_bias, shape_of
 from quire.lora.peft_folder import PeftAdapter, Update
 
 
@@ -55,13 +55,9 @@ def _problem(layer: LoadedLayer, update: Update) -> str:
     """Why a layer cannot be changed so; empty: it can."""
     if update.token_rows is not None or update.gain is not None or update.input_gain is not None or update.is_bare:
         return "can have an update, or be whole, and nothing else"
-    given = list(layer.weight_OI.shape)
-    if update.whole is not None:
-        given = list(update.whole.shape)
-    elif update.down is not None and update.up is not None:
-        given = [update.up.shape[0], update.down.shape[1]]
-    if given != list(layer.weight_OI.shape):
-        return f"is {list(layer.weight_OI.shape)} in the model, and {given} in the adapter"
+    wanted, given = list(layer.weight_OI.shape), shape_of(update)
+    if given and given != wanted:
+        return f"is {wanted} in the model, and {given} in the adapter"
     if update.bias is not None and (layer.bias_O is None or update.bias.shape != layer.bias_O.shape):
         return "has a bias in the adapter that the model's does not have"
     return ""

@@ -5,26 +5,15 @@ copy's own step leaves out (all of them where it has no tokens, the last ones wh
 for the others.
 """
 
-import enum
 from collections.abc import Sequence
 from typing import cast
 
 import torch
 
+from quire.core.output import Turn
 from quire.distributed.communicator import Communicator
 from quire.distributed.token_exchange import TokenExchange
 from quire.layers.moe import Mixture
-
-
-class Turn(enum.IntEnum):
-    """What a copy brings to a step."""
-
-    NOTHING = 0
-    WAITS_FOR_WORK = 1
-    """It has requests, none of which can run now."""
-    WAITS_FOR_ALL = 2
-    """It takes no further step before all copies wait like this."""
-    COMPUTES = 3
 
 
 class SharedSteps:

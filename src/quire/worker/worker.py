@@ -17,7 +17,7 @@ from quire.adapters import LoRARequest
 from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.config.kv_transfer import KV_CONNECTORS
-from quire.core.output import ModelRunnerOutput, SchedulerOutput
+from quire.core.output import ModelRunnerOutput, SchedulerOutput, Turn
 from quire.distributed.communicator import SingleRank
 from quire.distributed.store_group import CopiesGroup, open_prompt_group
 from quire.errors import ConfigError, EngineError, RequestError
@@ -32,7 +32,7 @@ from quire.worker.expert_balancing import ExpertBalancing
 from quire.worker.kv_budget import compute_kv_bytes
 from quire.worker.parked_weights import pool_of
 from quire.worker.runner import PendingStep, Runner
-from quire.worker.shared_steps import SharedSteps, Turn
+from quire.worker.shared_steps import SharedSteps
 
 if TYPE_CHECKING:
     from quire.distributed.stage_link import StageLink
