@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager, nullcontext
 
 import hypothesis
 import pytest
@@ -69,17 +70,32 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.exhaustive)
 
 
+@contextmanager
+def unchanged_log(prefix: str) -> Iterator[None]:
+    log = logging.getLogger("quire")
+    settings, level = {name: value for name, value in os.environ.items() if name.startswith(prefix)}, log.level
+    try:
+        yield
+    finally:
+        for name in [name for name in os.environ if name.startswith(prefix) and name not in settings]:
+            del os.environ[name]
+        os.environ.update(settings)
+        log.setLevel(level)
+
+
 @pytest.fixture(autouse=True)
 def kept_log() -> Iterator[None]:
     """A command that runs in this process may change its settings and its log's level: child processes of later tests would
     have them too."""
-    log = logging.getLogger("quire")
-    settings, level = {name: value for name, value in os.environ.items() if name.startswith("QUIRE_")}, log.level
-    yield
-    for name in [name for name in os.environ if name.startswith("QUIRE_") and name not in settings]:
-        del os.environ[name]
-    os.environ.update(settings)
-    log.setLevel(level)
+    with unchanged_log("QUIRE_"):
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> Generator[None, object, object]:
+    """The same of the log for what many tests share, which is made before `kept_log` looks."""
+    with nullcontext() if fixturedef.scope == "function" else unchanged_log("QUIRE_LOGGING_"):
+        return (yield)
 
 
 def pytest_collection_finish() -> None:

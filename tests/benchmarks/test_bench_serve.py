@@ -5,6 +5,7 @@ import json
 import pytest
 from bench.client import started_source
 
+from quire.benchmarks.serve_metrics import COARSE_EVENTS
 from quire.entrypoints.cli.main import main
 
 
@@ -266,8 +267,8 @@ def test_a_server_without_a_tokenizer_is_measured_by_token_ids(tmp_path, capsys)
     flags = ["--server-args", server, "--input-len", "20", "--output-len", "16"]
     figures = figures_of(tmp_path, *flags, "--extra-body", '{"return_token_ids": true}')
     assert figures["completed"] == 8 and figures["total_output_tokens"] == 128
-    assert figures["tokens_per_event"] < 4 and figures["median_tpot_ms"] > 0
-    assert "--extra-body" not in capsys.readouterr().out
+    assert figures["median_tpot_ms"] > 0  # a busy machine sends several tokens in an event all the same
+    assert ("--extra-body" in capsys.readouterr().out) == (figures["tokens_per_event"] > COARSE_EVENTS)
 
 
 def test_a_server_is_started_and_ended_for_the_run(tmp_path):

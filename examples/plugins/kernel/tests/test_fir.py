@@ -5,9 +5,11 @@ import torch
 from quire import LLM, SamplingParams
 from quire.kernels import ops
 from quire.kernels.registry import explain, reference
+from quire.plugins import load_general_plugins
 
 
 def test_it_equals_its_reference() -> None:
+    load_general_plugins("worker")  # as a worker does: the kernel is registered as the plugin's
     from quire_fir.kernels import rms_norm
 
     for residual in (None, torch.randn(5, 32)):
