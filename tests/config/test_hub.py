@@ -18,6 +18,7 @@ from tests.oracles.pty_terminal import Terminal
 from quire.config.hub import fetch_weights, find_model, find_tokenizer
 from quire.config.hub.download import check_space
 from quire.config.hub.failures import explain
+from quire.config.hub.find import _fetch
 from quire.config.hub.huggingface import HuggingFaceHub
 from quire.config.hub.listing import HubFile, HubModel, HubSettings, Listing
 from quire.errors import ConfigError
@@ -429,6 +430,20 @@ def test_a_connection_that_breaks_is_gone_on_with_where_it_stopped(hub, asker, t
     assert first == 0
     assert last >= 20 << 20
     assert last + count == 25 << 20
+
+
+def test_a_connection_that_stays_broken_is_told_with_how_much_came(tmp_path, monkeypatch):
+    def fetch(hub, listing, file):
+        raise ConnectionResetError("reset by the peer")
+
+    monkeypatch.setattr(HuggingFaceHub, "fetch", fetch)
+    monkeypatch.setattr(HuggingFaceHub, "fetched_bytes", lambda hub, listing, file: 21 << 20)
+    file = HubFile("model.safetensors", 25 << 20, "x")
+    listing = Listing("owner/name", "1" * 40, str(tmp_path / "snapshot"), (file,))
+    with pytest.raises(ConfigError) as caught:
+        _fetch(HuggingFaceHub(HubSettings(cache=str(tmp_path))), listing, [file.name], "model")
+    told = "the connection broke at 22.0 MB of 26.2 MB (reset by the peer). What was fetched is kept. To fix: check the network"
+    assert f"{told}, and start it again: it goes on from there" in str(caught.value)
 
 
 def test_a_killed_process_leaves_what_the_next_one_goes_on_with(hub, tmp_path):

@@ -76,6 +76,10 @@ def test_a_text_file_goes_with_what_is_said_and_can_be_read_in_the_conversation(
     assert page.locator(".attached-chip").count() == 0
     page.locator(".attached-file summary").click()
     assert "A quire has" in page.locator(".attached-file pre").inner_text()
+    page.get_by_role("button", name="History").click()
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Save as text").click()
+    assert f"## You\n\n{message['content']}\n\n## Answer" in saved.value.path().read_text("utf-8")
 
 
 @pytest.mark.parametrize(

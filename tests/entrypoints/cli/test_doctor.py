@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -78,6 +79,18 @@ def test_the_machine_is_read_from_the_kernels_files(tmp_path: Path) -> None:
     found = {each.check: each for each in machine_findings(tmp_path, tmp_path / "sys", tmp_path)}
     assert found["clock"] == Finding("clock", FINE, "tsc") and found["swap"].state == FINE
     assert {"device", "memory", "cores", "open files", "disk"} <= found.keys()
+
+
+def test_a_server_that_asks_for_no_key_is_told_apart_by_who_reaches_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: dict[str, object] = {}
+    monkeypatch.setattr(doctor, "ServerWatch", lambda url, key: SimpleNamespace(ask=answers.get))
+    assert doctor._keys("http://0.0.0.0:8000", []).seen == "needed"
+    answers["/v1/models"] = {}
+    open_to_all = doctor._keys("http://0.0.0.0:8000", [])
+    assert open_to_all.state == LOOK and "0.0.0.0:8000" in open_to_all.seen and "--api-key" in open_to_all.to_do
+    assert doctor._keys("127.0.0.1:8000", ["http://0.0.0.0:8000", "http://127.0.0.1:1"]) == open_to_all
+    assert doctor._keys("http://localhost:8000/v1", ["http://127.0.0.1:8000"]).state == FINE
+    assert doctor._keys("http://10.0.0.3:8000", ["http://127.0.0.1:8000"]).state == LOOK
 
 
 def test_what_is_wrong_comes_first_with_what_to_do() -> None:

@@ -16,6 +16,7 @@ from tests.oracles.tiny_vision import make_tiny_vision
 
 from quire.entrypoints.cli import running
 from quire.entrypoints.cli.fit import fit_sentence, fits, limits_sentence
+from quire.entrypoints.cli.main import main
 from quire.entrypoints.cli.run import _add_own, last_error
 from quire.entrypoints.cli.serve_words import serve_words
 from quire.errors import ConfigError
@@ -77,7 +78,7 @@ def test_what_goes_wrong_at_the_start_is_told(quire) -> None:
     missing = quire("run", "tiny/lama", "-m", "hello")
     assert missing.returncode == 2 and "looked up at the hub" in missing.stderr
     mute = quire("run", POOLER, "-m", "hello")
-    assert mute.returncode == 2 and f"cannot talk: `quire run {POOLER} --web` opens its page" in mute.stderr
+    assert mute.returncode == 2 and f"cannot talk: `quire run {POOLER} --web` opens its page, `quire" in mute.stderr
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -136,6 +137,20 @@ def test_a_server_is_found_by_each_of_its_names_and_forgotten_when_it_is_dead(re
     assert running.find_servers() == [] and not path.exists()
     with pytest.raises(ConfigError, match="no server of this user"):
         running.find_server("mine")
+
+
+def test_a_server_that_runs_and_cannot_talk_is_named_with_its_address(registry: Path, capsys) -> None:
+    running.register("http://127.0.0.1:8123", POOLER, ["vectors"], False, pools=True)
+    assert main(["run", "vectors", "-m", "hello"]) == 2
+    assert "'vectors' pools" in (told := capsys.readouterr().err) and "http://127.0.0.1:8123 serves it" in told
+
+
+def test_of_a_server_of_several_models_the_one_that_is_named_talks(registry: Path, monkeypatch) -> None:
+    running.register("http://127.0.0.1:8123", "models.yaml", ["first", "second"], False)
+    talked: list[str] = []
+    monkeypatch.setattr("quire.entrypoints.cli.chat.run", lambda args: talked.append(args.model_name) or 0)
+    assert main(["run", "second", "-m", "hello"]) == 0 == main(["run", "-m", "hello"])
+    assert talked == ["second", None]
 
 
 def test_stopping_waits_for_the_end_of_the_process(registry: Path) -> None:

@@ -1,6 +1,7 @@
 // Conversations that this browser keeps: one entry each in the local storage, so that tabs do not overwrite each other's.
 // Nothing of them is sent anywhere but in requests to this server.
 
+import { wireContent } from "./attachments.js";
 import { h, openDialog, replace } from "./dom.js";
 
 const PREFIX = "quire.chat.";
@@ -59,9 +60,8 @@ function titleOf(messages) {
 export function asMarkdown({ title, messages }) {
   const turns = messages.map((message) => {
     if (message.role === "user") {
-      const files = (message.files ?? []).map((file) => `Attached: ${file.name}`);
       const images = (message.images ?? []).map((image) => `Attached: ${image.name}`);
-      return ["## You", message.content, ...files, ...images].join("\n\n");
+      return ["## You", wireContent({ ...message, images: [] }), ...images].filter(Boolean).join("\n\n");
     }
     const calls = (message.tool_calls ?? []).map(({ function: call, result }) =>
       `Calls \`${call.name}\`:\n\n\`\`\`json\n${call.arguments}\n\`\`\`${result === undefined ? "" : `\n\nResult: ${result}`}`);

@@ -19,9 +19,17 @@ class Failure(NamedTuple):
 
 
 def explain(
-    repository: str, revision: str, endpoint: str, error: BaseException, *, has_token: bool, cache: Path
+    repository: str,
+    revision: str,
+    endpoint: str,
+    error: BaseException,
+    *,
+    has_token: bool,
+    cache: Path,
+    progress: str = "",
 ) -> Failure:
-    """One sentence for each kind of failure; of an unknown one, the first line of what the client said."""
+    """One sentence for each kind of failure; of an unknown one, the first line of what the client said. `progress`: how much of
+    what was being fetched has come."""
     causes = list(_causes(error))
     for cause in causes:
         found = _by_answer(repository, revision, endpoint, cause, has_token)
@@ -30,6 +38,9 @@ def explain(
             return found
     if any(_is_transport(cause) for cause in causes):
         reason = next((text for cause in causes[::-1] if (text := _first_line(cause))), type(error).__name__)
+        if progress:
+            told = f"the connection broke at {progress} ({reason})"
+            return Failure(told, "check the network, and start it again: it goes on from there")
         return Failure(
             f"{endpoint} cannot be reached ({reason})",
             "check the network and proxy (HF_ENDPOINT chooses a mirror), or give a local folder",

@@ -231,7 +231,9 @@ def _fetch(hub: Hub, listing: Listing, names: list[str], setting: str, files: tu
     except ConfigError:
         raise
     except Exception as error:  # the client's, of whatever library it uses
-        why, remedy, _ = hub.explain(listing.repository, error)
+        files = files or listing.find(names)
+        here, total = sum(hub.fetched_bytes(listing, file) for file in files), sum(file.size for file in files)
+        why, remedy, _ = hub.explain(listing.repository, error, f"{amount(here)} of {amount(total)}")
         raise ConfigError(
             f"{setting}={listing.repository!r}: not all of its files could be fetched; {why}. What was fetched is kept. To "
             f"fix: {remedy}",

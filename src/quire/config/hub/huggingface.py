@@ -184,9 +184,10 @@ class HuggingFaceHub:
             if hides:
                 bars.enable_progress_bars()
 
-    def explain(self, repository: str, error: Exception) -> Failure:
-        """Why a call failed, and what to do."""
-        return explain(repository, self._revision, self.endpoint, error, has_token=self._has_token(), cache=self._cache)
+    def explain(self, repository: str, error: Exception, progress: str = "") -> Failure:
+        """Why a call failed, and what to do; `progress`: how much had come."""
+        known: dict[str, Any] = {"has_token": self._has_token(), "cache": self._cache, "progress": progress}
+        return explain(repository, self._revision, self.endpoint, error, **known)
 
     def _has_token(self) -> bool:
         return isinstance(self._token, str) or self._client.get_token() is not None

@@ -96,10 +96,10 @@ class ModelScopeHub:
         """The client's bars stay."""
         yield
 
-    def explain(self, repository: str, error: Exception) -> Failure:
-        """Why a call failed, and what to do."""
+    def explain(self, repository: str, error: Exception, progress: str = "") -> Failure:
+        """Why a call failed, and what to do; `progress`: how much had come."""
         first = (str(error).splitlines() or [""])[0]
         return Failure(
-            f"that failed with {type(error).__name__}: {first}",
+            f"that failed{progress and f' at {progress}'} with {type(error).__name__}: {first}",
             "check the spelling and the network, or give a local folder",
         )

@@ -6,17 +6,20 @@ The machine's checks read files of the kernel; a server looks at its own last ho
 import argparse
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from quire.entrypoints import exit_codes
+from quire.entrypoints.cli.top import ServerWatch
 from quire.entrypoints.findings import FINE, LOOK, WRONG, Finding, server_findings
 
 _GB = 1e9
 _FEW_FILES = 4096
 _SMALL_SHARED = 1 * _GB
 _LITTLE_DISK = 5 * _GB
+_HERE = ("127.0.0.1", "localhost", "::1")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +32,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from quire import envs
     from quire.entrypoints.cli.running import find_servers
-    from quire.entrypoints.cli.top import ServerWatch
 
     findings = {"this machine": machine_findings()}
     servers = [each.url for each in find_servers() if each.url.startswith("http")]
@@ -37,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
         watch = ServerWatch(url, args.api_key or envs.QUIRE_API_KEY)
         sample = watch.sample()
         place, found = _of_server(sample.metrics, watch.ask("/console/findings"))
+        found.append(_keys(url, servers))
         findings[f"{sample.model or 'the server'} at {url}{place}"] = found
     if args.json:
         print(json.dumps({place: [each._asdict() for each in found] for place, found in findings.items()}, indent=2))
@@ -52,6 +55,19 @@ def _of_server(metrics: Mapping[str, float], told: Any) -> tuple[str, list[Findi
         return ", since its start", server_findings(metrics)
     found = [Finding(**each) for each in told["findings"]]
     return f", in the last {max(1, round(told['seconds'] / 60))} min", found
+
+
+def _keys(url: str, servers: Sequence[str]) -> Finding:
+    """Whether anybody who reaches a server may use it. `servers`: the addresses at which those of this machine listen."""
+    place = urlsplit(url if "://" in url else f"http://{url}")
+    if place.hostname in _HERE:
+        place = next((each for each in map(urlsplit, servers) if each.port == place.port), place)
+    if ServerWatch(url, None).ask("/v1/models") is None:
+        return Finding("API key", FINE, "needed")
+    if place.hostname in _HERE:
+        return Finding("API key", FINE, "not needed, and only this machine reaches the server")
+    to_do = "--api-key KEY (or QUIRE_API_KEY), or --host 127.0.0.1 behind a proxy that asks for one"
+    return Finding("API key", LOOK, f"not needed: whoever reaches {place.netloc} may use the server", to_do)
 
 
 def as_text(findings: Mapping[str, list[Finding]]) -> str:

@@ -49,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
     elif flags := [word for word in words if word.startswith("-")]:
         told = f"{server.name} runs already, with the flags it was started with: {', '.join(flags)} changed nothing"
         print(f"{told} (`quire stop {server.name}` first).", file=sys.stderr)
+    if server.pools and not args.web:
+        raise _mute(server.name, f"{server.url} serves it")
     if args.web:
         import webbrowser
 
@@ -79,10 +81,7 @@ def _prepare(args: argparse.Namespace) -> None:
 
     config = AsyncEngineArgs.from_cli_args(args).create_engine_config(UsageContext.API_SERVER)
     if config.model.pooling is not None and not args.web:
-        told = f"{config.model.model!r} pools (it embeds or classifies texts) and cannot talk"
-        raise ConfigError.of(
-            "model", f"{told}: `quire run {config.model.model} --web` opens its page, `quire serve` serves it"
-        )
+        raise _mute(config.model.model, "`quire serve` serves it")
     platform = current_platform(config.device.device)
     memory = explain_without_weights(config, platform)["memory"]
     sentence = fit_sentence(config, memory, platform.device_name())
@@ -91,6 +90,11 @@ def _prepare(args: argparse.Namespace) -> None:
     print(sentence, file=sys.stderr)
     if config.model.hub is not None:
         fetch_weights(config.model.hub, hub_settings(config.load, config.model.revision))
+
+
+def _mute(model: str, served: str) -> ConfigError:
+    told = f"{model!r} pools (it embeds or classifies texts) and cannot talk"
+    return ConfigError.of("model", f"{told}: `quire run {model} --web` opens its page, {served}")
 
 
 def chosen_port(args: argparse.Namespace) -> list[str]:
@@ -144,6 +148,8 @@ def _talk(args: argparse.Namespace, server: "RunningServer") -> int:
     parser = ArgumentParser(prog="quire chat")
     chat.add_arguments(parser)
     words = ["--url", f"{server.url}/v1", *(["--quick", args.message] if args.message is not None else [])]
+    if args.model in server.names:  # it may serve several
+        words += ["--model-name", args.model]
     if args.api_key:
         words += ["--api-key", args.api_key[0]]
     return chat.run(parser.parse_args(words))

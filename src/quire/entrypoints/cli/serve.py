@@ -268,7 +268,7 @@ def _announce(model: "ModelConfig", options: "ListenOptions", has_keys: bool, se
     """Say where the server is, and how to try it; `quire ps` lists it from now on."""
     from quire.entrypoints.cli.running import register
 
-    register(options.url, model.model, list(model.served_model_name), has_keys)
+    register(options.url, model.model, list(model.served_model_name), has_keys, model.pooling is not None)
     route, body = "/v1/chat/completions", '{"messages": [{"role": "user", "content": "What is 17 + 25?"}]}'
     pooling, name = model.pooling, (model.served_model_name or (model.model,))[0]
     if pooling is not None and pooling.embeds:

@@ -33,6 +33,8 @@ _PLACEHOLDER = re.compile(r"\$|^<|<[^>]*>|\{\{|^\.\.\.$")
 _IMAGE = re.compile(r"(^|/)vllm-(openai|cpu)[\w-]*(:|@|$)")
 """Of containers that run `vllm serve`."""
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+_OF_CONTAINER = re.compile(r"^(?:-e|--env)[=\n]?([A-Za-z_]\w*=.*)$", re.MULTILINE)
+"""A variable that a container is given, in words of which each has a line."""
 
 
 class Fate(NamedTuple):
@@ -140,9 +142,7 @@ def _unpacked(words: list[str]) -> tuple[list[str], list[str], list[Fate]]:
         variables = list(itertools.takewhile(_ASSIGNMENT.match, words))
         return variables, words[len(variables) :], []
     around, inside = words[:image], words[image + 1 :]
-    variables = [
-        value for flag, value in itertools.pairwise(around) if flag in ("-e", "--env") and _ASSIGNMENT.match(value)
-    ]
+    variables = _OF_CONTAINER.findall("\n".join(around))
     inside = list(
         itertools.dropwhile(("vllm", "serve").__contains__, inside)
     )  # where it says again what the image runs

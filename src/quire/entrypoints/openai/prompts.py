@@ -85,8 +85,8 @@ async def embedded_prompts(state: ServerState, request: CompletionRequest) -> li
         raise bad_field("prompt_embeds", f"{len(texts)} prompts; at most {limits.MAX_PROMPTS} in one request.")
     if request.echo:
         raise bad_field("echo", "a prompt of embeddings has no text that could be echoed.")
-    embedded = state.engine.input_processor.embedded
-    return [embedded(await run_sized(len(text), decode_embeds, text)) for text in texts]
+    arrays = [await run_sized(len(text), decode_embeds, text) for text in texts]
+    return [state.engine.input_processor.embedded(array) for array in arrays]
 
 
 async def completion_prompts(state: ServerState, request: CompletionRequest, room: int) -> list[TokenizedPrompt]:
