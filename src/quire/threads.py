@@ -8,9 +8,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def call_within(seconds: float, call: Callable[[], T], name: str) -> T:
-    """What a call gives, or raises. It runs in a thread of its own, and goes on there, unheard, when time is up.
-    Raises TimeoutError: it is."""
+def begin_call(call: Callable[[], T], name: str) -> Future[T]:
+    """A call in a thread of its own, and what it will give."""
     ended = Future[T]()
 
     def run() -> None:
@@ -20,4 +19,9 @@ def call_within(seconds: float, call: Callable[[], T], name: str) -> T:
             ended.set_exception(error)
 
     threading.Thread(target=run, name=name, daemon=True).start()
-    return ended.result(max(0.0, seconds))
+    return ended
+
+
+def call_within(seconds: float, call: Callable[[], T], name: str) -> T:
+    """What a call gives, or raises. It goes on in its thread, unheard, when time is up. Raises TimeoutError: it is."""
+    return begin_call(call, name).result(max(0.0, seconds))

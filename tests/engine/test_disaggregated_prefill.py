@@ -171,7 +171,7 @@ def test_an_engine_without_a_connector_refuses_params_and_takes_none_that_are_no
     llama: Path, prefill: LLM
 ) -> None:
     with an_engine(llama) as alone:
-        assert "needs kv_transfer_config with the connector 'tcp', 'nixl'" in ask(alone, DECODE_THERE).error
+        assert "needs kv_transfer_config with the connector 'tcp', 'nccl'" in ask(alone, DECODE_THERE).error
         assert ask(alone, {}).error is None
     wrong: Any = ["do_remote_decode"]
     assert "must be an object" in ask(prefill, wrong).error

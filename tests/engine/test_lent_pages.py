@@ -1,6 +1,7 @@
 """Pages that a library moves between two engines: the tokens of one engine, whatever becomes of the transfer.
 
-Every test runs with a mover of this file's own, which copies within the process, and with each library that is installed.
+Every test runs with a mover of this file's own, which copies within the process, with a process group, and with each library that
+is installed.
 """
 
 import contextlib
@@ -59,7 +60,7 @@ def copying() -> Iterator[None]:
     KV_CONNECTORS.unregister("copying")
 
 
-@pytest.fixture(scope="module", params=["copying", *LIBRARIES])
+@pytest.fixture(scope="module", params=["copying", "nccl", *LIBRARIES])
 def mover(request: pytest.FixtureRequest) -> str:
     if request.param in LIBRARIES:
         pytest.importorskip(LIBRARIES[request.param], exc_type=ImportError)
@@ -212,6 +213,7 @@ def test_memory_that_cannot_be_lent_is_told_at_the_start(llama: Path, monkeypatc
 def test_names_of_vllm_mean_these() -> None:
     for name, extra, ours, keys in (
         ("NixlConnector", {"backends": ["UCX"]}, "nixl", {"backends": ["UCX"]}),
+        ("P2pNcclConnector", {}, "nccl", {}),
         ("MooncakeConnector", {"mooncake_protocol": "tcp"}, "mooncake", {"protocol": "tcp"}),
     ):
         config = read_kv_transfer_config({"kv_connector": name, "kv_connector_extra_config": extra})

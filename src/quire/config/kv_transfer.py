@@ -37,6 +37,7 @@ KV_CONNECTORS: Registry[KVConnector] = Registry(
         "memory": KVConnector("quire.core.kv_connector:NamedPages", "quire.worker.kv_tiers:MemoryTier"),
         "disk": KVConnector("quire.core.kv_connector:PagesOnDisk", "quire.worker.kv_tiers:DiskTier"),
         "tcp": KVConnector("quire.core.remote_pages:RemotePages", "quire.worker.tcp_tier:TcpTier"),
+        "nccl": KVConnector("quire.core.remote_pages:RemotePages", "quire.worker.nccl_tier:NcclTier"),
         "nixl": KVConnector("quire.core.remote_pages:RemotePages", "quire.worker.nixl_tier:NixlTier"),
         "mooncake": KVConnector("quire.core.remote_pages:RemotePages", "quire.worker.mooncake_tier:MooncakeTier"),
     },
@@ -46,6 +47,7 @@ KV_CONNECTORS: Registry[KVConnector] = Registry(
 _OF_VLLM: dict[str, tuple[str, dict[str, str]]] = {
     "ExampleConnector": ("disk", {"shared_storage_path": "path"}),
     "OffloadingConnector": ("memory", {"cpu_bytes_to_use": "max_bytes"}),
+    "P2pNcclConnector": ("nccl", {}),
     "NixlConnector": ("nixl", {}),
     "MooncakeConnector": ("mooncake", {"mooncake_protocol": "protocol"}),
 }
@@ -59,7 +61,7 @@ class KVTransferConfig:
     Attributes:
         kv_connector: a name of `KV_CONNECTORS`.
         kv_role: `kv_producer` only saves, `kv_consumer` only loads.
-        kv_ip, kv_port: where others ask for pages (`tcp`, `nixl`, `mooncake`): an address, and the first worker's port.
+        kv_ip, kv_port: where others ask for pages (`tcp`, `nccl`, `nixl`, `mooncake`): an address, and the first worker's port.
         kv_connector_extra_config: keys of the connector's own.
         engine_id: another name for the pages of this engine; engines with the same name, model and settings share them.
         kv_load_failure_policy: what cannot be loaded is computed; vLLM's `fail` is not there.

@@ -294,18 +294,23 @@ def check_record(subject: Subject) -> str:
 
 @check("device/threads", "another thread computes on the device beside the worker's")
 def check_threads(subject: Subject) -> str:
-    """`adopt_thread` and `beside_steps`."""
+    """`adopt_thread`, `beside_steps` and `reads`."""
     import concurrent.futures
 
     def compute() -> torch.Tensor:
         subject.runtime.adopt_thread()
         with subject.runtime.beside_steps():
-            return (torch.full((1000,), 20.0, device=subject.device) + 1).cpu()
+            made = torch.full((1000,), 20.0, device=subject.device) + 1
+            event = subject.runtime.event()
+            event.record()
+            event.wait()
+            return made
 
     with concurrent.futures.ThreadPoolExecutor(1) as threads:
         futures = [threads.submit(compute) for _ in range(3)]
         for future in futures:
-            expect_equal("a thread's sum", future.result(), torch.full((1000,), 21.0))
+            subject.runtime.reads(future.result())
+            expect_equal("a thread's sum", future.result().cpu(), torch.full((1000,), 21.0))
     return "3 computations"
 
 

@@ -128,9 +128,7 @@ def params_of(source: EngineRequest) -> dict[str, Any]:
 def check_no_params(source: EngineRequest) -> None:
     """Raises RequestError: a request has `kv_transfer_params`."""
     if params_of(source):
-        text = (
-            f"this engine does nothing with {PARAMS}: it needs {SETTING} with the connector 'tcp', 'nixl' or 'mooncake'"
-        )
+        text = f"this engine does nothing with {PARAMS}: it needs {SETTING} with the connector 'tcp', 'nccl', 'nixl', 'mooncake'"
         raise RequestError(text, param=PARAMS)
 
 

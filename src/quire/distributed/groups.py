@@ -4,8 +4,11 @@ A device type's own library moves its tensors where there is one, else they go t
 and ranks; knows nothing of what is sent.
 """
 
+import contextlib
 import datetime
-from collections.abc import Callable
+import os
+import threading
+from collections.abc import Callable, Generator
 from typing import Any
 
 import torch
@@ -25,6 +28,33 @@ def _nccl(store: Any, rank: int, size: int, wait: datetime.timedelta) -> Any:
 
 
 _LIBRARIES: dict[str, Library] = {"cuda": _nccl}
+_LENIENT = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+}
+"""With these variables torch's threads that watch NCCL end no process; a group reads them when it is made."""
+_making = threading.Lock()
+
+
+@contextlib.contextmanager
+def outliving_members() -> Generator[None]:
+    """A group that is made within does not end this process when another member is lost: whoever waits for it gives up, and
+    calls its `abort`."""
+    with _making:
+        before = {name: os.environ.get(name) for name in _LENIENT}
+        os.environ.update(_LENIENT)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name)
+                os.environ |= {} if value is None else {name: value}
+
+
+def has_library(device: torch.device) -> bool:
+    """Whether a device's tensors are sent by a library of its own."""
+    return device.type in _LIBRARIES
 
 
 def register_library(device_type: str, make: Library) -> None:

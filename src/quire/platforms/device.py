@@ -268,6 +268,10 @@ class DeviceRuntime(DeviceMemory):
     def settled(self) -> None:
         """Every feature has been used."""
 
+    def reads(self, tensor: torch.Tensor) -> None:
+        """What this thread submits next reads a tensor that was made in a thread beside the steps: its memory is not used anew
+        before."""
+
     def adopt_thread(self) -> None:
         """The calling thread is going to wait for this device's events."""
 

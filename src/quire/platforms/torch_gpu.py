@@ -175,6 +175,9 @@ class TorchGpuRuntime(PinnedMemory, DeviceRuntime):
         with self._gpu.stream(self._gpu.Stream(self._device)):
             yield
 
+    def reads(self, tensor: torch.Tensor) -> None:
+        tensor.record_stream(self._gpu.current_stream(self._device))
+
     def adopt_thread(self) -> None:
         self._gpu.set_device(self._device)  # else the thread's first call would make a context on device 0
 

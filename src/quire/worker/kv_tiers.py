@@ -21,7 +21,7 @@ from quire.platforms.interface import DeviceRuntime
 from quire.worker.page_connector import PageTier
 
 DIGEST = 16
-MAX_BYTES = {"memory": 4 << 30, "disk": 32 << 30}
+MAX_BYTES = {"memory": 4 << 30, "disk": 32 << 30, "device": 1 << 30}
 """What a tier of one engine may take, unless `max_bytes` says otherwise."""
 
 
@@ -39,10 +39,11 @@ class MemoryTier(PageTier):
     """Pages in the host's memory. Keys of `kv_connector_extra_config`: `max_bytes`, and `KEYS` of what derives from it."""
 
     KEYS: tuple[str, ...] = ()
+    KIND_OF_MEMORY = "memory"
 
     def __init__(self, config: EngineConfig, runtime: DeviceRuntime) -> None:
         self._most, self._kept, self._bytes = (
-            _share(config, "memory", *self.KEYS),
+            _share(config, self.KIND_OF_MEMORY, *self.KEYS),
             OrderedDict[bytes, torch.Tensor](),
             0,
         )

@@ -1,8 +1,8 @@
 """Pages for other engines that another project's library moves: they are asked for as over TCP (`quire.worker.tcp_tier`), and the
 answer says where they lie.
 
-What is kept for others lies in one piece of memory that the library knows. Whoever asks reads it there, then asks whether it was
-still lent: rows are used anew when the connection has ended or took too long. Knows memory and addresses.
+Whoever asks reads them there, then asks whether they were still lent: rows are used anew when the connection has ended or took
+too long. Knows memory and addresses.
 """
 
 import abc
@@ -10,8 +10,6 @@ import functools
 import importlib
 import socket
 import time
-import weakref
-from collections import deque
 from typing import Any
 
 import msgspec
@@ -22,13 +20,10 @@ from quire.config.kv_transfer import SETTING, KVTransferConfig
 from quire.errors import ConfigError
 from quire.extras import install_command
 from quire.platforms.interface import DeviceRuntime
-from quire.threads import call_within
-from quire.worker.page_store import PageStore
-from quire.worker.tcp_tier import ANSWER, TcpTier, receive
+from quire.worker.row_tier import RowTier
+from quire.worker.tcp_tier import ANSWER, DONE, receive, while_connected
 
 _MOST_ANSWER = 1 << 24
-_DONE = b"\x01"
-"""Whoever has read says it, and is told it as long as what it read was still lent."""
 
 
 class Lent(msgspec.Struct, array_like=True):
@@ -38,15 +33,13 @@ class Lent(msgspec.Struct, array_like=True):
     places: list[int]
 
 
-class LentTier(TcpTier):
+class LentTier(RowTier):
     """Keys of `kv_connector_extra_config`: those of `tcp`, and of the library.
 
     Raises:
         ConfigError: the library is not installed, or does not work here.
     """
 
-    KIND: int
-    """Of an answer whose pages this library moves."""
     PROGRESS_S = 0.1
     """How often `progress` is called while somebody reads."""
 
@@ -55,17 +48,10 @@ class LentTier(TcpTier):
         assert transfer is not None
         self.open(transfer, transfer.extra("max_bytes", *self.KEYS))
         super().__init__(config, runtime)
-        self._rows: torch.Tensor | None = None
-        self._free = deque[int]()
-        self._ticket = b""
 
     @abc.abstractmethod
     def open(self, transfer: KVTransferConfig, extra: dict[str, Any]) -> None:
         """Start the library. Raises ConfigError."""
-
-    @abc.abstractmethod
-    def lend(self, memory: torch.Tensor) -> bytes:
-        """Let others read this memory until the engine ends; the ticket with which they do."""
 
     @abc.abstractmethod
     def read_lent(self, lent: Lent, into: torch.Tensor) -> None:
@@ -74,29 +60,8 @@ class LentTier(TcpTier):
 
     # What others ask for.
 
-    def register_kv_caches(self, pages: PageStore) -> None:
-        super().register_kv_caches(pages)
-        transfer = self.config.kv_transfer
-        if self._rows is None and transfer is not None and transfer.saves:
-            count = self._most // pages.page_bytes + 1  # a page is kept before the oldest one goes
-            self._rows = torch.empty((count, pages.page_bytes), dtype=torch.uint8)
-            self._free.extend(range(count))
-            try:
-                self._ticket = self.lend(self._rows)
-            except Exception as error:  # the libraries' exceptions have no common base
-                text = f"{self._rows.nbytes >> 20} MiB of memory cannot be lent to others ({error}): lower max_bytes, or raise "
-                raise ConfigError(f"{SETTING}: {text}the limit of locked memory", setting=SETTING) from error
-
-    def copy_of(self, page: torch.Tensor) -> torch.Tensor:
-        if self._rows is None or not self._free:
-            raise OSError("all memory for pages is being read by others")
-        number = self._free.popleft()
-        row = self._rows[number].copy_(page)
-        weakref.finalize(row, self._free.append, number).atexit = False  # nobody keeps or sends it any more
-        return row
-
     def hand_over(self, client: socket.socket, pages: list[torch.Tensor]) -> None:
-        lent = msgspec.msgpack.encode(Lent(self._ticket, [page.data_ptr() for page in pages]))
+        lent = msgspec.msgpack.encode(Lent(self.ticket, [page.data_ptr() for page in pages]))
         client.sendall(ANSWER.pack(self.KIND, len(lent)) + lent)
         deadline = time.monotonic() + self._timeout_s
         client.settimeout(self.PROGRESS_S)
@@ -123,17 +88,16 @@ class LentTier(TcpTier):
         if len(lent.places) != count:
             raise ValueError(f"it lends {len(lent.places)} of {count} pages")
         into = torch.empty((count, self.pages.page_bytes), dtype=torch.uint8)
-        # The thread that reads keeps the memory until the library has ended with it.
-        call_within(deadline - time.monotonic(), functools.partial(self.read_lent, lent, into), "kv-read")
-        server.sendall(_DONE)
-        receive(server, len(_DONE), deadline)
+        # The thread that reads keeps the memory until the library has ended with it. The other side says at the end that it
+        # was still lent.
+        while_connected(server, deadline, functools.partial(self.read_lent, lent, into))
         return into
 
 
 def _read_when_there(client: socket.socket) -> bytearray | None:
     """The word of somebody who has read; None: it has not come yet. Raises OSError: the connection has ended."""
     try:
-        return receive(client, len(_DONE))
+        return receive(client, len(DONE))
     except TimeoutError:
         return None
 

@@ -19,7 +19,7 @@ from quire.codec import convert
 from quire.config import EngineConfig
 from quire.core.kv_connector import News, Transfers
 from quire.logger import init_logger
-from quire.platforms.interface import DeviceEvent, DeviceRuntime
+from quire.platforms.interface import DeviceEvent, DeviceRuntime, is_host_memory
 from quire.worker.page_store import PageStore
 
 logger = init_logger(__name__)
@@ -35,6 +35,9 @@ class KVConnectorWorker(abc.ABC):
         config: its parallel part has this worker's rank and stage.
         runtime: the device.
     """
+
+    device_bytes = 0
+    """Of the device's memory that this half takes, beside the cache's."""
 
     def __init__(self, config: EngineConfig, runtime: DeviceRuntime) -> None:
         self.config, self.runtime = config, runtime
@@ -104,6 +107,10 @@ class PageTier(KVConnectorWorker):
         """Several pages' bytes, [pages, page bytes]; raises as `read`."""
         return torch.stack([self.read(name) for name in names])
 
+    def bring(self, pages: torch.Tensor) -> torch.Tensor:
+        """Submit the copy of pages to the memory from which `write` takes them."""
+        return self.runtime.host_empty(pages.shape, pages.dtype).copy_(pages, non_blocking=True)
+
     def will_save(self, names: Sequence[bytes]) -> None:
         """These pages are on their way to the host."""
 
@@ -118,7 +125,9 @@ class PageTier(KVConnectorWorker):
     def _fetch(self, request_id: str, names: list[bytes]) -> None:
         pages: torch.Tensor | None = None
         try:
-            pages = self.runtime.pinned(self.gather(names))
+            pages = self.gather(names)
+            if is_host_memory(pages.device):
+                pages = self.runtime.pinned(pages)
             if pages.shape[1] != self.pages.page_bytes:
                 raise ValueError(f"pages have {pages.shape[1]} bytes, not {self.pages.page_bytes}")
         finally:
@@ -140,7 +149,9 @@ class PageTier(KVConnectorWorker):
             loads = [(load, self._fetched.pop(load.request_id)) for load in self._transfers.loads]
         for load, pages in loads:
             mine = pages[load.skip : load.skip + len(load.pages)]
-            self.pages.write(load.pages, mine.to(self.runtime.device(), non_blocking=True))
+            here = mine.to(self.runtime.device(), non_blocking=True)
+            self.runtime.reads(here)
+            self.pages.write(load.pages, here)
 
     def wait_for_save(self) -> None:
         names, numbers = self._transfers.save_names, self._transfers.save_pages
@@ -151,11 +162,10 @@ class PageTier(KVConnectorWorker):
                 return
             self._unsaved += size
         self.will_save(names)
-        pages = self.pages.read(numbers)
-        host = self.runtime.host_empty(pages.shape, pages.dtype).copy_(pages, non_blocking=True)
+        pages = self.bring(self.pages.read(numbers))
         event = self.runtime.event()
         event.record()
-        self._to_save.put((event, names, host))
+        self._to_save.put((event, names, pages))
 
     def _save(self) -> None:
         """The writer's thread."""

@@ -7,11 +7,12 @@ whole is an error: the prompt is computed. Knows names and bytes.
 
 import concurrent.futures
 import contextlib
+import functools
 import socket
 import struct
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -21,6 +22,7 @@ from quire.core.kv_connector import identity
 from quire.errors import ConfigError, refusing
 from quire.logger import init_logger
 from quire.platforms.interface import DeviceRuntime
+from quire.threads import begin_call
 from quire.worker.kv_tiers import MemoryTier
 
 logger = init_logger(__name__)
@@ -35,6 +37,8 @@ _MOST_NAMES = 1 << 20
 _MOST_NAME_BYTES = 64
 _MOST_CLIENTS = 16
 _CHUNK = 1 << 20
+DONE = b"\x01"
+"""What a side says that has done its part of a transfer beside the connection."""
 
 
 class Unavailable(Exception):
@@ -188,3 +192,28 @@ def receive(peer: socket.socket, size: int, deadline: float | None = None) -> by
             raise ConnectionError(f"it ended after {filled} of {size} bytes")
         filled += count
     return data
+
+
+def while_connected(peer: socket.socket, deadline: float, call: Callable[[], None]) -> None:
+    """Do this side's part of a transfer while the other one does its own. A side whose part fails, or that ends, hangs up: the
+    other one waits no more, and what it has begun goes on in its thread, unheard. Raises OSError, and what the call raises."""
+
+    def run() -> None:
+        call()
+        peer.sendall(DONE)
+
+    mine = begin_call(run, "kv-transfer")
+    mine.add_done_callback(functools.partial(_hang_up, peer))
+    try:
+        receive(peer, len(DONE), deadline)
+        mine.result(max(0.0, deadline - time.monotonic()))
+    except OSError:
+        if mine.done():
+            mine.result()
+        raise
+
+
+def _hang_up(peer: socket.socket, ended: "concurrent.futures.Future[None]") -> None:
+    if ended.exception() is not None:
+        with contextlib.suppress(OSError):
+            peer.shutdown(socket.SHUT_RDWR)

@@ -126,7 +126,7 @@ class Worker:
             ConfigError: nothing is left; the message has the numbers.
         """
         free, total = self.runtime.memory_info()
-        untouched = self.runner.untouched_bytes()
+        untouched = self.runner.untouched_bytes() + (self._connector.device_bytes if self._connector else 0)
         available = compute_kv_bytes(self.config, free, untouched, self.kv_cache_specs(), self.runtime.kv_cache_cap())
         if available <= 0:
             share = self.config.cache.gpu_memory_utilization
