@@ -41,7 +41,7 @@ class FragileExecutor(HashExecutor):
     """Dies where a step begins a prompt that holds `POISON`."""
 
     def execute(self, step: SchedulerOutput) -> None:
-        if any(POISON in request.token_ids for request in step.new_requests):
+        if any(POISON in request.token_ids[: request.num_prompt_tokens] for request in step.new_requests):
             os._exit(3)
         super().execute(step)
 
