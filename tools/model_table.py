@@ -26,6 +26,14 @@ from pathlib import Path
 from typing import Any
 
 from tests.oracles import tiny_models
+from tests.oracles.tiny_encoder_decoder import (
+    CONFIGS,
+    PROCESSORS,
+    EncoderDecoderOracle,
+    draw_sound,
+    make_tiny_encoder_decoder,
+)
+from tests.oracles.tiny_vision import draw_image
 
 from quire.config.hf_config import HFConfig
 from quire.entrypoints.cli.models import COLUMNS, feature_words, layer_words
@@ -76,6 +84,9 @@ LIKE = {
 }
 """Of which Transformers has no config, or one that wraps another, and whose config stands for it."""
 
+SEEING_HALVES = {name: CONFIGS[name] for name in PROCESSORS}
+"""Configs of models whose encoder sees, beside a decoder."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Result:
@@ -104,6 +115,10 @@ def _transformers_config(architecture: str) -> HFConfig | None:
     if model_class is None or architecture in LIKE:
         return None
     is_whole = ModelRegistry.resolve(architecture).load() is text_part
+    if architecture in SEEING_HALVES:
+        return HFConfig(
+            model_class.config_class(**SEEING_HALVES[architecture]).to_dict() | {"architectures": [architecture]}
+        )
     if "text_config" in getattr(model_class.config_class, "sub_configs", {}) and not is_whole:
         return None
     values = model_class.config_class(**tiny_models.tiny_values(architecture)).to_dict()
@@ -261,14 +276,15 @@ def _largest_difference(architecture: str) -> float | None:
 
 def _largest_difference_of_halves(architecture: str) -> float | None:
     """As `_largest_difference`, with an encoder beside the decoder."""
-    from tests.oracles.tiny_encoder_decoder import EncoderDecoderOracle, draw_sound, make_tiny_encoder_decoder
-
     from quire import LLM, SamplingParams
 
-    hears = HALVES[architecture].modality == "audio"
+    kind = HALVES[architecture]
     params = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=1, detokenize=False)
     halves: list[dict[str, Any]] = [
-        ({"sound": draw_sound(n, 4000 * n)} if hears else {"ids": [*range(30, 35 + 9 * n)]}) for n in (1, 2, 3)
+        ({"sound": draw_sound(n, 4000 * n)} if kind.modality == "audio" else {})
+        | ({"image": draw_image(n, 40, 20 * n)} if kind.modality == "image" else {})
+        | ({"ids": [*range(30, 35 + 9 * n)]} if kind.reads_text else {})
+        for n in (1, 2, 3)
     ]
     prompts = [(half, [300, *range(20, 20 + count)]) for half in halves for count in (0, 30)]
     settings = {name: value for name, value in SETTINGS.items() if name != "max_model_len"}
@@ -279,7 +295,12 @@ def _largest_difference_of_halves(architecture: str) -> float | None:
         with LLM(model=str(path), **settings) as llm:
             given: list[Any] = [
                 {
-                    "encoder_prompt": {"multi_modal_data": {"audio": half["sound"]}} if hears else half["ids"],
+                    "encoder_prompt": {
+                        "prompt_token_ids": half.get("ids"),
+                        "multi_modal_data": {
+                            name: half[own] for name, own in (("audio", "sound"), ("image", "image")) if own in half
+                        },
+                    },
                     "decoder_prompt": ids,
                 }
                 for half, ids in prompts

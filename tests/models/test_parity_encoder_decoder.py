@@ -8,16 +8,19 @@ from typing import Any
 import pytest
 from tests.oracles.tiny_encoder_decoder import (
     CONFIGS,
+    PROCESSORS,
     START,
     EncoderDecoderOracle,
     draw_sound,
     make_tiny_encoder_decoder,
 )
+from tests.oracles.tiny_vision import draw_image
 
 from quire import LLM, SamplingParams
 from quire.errors import ConfigError, RequestError
 from quire.sampling_params import BeamSearchParams
 
+DONUT, FLORENCE = "VisionEncoderDecoderModel", "Florence2ForConditionalGeneration"
 SETTINGS = {
     "roomy": {"max_num_seqs": 8},
     "chunks, few rows": {"max_num_batched_tokens": 8, "max_num_seqs": 3},
@@ -26,11 +29,12 @@ SETTINGS = {
 }
 COMMON = {"num_gpu_blocks_override": 80, "max_num_batched_tokens": 128}
 HALVES = [
-    (draw_sound(1, 16000), list(range(30, 52))),
-    (draw_sound(2, 5000), [30]),
-    (draw_sound(3, 12000), [31, 32, 33]),
-    (draw_sound(4, 700), list(range(40, 57))),
+    (draw_sound(1, 16000), draw_image(1, 60, 40), list(range(30, 52))),
+    (draw_sound(2, 5000), draw_image(2, 20, 20), [30]),
+    (draw_sound(3, 12000), draw_image(3, 50, 50), [31, 32, 33]),
+    (draw_sound(4, 700), draw_image(4, 31, 90), list(range(40, 57))),
 ]
+"""What encoders of sounds, of images and of text read."""
 REQUESTS = [
     (0, [START, 7, 9]),
     (1, [START, *range(20, 50)]),
@@ -61,13 +65,19 @@ def hears(architecture):
 
 
 def request_of(architecture, half, decoder_ids):
-    sound, ids = HALVES[half]
-    encoder = {"multi_modal_data": {"audio": (sound, 16000)}} if hears(architecture) else {"prompt_token_ids": ids}
+    sound, image, ids = HALVES[half]
+    encoder = {"prompt_token_ids": ids} if architecture != DONUT else {}
+    if hears(architecture):
+        encoder = {"multi_modal_data": {"audio": (sound, 16000)}}
+    if architecture in PROCESSORS:
+        encoder["multi_modal_data"] = {"image": image}
     return {"encoder_prompt": encoder, "decoder_prompt": {"prompt_token_ids": decoder_ids}}
 
 
 def beside(architecture, half):
-    sound, ids = HALVES[half]
+    sound, image, ids = HALVES[half]
+    if architecture in PROCESSORS:
+        return {"image": image} | ({"ids": ids} if architecture != DONUT else {})
     return {"sound": sound} if hears(architecture) else {"ids": ids}
 
 
@@ -91,8 +101,9 @@ def assert_continues(llm, oracle, architecture, requests, max_tokens=9):
 
 
 WHISPER, BART, T5 = "WhisperForConditionalGeneration", "BartForConditionalGeneration", "T5ForConditionalGeneration"
-CASES = [(architecture, setting) for architecture in (WHISPER, BART, T5) for setting in SETTINGS]
-CASES += [(architecture, "chunks, few rows") for architecture in CONFIGS if architecture not in (WHISPER, BART, T5)]
+FULL = (WHISPER, BART, T5, DONUT, FLORENCE)
+CASES = [(architecture, setting) for architecture in FULL for setting in SETTINGS]
+CASES += [(architecture, "chunks, few rows") for architecture in CONFIGS if architecture not in FULL]
 
 
 @pytest.mark.parametrize(("architecture", "setting"), CASES)
@@ -131,6 +142,8 @@ def test_a_prompt_may_be_the_decoders_with_a_sound_beside_it(folders):
     ]
     outputs = llm.generate(prompts, params, use_tqdm=False)
     assert [list(output.prompt_token_ids or ()) for output in outputs] == [[START, 8], [START, 8], [START], [START]]
+    message: Any = {"role": "user", "content": [{"type": "audio", "audio": (sound, 16000)}]}
+    outputs += llm.chat([message], params, chat_template="the", use_tqdm=False)
     for output in outputs:
         assert_parity(oracle, output, sound=sound)
 

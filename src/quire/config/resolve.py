@@ -185,9 +185,12 @@ def load_hf_config(path: str, overrides: "dict[str, Any] | Callable[[dict[str, A
 
 def _unwrapped(values: dict[str, Any]) -> dict[str, Any]:
     """The fields of a config that wraps them beside the others: retrievers wrap what a model that sees has at the top, and
-    models that also speak what they think with. Of encoders of images alone, what the others tell of tokens."""
+    models that also speak what they think with. Of encoders of images alone, what the others tell of tokens; of those beside a
+    decoder, which has a section of its own, the rows that they make."""
     if values.get("model_type") == "vit":
         return _rows_of_images(values) | values
+    if is_dict(decoder := values.get("decoder")) and is_dict(eyes := values.get("encoder")):
+        return {"text_config": decoder, "max_source_positions": rows_of_stages(eyes)} | values
     for wrapper in ("vlm_config", "thinker_config"):
         if is_dict(inner := values.get(wrapper)):
             return inner | {name: value for name, value in values.items() if name != wrapper}
@@ -199,6 +202,13 @@ def _rows_of_images(values: dict[str, Any]) -> dict[str, Any]:
     size, patch = values.get("image_size", 224), values.get("patch_size", 16)
     sides = size if is_sequence(size) else (size, size)
     return {"vocab_size": 1, "max_position_embeddings": 1 + math.prod(side // patch for side in sides)}
+
+
+def rows_of_stages(eyes: dict[str, Any]) -> int:
+    """The rows that a Swin makes of an image: each stage but the first halves both sides."""
+    size, cell = eyes.get("image_size", 224), eyes.get("patch_size", 4) * 2 ** (len(eyes.get("depths", ())) - 1)
+    sides = size if is_sequence(size) else (size, size)
+    return math.prod(-(-side // cell) for side in sides)
 
 
 def _with_quantization(values: dict[str, Any], path: str) -> dict[str, Any]:

@@ -49,7 +49,7 @@ from quire.engine.vllm_settings import LIST, NO_EFFECT
 from quire.errors import ConfigError
 from quire.guards import is_sequence
 from quire.logger import init_logger, leave_logging_alone, use_log_config, use_log_format, use_log_level
-from quire.media import AUDIO
+from quire.media import MODALITIES
 from quire.multimodal.encoder_half import HALVES
 from quire.multimodal.processor import readable_modalities
 from quire.platforms.host import usable_memory
@@ -180,8 +180,8 @@ class Resolver:
     def _modalities(self, architecture: str, hf_config: HFConfig) -> tuple[str, ...]:
         """What prompts may have besides text: what the model reads, but for what the user turned off."""
         args = self.args
-        if architecture in HALVES and HALVES[architecture].modality == AUDIO:
-            return (AUDIO,)
+        if architecture in HALVES:
+            return tuple({HALVES[architecture].modality} & MODALITIES.keys())
         if args.language_model_only or args.model_impl == "transformers":
             return ()
         readable = readable_modalities(architecture, hf_config)

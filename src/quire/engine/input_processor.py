@@ -173,7 +173,8 @@ class InputProcessor:
         self.media: MediaProcessor | None = None
         self.halves: PromptHalves | None = None
         if config.multimodal is not None and config.model.is_encoder_decoder:
-            half = EncoderHalf(config.model, config.multimodal)
+            half = EncoderHalf(config.model, config.multimodal, lambda text: self._encode(text, False))
+            self.media = half.media
             self.halves = PromptHalves(half, self._encode, self._check_token_ids, self._open_media)
         elif config.multimodal is not None and config.model.modalities:
             self.media = MediaProcessor(config.model, config.multimodal, lambda text: self._encode(text, False))
@@ -264,9 +265,12 @@ class InputProcessor:
     def with_media(
         self, tokenized: TokenizedPrompt, prompt: Mapping[str, Any], fields: Mapping[str, Sequence[str]] | None = None
     ) -> TokenizedPrompt:
-        """The prompt with the media that it names in its tokens' places; itself where it names none. `fields`: of the request,
-        that the items of each modality come from, for errors.
+        """The prompt with the media that it names in its tokens' places, or beside it; itself where it names none. `fields`: of
+        the request, that the items of each modality come from, for errors.
         Raises RequestError: they cannot be used, or the model reads none."""
+        if self.halves is not None:
+            ids, text, item = self.halves.read({"prompt": tokenized.text, **prompt}, fields)
+            return dataclasses.replace(tokenized, token_ids=ids, text=text, media=[item])
         data = prompt.get("multi_modal_data")
         if not data:
             return tokenized

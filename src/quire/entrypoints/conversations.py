@@ -207,7 +207,7 @@ def with_media(
             rendered, lambda text, is_first: tokenizer.encode(text, add_special_tokens=special and is_first)
         )
         prompt = TokenizedPrompt(token_ids, taken.text(rendered))
-    if not items:
+    if not items and processor.halves is None:
         return prompt
     data: dict[str, list[Any]] = {}
     uuids: dict[str, list[str | None]] = {}

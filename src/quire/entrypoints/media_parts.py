@@ -125,7 +125,7 @@ class MediaMessages:
         is_text: bool = True,
     ) -> None:
         self._markers, hidden = markers, markers.values() if is_text else ()
-        self._stand_ins = {f"\ue000{secrets.token_hex(8)}\ue001": marker for marker in hidden}
+        self._stand_ins = {f"\ue000{secrets.token_hex(8)}\ue001": marker for marker in hidden if marker}
         self.given: list[GivenMedia] = []
         self.messages: list[dict[str, Any]] = [
             self._take_out(message, f"messages[{index}]") for index, message in enumerate(messages)

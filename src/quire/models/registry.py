@@ -49,6 +49,7 @@ BUILT_IN_FAMILIES = (
     "pooling.paired",
     "encoder_decoder.whisper",
     "encoder_decoder.bart",
+    "encoder_decoder.donut",
     "encoder_decoder.t5",
 )
 

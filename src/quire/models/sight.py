@@ -58,6 +58,24 @@ class Patches:
 
 
 @dataclasses.dataclass(frozen=True)
+class Modules:
+    """An encoder of images whose modules are Transformers' own, in the place of layers.
+
+    Attributes:
+        model: Transformers' class that has them. A weight's name there is that in the checkpoint, behind the trunk's prefix.
+        section: of config.json, that the class is made from; empty: all of it.
+        parts: which of its modules read images; empty: all.
+        call: its method that reads `pixel_values`. gives: what of the answer has the rows.
+    """
+
+    model: str
+    section: str = ""
+    parts: tuple[str, ...] = ()
+    call: str = "forward"
+    gives: str = "last_hidden_state"
+
+
+@dataclasses.dataclass(frozen=True)
 class Group:
     """So many rows become one: side by side (`by_column`: all values of one column, then those of the next), or their mean."""
 

@@ -24,7 +24,7 @@ from quire.models.recurrent import (
 )
 from quire.models.residual import PRE, HyperConnections, Joint, LayerInput, Norm, Placement, RMSNorm
 from quire.models.rope import Rope, Sinusoids
-from quire.models.sight import Group, Patches, Queries, Stage
+from quire.models.sight import Group, Modules, Patches, Queries, Stage
 from quire.models.sound import BlockConformer, Conformer, Frames
 
 T = TypeVar("T")
@@ -354,7 +354,7 @@ class VisionSpec:
 
 @dataclasses.dataclass(frozen=True)
 class EncoderSpec:
-    """What reads text or sound for a decoder: beside the prompt, for layers with `CrossAttention`; or the sounds in it.
+    """What reads text, sound or images for a decoder: beside the prompt, for layers with `CrossAttention`; or the sounds in it.
 
     Attributes:
         trunk: the encoder. Of text it has the decoder's embeddings.
@@ -433,7 +433,7 @@ class DecoderSpec:
         patches: what it reads in the place of tokens.
         taps: layers behind which the residual is kept for others to read.
         vision: how it sees images. hearing: how it hears sounds that are in the prompt.
-        frames: what it reads in the place of tokens, of sound.
+        frames: what it reads of sound, in the place of tokens; or of images, in the place of those that stand for one.
         encoder: what reads beside the prompt.
         reads_items: it has no embedding: all its rows are items'.
         borrows_embedding: it has no embedding of its own, but that of the decoder whose encoder it is.
@@ -473,7 +473,7 @@ class DecoderSpec:
     vision: VisionSpec | None = None
     features: Features | None = None
     scales_given: bool = False
-    frames: Frames | Conformer | BlockConformer | None = None
+    frames: Frames | Conformer | BlockConformer | Modules | None = None
     encoder: EncoderSpec | None = None
     borrows_embedding: bool = False
     hearing: EncoderSpec | None = None

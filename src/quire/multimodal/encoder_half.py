@@ -1,27 +1,25 @@
-"""The half of a prompt that an encoder reads beside a decoder's: text or sound, as an item that the workers' encoder takes.
-
-Hugging Face's feature extractors are the reference of what an encoder of sound reads. Runs in the frontend, in any thread.
+"""The half of a prompt that an encoder reads beside a decoder's: text, a sound or an image, as an item that the workers' encoder
+takes. Runs in the frontend, in any thread.
 """
 
 import dataclasses
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from quire.config import ModelConfig, MultiModalConfig
 from quire.config.hf_config import HFConfig
-from quire.config.multimodal import GIB
 from quire.errors import RequestError
-from quire.guards import is_mapping
-from quire.media import AUDIO, BESIDE, MediaItem, MediaTensor
-from quire.multimodal.audio import PARAM, Samples, as_sounds, read_audio
+from quire.media import AUDIO, BESIDE, IMAGE, MODALITIES, MediaItem, MediaTensor
 from quire.multimodal.checkpoint_processors import FeatureExtractor, feature_extractor
-from quire.multimodal.content import content_key, name_key, read_uuids
-from quire.multimodal.processor_cache import Processed, ProcessorCache
+from quire.multimodal.content import PARAM, content_key
+from quire.multimodal.florence_tasks import spell
+from quire.multimodal.image_families import EMBEDDED, Encode
+from quire.multimodal.processor import MediaProcessor
 
 TEXT = "text"
+TOKENS = "token_ids"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,21 +27,33 @@ class Half:
     """What an architecture's encoder reads.
 
     Attributes:
-        modality: `audio` or `text`.
+        modality: `audio`, `image` or `text`.
         lengths: fields of config.json that name its longest; `usual`: where none does.
+        begins: whether a decoder's prompt begins with the model's start token.
+        spell: of an encoder that reads text behind an image: what its text is made of a user's.
     """
 
     modality: str
     lengths: tuple[str, ...]
     usual: int
+    begins: bool = True
+    spell: Callable[[str], str] | None = None
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether text stands in this half, alone or behind an image."""
+        return self.modality == TEXT or self.spell is not None
 
     def longest(self, hf: HFConfig) -> int:
         """Rows of the longest that it may read."""
-        return int(next((hf.get(name) for name in self.lengths if hf.get(name) is not None), self.usual))
+        found = (part.get(name) for part in (hf, hf.get("text_config", hf)) for name in self.lengths)
+        return int(next((length for length in found if length is not None), self.usual))
 
 
 HALVES: dict[str, Half] = {
     "WhisperForConditionalGeneration": Half(AUDIO, ("max_source_positions",), 1500),
+    "VisionEncoderDecoderModel": Half(IMAGE, ("max_source_positions",), 4800, begins=False),
+    "Florence2ForConditionalGeneration": Half(IMAGE, ("max_position_embeddings",), 1024, spell=spell),
     **dict.fromkeys(
         (
             "BartForConditionalGeneration",
@@ -67,26 +77,35 @@ class EncoderHalf:
 
     Args:
         model: whose architecture is one of `HALVES`.
+        encode: a text's token ids, special tokens meant.
+
+    Attributes:
+        media: reads the sound or the image; None where there is only text.
     """
 
-    def __init__(self, model: ModelConfig, settings: MultiModalConfig) -> None:
-        self._hf, self._path, self._settings = model.hf_config, model.path, settings
-        half = HALVES[model.architecture]
-        self.modality, self.longest = half.modality, half.longest(model.hf_config)
-        self.cache = ProcessorCache(int(settings.mm_processor_cache_gb * GIB))
+    def __init__(self, model: ModelConfig, settings: MultiModalConfig, encode: Encode) -> None:
+        self._hf, self._path, self._vocab_size = model.hf_config, model.path, model.vocab_size
+        self.kind = HALVES[model.architecture]
+        self.modality, self.longest = self.kind.modality, self.kind.longest(model.hf_config)
+        self.media = None if self.modality == TEXT else MediaProcessor(model, settings, encode)
 
     @property
     def decoder_start(self) -> list[int]:
         """What a decoder's prompt begins with."""
-        start = self._hf.get("decoder_start_token_id")
-        start = self._hf.get("bos_token_id") if start is None else start
-        return [] if start is None else [int(start)]
+        start = self._first("decoder_start_token_id", "bos_token_id")
+        return [] if start is None else [start]
 
     @property
     def usual_prompt(self) -> list[int]:
         """A decoder's prompt where a request has none."""
-        forced = self._hf.get("forced_bos_token_id")
-        return self.decoder_start + ([] if forced is None else [int(forced)])
+        forced = self._first("forced_bos_token_id")
+        return self.decoder_start + ([] if forced is None else [forced])
+
+    def _first(self, *names: str) -> int | None:
+        """The token of the first of these fields that config.json, or its section of text, has."""
+        sections = (self._hf, self._hf.get("text_config", self._hf))
+        found = (section.get(name) for name in names for section in sections)
+        return next((int(token) for token in found if token is not None), None)
 
     def of_tokens(self, token_ids: Sequence[int]) -> MediaItem:
         """Text beside a prompt.
@@ -97,54 +116,38 @@ class EncoderHalf:
                 param="encoder_prompt",
             )
         array = np.asarray(token_ids, dtype=np.int32)
-        tensors = {"token_ids": MediaTensor.from_array(array)}
+        tensors = {TOKENS: MediaTensor.from_array(array)}
         return _beside(content_key(array, TEXT.encode()), TEXT, len(array), tensors)
 
-    def of_media(self, data: Any, uuids: Any = None, options: Mapping[str, Any] | None = None) -> MediaItem:
-        """A sound beside a prompt: `{"audio": one}`.
+    def of_media(
+        self,
+        token_ids: Sequence[int],
+        data: Any,
+        uuids: Any = None,
+        options: Mapping[str, Any] | None = None,
+        fields: Mapping[str, Sequence[str]] | None = None,
+    ) -> MediaItem:
+        """A sound or an image beside a prompt, and the text behind it, where the encoder reads any. Arguments are those of
+        `MediaProcessor.apply`.
         Raises RequestError: it cannot be read."""
-        if self.modality != AUDIO or not is_mapping(data) or set(data) - {AUDIO}:
-            found = ", ".join(map(repr, data)) if is_mapping(data) else f"a {type(data).__name__}"
-            wanted = "the encoder reads text" if self.modality == TEXT else "multi_modal_data is a dict with 'audio'"
-            raise RequestError(f"{wanted}; this one has {found}", param=PARAM)
-        sounds = as_sounds(data[AUDIO])
-        if len(sounds) != 1:
-            raise RequestError(f"a prompt has one sound, and multi_modal_data has {len(sounds)}", param=PARAM)
-        if self._settings.limit_of(AUDIO) == 0:
-            raise RequestError("the prompt has a sound; limit_mm_per_prompt allows 0", param=PARAM)
-        (name,) = read_uuids(uuids, AUDIO, 1)
-        key, found = self._process(sounds[0], name, {**self._settings.mm_processor_kwargs, **(options or {})})
-        return _beside(key, AUDIO, found.num_embeds, found.tensors)
+        if self.media is None:
+            found = ", ".join(map(repr, data)) if isinstance(data, Mapping) else f"a {type(data).__name__}"
+            raise RequestError(f"the encoder reads text; this prompt has {found}", param=PARAM)
+        _, (item,) = self.media.apply([], data, uuids, options, fields)
+        rows = item.num_embeds + len(token_ids)
+        if rows > self.longest:
+            behind = f" with the text behind it ({len(token_ids)} tokens)" if token_ids else ""
+            one = MODALITIES[self.modality].removesuffix("s")
+            raise RequestError(f"the {one}{behind} makes {rows} rows; the encoder reads {self.longest}", param=PARAM)
+        if self.modality == AUDIO:
+            return _beside(item.key, AUDIO, rows, item.tensors)
+        array = np.array([EMBEDDED] * item.num_embeds + list(token_ids), dtype=np.int32)
+        tensors = item.tensors | {TOKENS: MediaTensor.from_array(array)}
+        return _beside(content_key(array, item.key.encode()), IMAGE, rows, tensors)
 
     @property
     def extractor(self) -> FeatureExtractor:
         return feature_extractor(self._path, self._hf)
-
-    def _process(self, given: Any, uuid: str | None, settings: dict[str, Any]) -> tuple[str, Processed]:
-        """The key and the frames of a sound."""
-        extractor, options = self.extractor, json.dumps(settings, sort_keys=True, default=str).encode()
-        samples = None if given is None else read_audio(given, extractor.sampling_rate, "the sound of the prompt")
-        if uuid is not None:
-            key = name_key(uuid, options)
-        elif samples is not None:
-            key = content_key(samples, options)
-        else:
-            raise RequestError("the sound of the prompt is None, and has no uuid", param=PARAM)
-        return key, self.cache.get_or_make(key, lambda: self._run(samples, uuid, settings))
-
-    def _run(self, samples: Samples | None, uuid: str | None, settings: dict[str, Any]) -> Processed:
-        if samples is None:
-            raise RequestError(f"the sound is None, and its uuid {uuid!r} is not known (any more)", param=PARAM)
-        rate = self.extractor.sampling_rate
-        try:
-            given = self.extractor(samples, sampling_rate=rate, return_tensors="np", **settings)
-            mel = np.ascontiguousarray(given["input_features"][0], dtype=np.float32)
-        except Exception as error:  # whatever an extractor raises for options that it does not have
-            raise RequestError(f"the sound cannot be processed: {error}", param=PARAM) from error
-        count = mel.shape[-1] // 2
-        if count > self.longest:
-            raise RequestError(f"the sound makes {count} rows; the encoder reads {self.longest}", param=PARAM)
-        return Processed([], [], [], count, [], {"mel": MediaTensor.from_array(mel)}, AUDIO)
 
 
 def _beside(key: str, modality: str, num_embeds: int, tensors: dict[str, MediaTensor]) -> MediaItem:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.config.hf_config import HFConfig
+from quire.guards import is_sequence
 
 IntArray = npt.NDArray[np.int64]
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -360,6 +361,31 @@ ROWS = Family((), 0, _rows, is_alone=True)
 PAIRED = Family(
     (), 0, lambda hf, arrays, encode: Expansion([EMBEDDED], {"pixels": arrays["pixel_values"]}), is_alone=True
 )
+
+
+def _stages(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
+    """Donut and Nougat: a Swin's rows, beside the prompt. How wide its windows are depends on the image's size, which is one for
+    all images."""
+    pixels, size = arrays["pixel_values"], hf.encoder.get("image_size", 224)
+    own = tuple(size) if is_sequence(size) else (size, size)
+    if pixels.shape[-2:] != own:
+        height, width = pixels.shape[-2:]
+        raise ValueError(f"the processor's settings make it {height} x {width}; encoder.image_size is {size}")
+    return Expansion([EMBEDDED] * hf.max_source_positions, {"pixels": pixels})
+
+
+def _florence(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
+    """Florence-2: the mean of all rows and these, before the text that the encoder reads with them."""
+    pixels, vision = arrays["pixel_values"], hf.vision_config
+    sides = pixels.shape[-2:]
+    steps = zip(vision.patch_size, vision.patch_stride, vision.patch_padding, strict=True)
+    for size, stride, padding in steps:
+        sides = [(side + 2 * padding - size) // stride + 1 for side in sides]
+    return Expansion([EMBEDDED] * (1 + math.prod(sides)), {"pixels": pixels})
+
+
+STAGES = Family((), 0, _stages, is_alone=True)
+FLORENCE = Family((), 0, _florence, is_alone=True)
 LIGHTON = Family(("image_token_id",), 151655, _lighton, options=_mistral_options)
 DEEPSEEK = Family(("image_token_id",), 100015, _llava)
 INTERN = Family(("image_token_id",), 151667, _intern, options=lambda hf: {"crop_to_patches": True})
@@ -426,6 +452,8 @@ FAMILIES: dict[str, Family] = {
     **dict.fromkeys(
         ("Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration", "Glm46VForConditionalGeneration"), GLM_V
     ),
+    "Florence2ForConditionalGeneration": FLORENCE,
+    "VisionEncoderDecoderModel": STAGES,
     "Exaone4_5_ForConditionalGeneration": dataclasses.replace(QWEN_VL, usual=67),
     "GlmOcrForConditionalGeneration": dataclasses.replace(GLM_V, usual=59280),
     "InternVLForConditionalGeneration": INTERN,

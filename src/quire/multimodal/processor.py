@@ -100,7 +100,9 @@ class MediaProcessor:
         return token if token < self._vocab_size else 0
 
     def marker_texts(self, id_to_token: Callable[[int], str | None]) -> dict[str, str]:
-        """The markers as a tokenizer writes them."""
+        """The markers as a tokenizer writes them; nothing where an item is not among tokens."""
+        if self.is_alone:
+            return dict.fromkeys(self.markers, "")
         texts = {modality: id_to_token(token) for modality, token in self.markers.items() if token >= 0}
         return {modality: text for modality, text in texts.items() if text is not None}
 
@@ -301,10 +303,10 @@ class MediaProcessor:
     ) -> tuple[list[int], list[MediaItem]]:
         families = self._families.values()
         if self.is_alone:
-            token_ids = [self.markers[IMAGE]] * len(processed[IMAGE])
-            if len(processed[IMAGE]) != 1:
-                what = f"a text or one image, not {len(processed[IMAGE])}"
-                raise RequestError(f"a prompt of this model is {what}", param=PARAM)
+            token_ids = [self.markers[modality] for modality, items in processed.items() for _ in items]
+            if len(token_ids) != 1:
+                one = " or ".join(MODALITIES[modality].removesuffix("s") for modality in processed)
+                raise RequestError(f"a prompt of this model has one {one}; this one has {len(token_ids)}", param=PARAM)
         join = operator.add
         if any(family.joins_newlines for family in families):
             join = Newlines(self._encode).join

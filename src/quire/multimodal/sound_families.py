@@ -142,6 +142,15 @@ ULTRAVOX = Family(
     marker_text="<|audio|>",
 )
 
+
+def _whisper(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
+    """Whisper: one part of 30 seconds, beside the prompt."""
+    mel = arrays["input_features"]
+    return Expansion([EMBEDDED] * (mel.shape[-1] // FRAMES_A_ROW), {"mel": mel})
+
+
+WHISPER = Family((), 0, _whisper, is_alone=True)
+
 SOUND_FAMILIES: dict[str, Family] = {
     **dict.fromkeys(QWEN_OMNI, OMNI),
     "Gemma4ForConditionalGeneration": GEMMA4,
@@ -150,5 +159,6 @@ SOUND_FAMILIES: dict[str, Family] = {
     "Qwen2AudioForConditionalGeneration": QWEN2_AUDIO,
     "UltravoxModel": ULTRAVOX,
     "VoxtralForConditionalGeneration": VOXTRAL,
+    "WhisperForConditionalGeneration": WHISPER,
 }
 """By architecture: who hears sounds in a prompt."""

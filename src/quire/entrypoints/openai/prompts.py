@@ -295,6 +295,8 @@ async def render_chat(
         return await _with_media(taken, rendered, processor, bool(request.add_special_tokens), kwargs, io)
     if writes_tokens:
         return TokenizedPrompt(rendered)
+    if processor is not None and processor.halves is not None:
+        return await run_sized(len(rendered), processor.tokenize, rendered)
     return TokenizedPrompt(await encode_text(tokenizer, rendered, bool(request.add_special_tokens)), rendered)
 
 

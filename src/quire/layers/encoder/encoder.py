@@ -1,4 +1,4 @@
-"""An encoder of text or of sound: what stands beside a prompt, or the sounds in it, as rows for the decoder.
+"""An encoder of text, sound or images: what stands beside a prompt, or the sounds in it, as rows for the decoder.
 
 Knows nothing of requests or caches.
 Legend: T rows of the step, E rows or embeddings of an item, D hidden, B bins, F frames.
@@ -14,10 +14,12 @@ from quire.layers.encoder.block_conformer import BlockConformerFront
 from quire.layers.encoder.conformer import ConformerFront
 from quire.layers.encoder.front_layers import FrontLayers
 from quire.layers.encoder.mel_front import MelFront
-from quire.layers.interface import ModelContext, StepInputs
+from quire.layers.encoder.module_front import ModuleFront
+from quire.layers.interface import MediaInputs, ModelContext, StepInputs
 from quire.layers.projector import Projector
 from quire.layers.tower import Arrays, Tower
 from quire.media import in_batches
+from quire.models.sight import Modules
 from quire.models.sound import BlockConformer, Conformer, Frames
 from quire.models.spec import EncoderSpec
 
@@ -28,20 +30,23 @@ MEL = "mel"
 """What an item has: token ids [E], or frames [B, F]."""
 ROWS = "rows"
 """In the place of both: rows that need no layers, each by itself [E, D]."""
+PIXELS = "pixels"
+"""Beside token ids, of which those below zero are the places of an image's rows: the image [3, H, W]."""
 COUNTS = "counts"
 """With frames of several parts [parts, B, F]: the rows, the embeddings and the frames of each; rows behind these are silence."""
 
 
 class _Piece(NamedTuple):
-    """What is read at once: token ids, rows, or frames and how many embeddings these are."""
+    """What is read at once: token ids, rows, or frames and how many embeddings these are; and an image for some of the ids."""
 
     array: torch.Tensor
     rows: int
     embeds: int
+    pixels: torch.Tensor | None = None
 
 
 class Encoder(Tower):
-    """Encodes text or sound."""
+    """Encodes text, sound or images."""
 
     def __init__(self, spec: EncoderSpec, context: ModelContext, slot_dtype: torch.dtype = torch.int64) -> None:
         self.spec = spec
@@ -62,9 +67,11 @@ class Encoder(Tower):
         lengths = [piece.rows for piece in pieces]
         with torch.no_grad():
             read = torch.cat([self._read(piece.array)[: piece.rows] for piece in pieces])
+            seen = [self._read(piece.pixels) for piece in pieces if piece.pixels is not None]
             if not self.spec.trunk.layers:
-                return self._project(pieces, read)
+                return self._project(pieces, torch.cat(seen) if seen else read)
             step = self._step(lengths, None, read) if read.is_floating_point() else self._step(lengths, read)
+            step.take_media(_placed(read, torch.cat(seen)) if seen else None)
             self.decoder.begin_step(step)
             self.decoder.forward(step)
             return self._project(pieces, self.decoder.compute_hidden(step))
@@ -89,7 +96,7 @@ class Encoder(Tower):
         within_T = np.concatenate([np.arange(length, dtype=np.int32) for length in lengths])
         positions_T = torch.from_numpy(within_T).to(self._context.device)
         return StepInputs(
-            input_ids=positions_T if ids_T is None else ids_T,
+            input_ids=positions_T if ids_T is None else ids_T.clamp(min=0),
             positions=positions_T,
             logits_index=positions_T[:0],
             attention=[self._pages.describe(lengths, positions_T)],
@@ -99,8 +106,10 @@ class Encoder(Tower):
 
 
 def _front_of(
-    frames: Frames | Conformer | BlockConformer | None, context: ModelContext
-) -> MelFront | FrontLayers | None:
+    frames: Frames | Conformer | BlockConformer | Modules | None, context: ModelContext
+) -> MelFront | FrontLayers | ModuleFront | None:
+    if isinstance(frames, Modules):
+        return ModuleFront(frames, context)
     if isinstance(frames, Conformer):
         return ConformerFront(frames, context.linear_method)
     if isinstance(frames, BlockConformer):
@@ -108,10 +117,19 @@ def _front_of(
     return None if frames is None else MelFront(frames)
 
 
+def _placed(ids_T: torch.Tensor, rows_ED: torch.Tensor) -> MediaInputs:
+    """Images' rows in their places."""
+    is_media_T = ids_T < 0
+    rows_TD = rows_ED.new_zeros(len(ids_T), rows_ED.shape[1])
+    rows_TD[is_media_T] = rows_ED
+    return MediaInputs(is_media_T, rows_TD)
+
+
 def _pieces(item: Arrays, longest: int) -> Iterator[_Piece]:
     """What is read at once of an item."""
     if TOKENS in item:
-        yield _Piece(torch.from_numpy(item[TOKENS].astype(np.int32)), len(item[TOKENS]), len(item[TOKENS]))
+        pixels = torch.from_numpy(item[PIXELS].copy()) if PIXELS in item else None
+        yield _Piece(torch.from_numpy(item[TOKENS].astype(np.int32)), len(item[TOKENS]), len(item[TOKENS]), pixels)
         return
     if ROWS in item:
         yield from (_Piece(part, len(part), len(part)) for part in torch.from_numpy(item[ROWS].copy()).split(longest))

@@ -1,4 +1,5 @@
-"""BART and its kin: mBART, Marian, Pegasus, M2M100 and NLLB. They differ in where their norms are and in their positions."""
+"""BART and its kin: mBART, Marian, Pegasus, M2M100 and NLLB, and Florence-2, whose encoder sees. They differ in where their norms
+are and in their positions."""
 
 import dataclasses
 
@@ -8,6 +9,7 @@ from quire.models.encoder_decoder.layers import with_cross_attention
 from quire.models.registry import register
 from quire.models.residual import PRE, RESIDUAL_POST, LayerNorm
 from quire.models.rope import Sinusoids
+from quire.models.sight import Modules
 from quire.models.spec import MLP, Attention, DecoderSpec, EncoderSpec, LearnedPositions, WeightNames
 
 NORM = LayerNorm(1e-5)
@@ -49,6 +51,7 @@ class Kin:
         pre: norms come before what they belong to, and each half has one at its end. normed: the embeddings have a norm.
         positions: `learned`, with two rows before them; `stored`; or sinusoids, whose frequencies are Marian's or M2M100's.
         act, scaled: where config.json names none; where it does not say whether embeddings are scaled.
+        eyes: what makes rows of the image before the encoder's text.
     """
 
     pre: bool
@@ -57,11 +60,19 @@ class Kin:
     act: str = "gelu"
     scaled: bool = False
     has_bias: bool = True
+    eyes: Modules | None = None
 
 
+FLORENCE_EYES = Modules(
+    "Florence2Model",
+    parts=("vision_tower", "multi_modal_projector"),
+    call="get_image_features",
+    gives="pooler_output",
+)
 FAMILIES = {
     "BartForConditionalGeneration": Kin(pre=False, normed=True),
     "MBartForConditionalGeneration": Kin(pre=True, normed=True),
+    "Florence2ForConditionalGeneration": Kin(pre=False, normed=True, has_bias=False, eyes=FLORENCE_EYES),
     "MarianMTModel": Kin(pre=False, normed=False, positions="marian"),
     "PegasusForConditionalGeneration": Kin(pre=True, normed=False, positions="stored"),
     "M2M100ForConditionalGeneration": Kin(
@@ -80,7 +91,8 @@ def _positions(hf: HFConfig, kin: Kin) -> LearnedPositions | Sinusoids:
     return Sinusoids(count, start=hf.get("pad_token_id", 1) + 1, shift=1)
 
 
-def _half(hf: HFConfig, kin: Kin, part: str) -> DecoderSpec:
+def half(hf: HFConfig, kin: Kin, part: str) -> DecoderSpec:
+    """The encoder, or the decoder without what it reads."""
     heads, hidden, is_decoder = hf.get(f"{part}_attention_heads", 16), hf.d_model, part == "decoder"
     names = _names(part, kin.pre)
     if isinstance(_positions(hf, kin), Sinusoids):
@@ -112,13 +124,14 @@ def bart(hf: HFConfig) -> DecoderSpec:
     Raises:
         ConfigError: the halves, or the head, have embeddings of their own.
     """
+    kin, hf = FAMILIES[hf.architectures[0]], hf.get("text_config", hf)
     for field in ("share_encoder_decoder_embeddings", "tie_word_embeddings"):
         if not hf.get(field, True):
             message = f"{field}=False of config.json is not supported: both halves and the head must have one embedding"
             raise ConfigError(message, setting="model")
-    kin = FAMILIES[hf.architectures[0]]
-    encoder, decoder = _half(hf, kin, "encoder"), _half(hf, kin, "decoder")
+    encoder, decoder = half(hf, kin, "encoder"), half(hf, kin, "decoder")
     length, (attention, mlp) = encoder.max_positions, (decoder.mixer, decoder.mlp)
     assert isinstance(attention, Attention) and isinstance(mlp, MLP)
+    encoder = dataclasses.replace(encoder, frames=kin.eyes)
     spec = dataclasses.replace(decoder, encoder=EncoderSpec(encoder, length))
     return with_cross_attention(spec, attention, mlp, length, encoder.hidden)

@@ -1,0 +1,68 @@
+"""Rows of images through Transformers' own modules, for encoders that are worth no layers of ours.
+
+Knows names of modules and weights. Knows no architecture.
+Legend: N images, C channels, H height, W width, E rows of an image, D columns.
+"""
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import torch
+
+from quire.errors import ConfigError
+from quire.extras import import_optional
+from quire.layers.assembly import Weight
+from quire.layers.interface import ModelContext
+from quire.layers.modules import Module, ModuleBuilder, RowBlock
+from quire.models.sight import Modules
+
+TREE = "tree."
+"""Of its modules' names within the encoder."""
+
+
+class ModuleFront:
+    """The modules and their weights. They compute in the type of the buffers between layers."""
+
+    def __init__(self, modules: Modules, context: ModelContext) -> None:
+        self._tree = _build(modules, context).to(context.device, context.activation_dtype)
+        self._call, self._gives = getattr(self._tree, modules.call), modules.gives
+        self._parameters = {TREE + name: parameter for name, parameter in self._tree.named_parameters()}
+
+    def modules(self, builder: ModuleBuilder) -> Iterator[Module]:
+        """One for each tensor."""
+        for name, parameter in self._parameters.items():
+            whole = (RowBlock(parameter.numel(), 1),)
+            yield Module(name, "table", (name.removeprefix(TREE),), whole, is_flattened=True)
+
+    def set_weight(self, name: str, weight: Weight) -> None:
+        """Take one of its tensors."""
+        parameter = self._parameters[name]
+        parameter.data.copy_(cast(torch.Tensor, weight).view_as(parameter))
+
+    def __call__(self, pixels_NCHW: torch.Tensor) -> torch.Tensor:
+        """The rows [N * E, D] of images of one size."""
+        given = self._call(pixel_values=pixels_NCHW)
+        rows_NED = given if isinstance(given, torch.Tensor) else getattr(given, self._gives)
+        return rows_NED.flatten(0, 1)
+
+
+def _build(modules: Modules, context: ModelContext) -> torch.nn.Module:
+    """The class with only those of its modules that read images, and no numbers in them yet."""
+    needs = "this model's encoder of images is made of Transformers' modules"
+    transformers = import_optional("transformers", "vision", "model", needs)
+    kind: Any = getattr(transformers, modules.model, None)
+    if kind is None:
+        raise ConfigError(f"{needs}; the installed one has no {modules.model}: install a newer one", setting="model")
+    section = context.hf.get(modules.section) if modules.section else context.hf
+    loading = transformers.modeling_utils
+    try:
+        with getattr(loading, "init", loading).no_init_weights():  # where it is depends on Transformers' version
+            tree = kind(kind.config_class.from_dict(section.to_dict())).eval().requires_grad_(False)
+    except Exception as error:  # a config class may raise anything
+        raise ConfigError(
+            f"config.json does not fit Transformers' {modules.model}: {error}", setting="model"
+        ) from error
+    for name, _ in list(tree.named_children()):
+        if modules.parts and name not in modules.parts:
+            delattr(tree, name)
+    return tree
