@@ -7,7 +7,8 @@ import contextlib
 import datetime
 import math
 import os
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Generator, Mapping
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 from quire.errors import ConfigError, nearest
@@ -15,6 +16,7 @@ from quire.errors import ConfigError, nearest
 NumberT = TypeVar("NumberT", int, float)
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off", "")
+_lending = threading.Lock()
 
 
 class Variable(NamedTuple):
@@ -287,6 +289,20 @@ def set_default(name: str, value: str) -> None:
 def set_variable(name: str, value: str) -> None:
     """Give this process and its children a value that the user chose in another way."""
     os.environ[name] = value
+
+
+@contextlib.contextmanager
+def lent_variables(values: Mapping[str, str]) -> Generator[None]:
+    """Give this process these variables for a while: for a library that reads them when it makes something."""
+    with _lending:
+        before = {name: os.environ[name] for name in values if name in os.environ}
+        os.environ.update(values)
+        try:
+            yield
+        finally:
+            for name in values:
+                del os.environ[name]
+            os.environ.update(before)
 
 
 def changed_environment(changes: Mapping[str, str | None]) -> dict[str, str]:

@@ -6,14 +6,13 @@ and ranks; knows nothing of what is sent.
 
 import contextlib
 import datetime
-import os
-import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from quire import envs
 from quire.distributed.torch_group import LAUNCHED, TIMEOUT
 from quire.platforms.interface import is_host_memory
 
@@ -34,22 +33,12 @@ _LENIENT = {
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
 }
 """With these variables torch's threads that watch NCCL end no process; a group reads them when it is made."""
-_making = threading.Lock()
 
 
-@contextlib.contextmanager
-def outliving_members() -> Generator[None]:
+def outliving_members() -> contextlib.AbstractContextManager[None]:
     """A group that is made within does not end this process when another member is lost: whoever waits for it gives up, and
     calls its `abort`."""
-    with _making:
-        before = {name: os.environ.get(name) for name in _LENIENT}
-        os.environ.update(_LENIENT)
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                os.environ.pop(name)
-                os.environ |= {} if value is None else {name: value}
+    return envs.lent_variables(_LENIENT)
 
 
 def has_library(device: torch.device) -> bool:
