@@ -294,7 +294,7 @@ def test_what_quire_does_not_have_is_an_import_error_and_the_log_says_why() -> N
     text = (
         "import vllm.utils\n"
         "for line in ('from vllm.attention import Attention', 'from vllm.sampling_params import Unheard',\n"
-        "             'import vllm.distributed.kv_transfer'):\n"
+        "             'import vllm.distributed.kv_transfer.kv_pipe'):\n"
         "    try:\n"
         "        exec(line)\n"
         "    except ImportError as error:\n"

@@ -53,6 +53,7 @@ MODULES: dict[str, tuple[str, ...]] = {
             "entrypoints.openai.chat_completion.protocol",
         )
     },
+    "vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connector": ("quire.hidden_states",),
     "vllm.lora.request": ("quire.adapters",),
     "vllm.lora.resolver": ("quire.lora.resolver",),
     "vllm.model_executor.models": ("quire.models.registry",),

@@ -6,15 +6,24 @@ A connector has two halves: one beside the scheduler, which imports no torch, an
 # ruff: noqa: RUF009  (`setting` makes the field)
 
 import dataclasses
+import tempfile
 from collections.abc import Mapping
 from typing import Any
 
-from quire.config.checks import TEXT, mapping, one_of, read_object, setting, whole
+from quire.config.checks import FLAG, TEXT, Check, mapping, one_of, read_object, setting, whole
 from quire.errors import ConfigError
-from quire.guards import is_dict
+from quire.guards import is_dict, is_mapping, is_sequence
 from quire.plugins.registry import Registry
 
 SETTING = "kv_transfer_config"
+HIDDEN_STATES = "hidden_states"
+"""The connector that gives away what layers make of tokens, and no pages."""
+EXTRACT = "extract_hidden_states"
+"""The method of speculation by which vLLM names the layers of which it does."""
+LAYERS = Check(
+    "a list of layers' numbers",
+    lambda value: is_sequence(value) and bool(value) and all(type(each) is int and each >= 0 for each in value),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,18 +49,37 @@ KV_CONNECTORS: Registry[KVConnector] = Registry(
         "nccl": KVConnector("quire.core.remote_pages:RemotePages", "quire.worker.nccl_tier:NcclTier"),
         "nixl": KVConnector("quire.core.remote_pages:RemotePages", "quire.worker.nixl_tier:NixlTier"),
         "mooncake": KVConnector("quire.core.remote_pages:RemotePages", "quire.worker.mooncake_tier:MooncakeTier"),
+        HIDDEN_STATES: KVConnector("quire.core.state_files:StateFiles", "quire.worker.state_copies:StateCopies"),
     },
 )
 """By the name that `kv_connector` gives. A plugin registers its own in every process."""
 
 _OF_VLLM: dict[str, tuple[str, dict[str, str]]] = {
     "ExampleConnector": ("disk", {"shared_storage_path": "path"}),
+    "ExampleHiddenStatesConnector": (HIDDEN_STATES, {"shared_storage_path": "path"}),
     "OffloadingConnector": ("memory", {"cpu_bytes_to_use": "max_bytes"}),
     "P2pNcclConnector": ("nccl", {}),
     "NixlConnector": ("nixl", {}),
     "MooncakeConnector": ("mooncake", {"mooncake_protocol": "protocol"}),
 }
 """vLLM's connectors that do what one of these does: its name, and its keys under vLLM's names."""
+
+
+@dataclasses.dataclass(frozen=True)
+class HiddenStatesConfig:
+    """Keys of `kv_connector_extra_config` of the connector `hidden_states`.
+
+    Attributes:
+        layers: the states before each of these, counted from 0; before the one behind the last, without the last norm.
+        path: the folder of files that a request does not name itself. allow_custom_save_path: it may.
+        use_synchronization_lock: a file beside each lets its readers wait.
+    """
+
+    layers: list[int] | None = setting(None, LAYERS)
+    path: str = setting(tempfile.gettempdir(), TEXT)
+    allow_custom_save_path: bool = setting(False, FLAG)
+    num_writer_threads: int = setting(8, whole(1, 256))
+    use_synchronization_lock: bool = setting(True, FLAG)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +113,14 @@ class KVTransferConfig:
         """Whether pages of others are taken."""
         return self.kv_role != "kv_producer"
 
+    def hidden_states(self) -> HiddenStatesConfig:
+        """What `hidden_states` is to do. Raises ConfigError: a key or a value is not known, or no layers are named."""
+        config = read_object(HiddenStatesConfig, f"{SETTING}.kv_connector_extra_config", self.kv_connector_extra_config)
+        if config.layers is None:
+            message = f"{SETTING}.kv_connector_extra_config.layers: name the layers whose states are wanted, from 0 on"
+            raise ConfigError(message, setting=SETTING)
+        return config
+
     def extra(self, *known: str) -> dict[str, Any]:
         """The connector's own keys. Raises ConfigError: one is none of these."""
         given = self.kv_connector_extra_config
@@ -106,22 +142,39 @@ def _own_words(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**given, "kv_connector": name, "kv_connector_extra_config": words}
 
 
+def extracted_layers(speculative: Any) -> Any:
+    """The layers that a `speculative_config` with vLLM's method `extract_hidden_states` names; None: it has another method."""
+    if not is_mapping(speculative) or speculative.get("method") != EXTRACT:
+        return None
+    for key in ("draft_model_config", "hf_config", "eagle_aux_hidden_state_layer_ids"):
+        speculative = speculative.get(key) if is_mapping(speculative) else None
+    return speculative or []
+
+
 def read_kv_transfer_config(
-    given: Mapping[str, Any] | None, offloading_gib: float | None = None
+    given: Mapping[str, Any] | None, offloading_gib: float | None = None, speculative: Any = None
 ) -> KVTransferConfig | None:
-    """What the setting says, or `kv_offloading_size`, which is short for one.
-    Raises ConfigError: a key, a value or the connector is not known, or both are given."""
+    """What the setting says, or `kv_offloading_size`, which is short for one. `speculative`: the setting of vLLM's that names
+    layers. Raises ConfigError: a key, a value or the connector is not known, or both are given."""
     if offloading_gib is not None:
         if given:
             message = f"kv_offloading_size={offloading_gib} and {SETTING} both say where pages go: give one of them"
             raise ConfigError(message, setting="kv_offloading_size")
         given = {"kv_connector": "memory", "kv_connector_extra_config": {"max_bytes": int(offloading_gib * 2**30)}}
+    layers = extracted_layers(speculative)
+    given = _own_words(given or {})
+    if layers is not None:
+        if given.get("kv_connector") != HIDDEN_STATES:
+            message = f"speculative_config.method={EXTRACT!r} needs {SETTING} with kv_connector {HIDDEN_STATES!r}"
+            raise ConfigError(message, setting=SETTING)
+        given["kv_connector_extra_config"] = {**given["kv_connector_extra_config"], "layers": layers}
     if not given:
         return None
-    given = _own_words(given)
     config = read_object(KVTransferConfig, SETTING, given)
     if not config.kv_connector:
         known = ", ".join(sorted(KV_CONNECTORS))
         raise ConfigError(f"{SETTING} names no kv_connector; there are {known}", setting=SETTING)
     KV_CONNECTORS.entry(config.kv_connector)
+    if config.kv_connector == HIDDEN_STATES:
+        config.hidden_states()
     return config

@@ -75,17 +75,16 @@ class KVConnectorScheduler(abc.ABC):
     def __init__(self, config: EngineConfig, kv_cache: KVCacheConfig) -> None:
         self.config, self.kv_cache = config, kv_cache
 
-    @abc.abstractmethod
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
         """How many tokens behind `num_computed_tokens` need not be computed (whole pages, and at least one token is left), and
         whether they are still to be fetched: the request then waits, and others overtake it. Asked whenever the request
         could start."""
+        return 0, False
 
-    @abc.abstractmethod
     def fetch_names(self, request: Request) -> list[bytes]:
         """What the workers' halves are to fetch for a request that waits for it."""
+        return []
 
-    @abc.abstractmethod
     def fetched(self, request: Request, problem: str | None) -> None:
         """They have, or could not: then the request is asked for no more."""
 

@@ -36,6 +36,7 @@ from quire.config.hub import (
     with_outer_parts,
 )
 from quire.config.hub.listing import HubSettings
+from quire.config.kv_transfer import extracted_layers
 from quire.config.multimodal import read_limit, video_reading
 from quire.config.observability import LoggingConfig
 from quire.config.pooling import PoolingConfig, limit_length, resolve_pooling
@@ -482,6 +483,8 @@ class Resolver:
 
     def speculative(self, model: ModelConfig) -> SpeculativeConfig | None:
         args = self.args
+        if extracted_layers(args.speculative_config) is not None:
+            return None
         config = read_speculative_config(args.speculative_config, args.spec_method, args.spec_model, args.spec_tokens)
         if config is None or model.pooling is None:
             return config

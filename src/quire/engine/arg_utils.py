@@ -103,7 +103,9 @@ class EngineArgs(EngineSettings):
             speculative=speculative,
             drafter=resolver.drafter(model, speculative),
             kv_events=read_kv_events_config(settled.kv_events_config),
-            kv_transfer=read_kv_transfer_config(settled.kv_transfer_config, settled.kv_offloading_size),
+            kv_transfer=read_kv_transfer_config(
+                settled.kv_transfer_config, settled.kv_offloading_size, settled.speculative_config
+            ),
             instance_id=instance_id,
             provenance=provenance,
             set_by=set_by,

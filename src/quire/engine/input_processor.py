@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from quire.adapters import LoRARequest, check_adapter
 from quire.config import EngineConfig, ModelConfig, limits
+from quire.config.kv_transfer import HIDDEN_STATES
 from quire.engine.prompt_halves import PromptHalves
 from quire.engine.tokenizer_source import TokenizerSource
 from quire.engine.virtual_tokens import VirtualTokens
@@ -163,6 +164,7 @@ class InputProcessor:
         self._source = tokenizer_source
         self._allow_functions = allow_functions
         self._has_adapters = config.lora is not None
+        self._gives_states = config.kv_transfer is not None and config.kv_transfer.kv_connector == HIDDEN_STATES
         self._virtual = VirtualTokens(config.model.max_model_len, tokenizer_source.folders)
         self._token_ids_type: Any = list[Annotated[int, msgspec.Meta(ge=0, lt=config.model.own_vocab_size)]]
         self._eos_token_ids: list[int] | None = None
@@ -456,8 +458,8 @@ class InputProcessor:
             )
         if params.structured_outputs is not None:
             self.check_grammar(params.structured_outputs)
-        if params.prompt_logprobs is not None and params.skip_reading_prefix_cache is None:
-            params.skip_reading_prefix_cache = True
+        if params.skip_reading_prefix_cache is None and (params.prompt_logprobs is not None or self._gives_states):
+            params.skip_reading_prefix_cache = True  # of what the cache has nothing is computed
         return params
 
     def _limit_thinking(self, params: SamplingParams, prompt_ids: list[int], tokenizer: Tokenizer | None) -> None:

@@ -232,10 +232,10 @@ class Decoder(CausalLM):
         in_order = sorted(self.spec.taps)
         return [self._operations.tapped[in_order.index(layer)] for layer in self.spec.taps]
 
-    def hand_out(self, layers: Sequence[int]) -> list[torch.Tensor]:
+    def hand_out(self, layers: Sequence[int], *, is_normed: bool = True) -> list[torch.Tensor]:
         """From now on each step leaves copies [max_T, D] of the residual before these layers; before the one behind the last, of
-        the hidden states behind the last norm."""
-        context = self._layer_context
+        the hidden states behind the last norm (or of the residual there, too)."""
+        context, self._hands_normed = self._layer_context, is_normed and self.spec.final_norm
         shape, dtype = (context.max_tokens, self.spec.hidden), context.activation_dtype
         self._handed = {layer: torch.zeros(shape, dtype=dtype, device=self.device) for layer in layers}
         self._count_up = torch.arange(context.max_tokens, dtype=torch.int32, device=self.device)
@@ -444,7 +444,7 @@ class Decoder(CausalLM):
         return operations
 
     def _norm_last(self, residual_TD: torch.Tensor, out_TD: torch.Tensor) -> None:
-        if self.spec.final_norm:
+        if self._hands_normed:
             apply_norm(self._last_norm, self._weights["final_norm"], residual_TD, out_TD)
         else:
             ops.gather_rows(residual_TD, self._count_up[: len(out_TD)], out_TD)

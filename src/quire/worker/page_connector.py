@@ -10,7 +10,7 @@ import atexit
 import concurrent.futures
 import queue
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ import torch
 from quire.codec import convert
 from quire.config import EngineConfig
 from quire.core.kv_connector import News, Transfers
+from quire.layers.interface import CausalLM
 from quire.logger import init_logger
 from quire.platforms.interface import DeviceEvent, DeviceRuntime, is_host_memory
 from quire.worker.page_store import PageStore
@@ -42,19 +43,21 @@ class KVConnectorWorker(abc.ABC):
     def __init__(self, config: EngineConfig, runtime: DeviceRuntime) -> None:
         self.config, self.runtime = config, runtime
 
+    def see_model(self, model: CausalLM) -> None:
+        """The model was loaded (again, after a sleep)."""
+
     def register_kv_caches(self, pages: PageStore) -> None:
         """The pages were allocated (again, after a sleep)."""
         self.pages = pages
 
-    @abc.abstractmethod
     def fetch(self, request_id: str, names: list[bytes]) -> "concurrent.futures.Future[None]":
         """Begin to bring these to the host; the future ends when they are there, or with why they cannot be had."""
+        raise NotImplementedError(f"{type(self).__name__} has no pages")
 
     @abc.abstractmethod
     def bind_connector_metadata(self, meta: Any) -> None:
         """What the scheduler's half says of the step that comes."""
 
-    @abc.abstractmethod
     def start_load_kv(self) -> None:
         """Submit the copies into pages that the step reads."""
 
@@ -68,7 +71,7 @@ class KVConnectorWorker(abc.ABC):
     def wait_for_save(self) -> None:
         """Submit copies of what is to be saved: later steps may write these pages anew."""
 
-    def get_finished(self, finished_req_ids: Collection[str] = ()) -> Any:
+    def get_finished(self, step_id: int) -> Any:
         """What the scheduler's half is told with this step's result, as plain data or a msgspec struct; None: nothing."""
         return None
 
@@ -189,7 +192,7 @@ class PageTier(KVConnectorWorker):
             self._news.added.append(name)
             self._news.removed += removed
 
-    def get_finished(self, finished_req_ids: Collection[str] = ()) -> News | None:
+    def get_finished(self, step_id: int) -> News | None:
         with self._lock:
             news, self._news = self._news, News()
         return news if news.added or news.removed else None

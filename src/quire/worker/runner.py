@@ -359,7 +359,7 @@ class Runner(abc.ABC):
 
     def with_news(self, output: ModelRunnerOutput) -> ModelRunnerOutput:
         """A step's result, with what the connector tells."""
-        news = None if self.connector is None else self.connector.get_finished()
+        news = None if self.connector is None else self.connector.get_finished(output.step_id)
         if news is not None:
             output.extras = {**output.extras, EXTRA: news}
         return output

@@ -104,6 +104,8 @@ class Worker:
             runner: Runner = runner_class(self.config, self.platform, self.runtime, self._communicator)
         self._see_mixtures(runner)
         runner.link, runner.connector, self._runner = self._link, self._connector, runner
+        if self._connector is not None:
+            self._connector.see_model(runner.model)
         self._timings["load_s"] = time.perf_counter() - begin
         logger.info("Model loaded in %.2f s", self._timings["load_s"])
 
