@@ -189,8 +189,8 @@ def _unwrapped(values: dict[str, Any]) -> dict[str, Any]:
     decoder, which has a section of its own, the rows that they make."""
     if values.get("model_type") == "vit":
         return _rows_of_images(values) | values
-    if is_dict(decoder := values.get("decoder")) and is_dict(eyes := values.get("encoder")):
-        return {"text_config": decoder, "max_source_positions": rows_of_stages(eyes)} | values
+    if values.get("model_type") == "vision-encoder-decoder":
+        return _with_halves(values) | values
     for wrapper in ("vlm_config", "thinker_config"):
         if is_dict(inner := values.get(wrapper)):
             return inner | {name: value for name, value in values.items() if name != wrapper}
@@ -202,6 +202,21 @@ def _rows_of_images(values: dict[str, Any]) -> dict[str, Any]:
     size, patch = values.get("image_size", 224), values.get("patch_size", 16)
     sides = size if is_sequence(size) else (size, size)
     return {"vocab_size": 1, "max_position_embeddings": 1 + math.prod(side // patch for side in sides)}
+
+
+HALVES = {"encoder": "donut-swin", "decoder": "mbart"}
+"""Of a model of two halves, each with a section of its own: the known ones."""
+
+
+def _with_halves(values: dict[str, Any]) -> dict[str, Any]:
+    """What a model of two halves has under other names. Raises ConfigError: a half is another model."""
+    for section, kind in HALVES.items():
+        half = values.get(section)
+        if not is_dict(half) or half.get("model_type") != kind:
+            found = half.get("model_type") if is_dict(half) else half
+            message = f"{section}.model_type={found!r} of config.json is not supported; known: {kind!r}"
+            raise ConfigError(message, setting="model")
+    return {"text_config": values["decoder"], "max_source_positions": rows_of_stages(values["encoder"])}
 
 
 def rows_of_stages(eyes: dict[str, Any]) -> int:

@@ -49,7 +49,6 @@ BUILT_IN_FAMILIES = (
     "pooling.paired",
     "encoder_decoder.whisper",
     "encoder_decoder.bart",
-    "encoder_decoder.donut",
     "encoder_decoder.t5",
 )
 

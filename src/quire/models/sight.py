@@ -63,16 +63,13 @@ class Modules:
 
     Attributes:
         model: Transformers' class that has them. A weight's name there is that in the checkpoint, behind the trunk's prefix.
-        section: of config.json, that the class is made from; empty: all of it.
-        parts: which of its modules read images; empty: all.
-        call: its method that reads `pixel_values`. gives: what of the answer has the rows.
+        section: of config.json, that the class is made from; empty: all of it, and its `language_model` is left out.
+        call: its method that reads `pixel_values`, and gives rows.
     """
 
     model: str
     section: str = ""
-    parts: tuple[str, ...] = ()
     call: str = "forward"
-    gives: str = "last_hidden_state"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,11 +26,10 @@ class CrossAttention(Attention):
     """Attention with queries of its own over what the model's encoder has read: every token sees all of it.
 
     Attributes:
-        length: rows of the longest that the encoder may read. width: of a row.
+        length: rows of the longest that the encoder may read. They are as wide as the model.
     """
 
     length: int = 0
-    width: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,7 +25,7 @@ class ModuleFront:
 
     def __init__(self, modules: Modules, context: ModelContext) -> None:
         self._tree = _build(modules, context).to(context.device, context.activation_dtype)
-        self._call, self._gives = getattr(self._tree, modules.call), modules.gives
+        self._call = getattr(self._tree, modules.call)
         self._parameters = {TREE + name: parameter for name, parameter in self._tree.named_parameters()}
 
     def modules(self, builder: ModuleBuilder) -> Iterator[Module]:
@@ -41,9 +41,10 @@ class ModuleFront:
 
     def __call__(self, pixels_NCHW: torch.Tensor) -> torch.Tensor:
         """The rows [N * E, D] of images of one size."""
-        given = self._call(pixel_values=pixels_NCHW)
-        rows_NED = given if isinstance(given, torch.Tensor) else getattr(given, self._gives)
-        return rows_NED.flatten(0, 1)
+        given: Any = self._call(pixel_values=pixels_NCHW)
+        if not isinstance(given, torch.Tensor):
+            given = given.last_hidden_state if self._call == self._tree.forward else given.pooler_output
+        return given.flatten(0, 1)
 
 
 def _build(modules: Modules, context: ModelContext) -> torch.nn.Module:
@@ -62,7 +63,6 @@ def _build(modules: Modules, context: ModelContext) -> torch.nn.Module:
         raise ConfigError(
             f"config.json does not fit Transformers' {modules.model}: {error}", setting="model"
         ) from error
-    for name, _ in list(tree.named_children()):
-        if modules.parts and name not in modules.parts:
-            delattr(tree, name)
+    if not modules.section:
+        del tree.language_model
     return tree

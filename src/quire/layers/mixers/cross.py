@@ -36,9 +36,9 @@ class CrossAttentionLayer(AttentionLayer):
     @staticmethod
     def modules(builder: ModuleBuilder, mixer: Attention) -> Iterator[Module]:
         queries = RowBlock(mixer.heads * mixer.head_dim, mixer.heads)
-        keys, width = RowBlock(mixer.kv_heads * mixer.head_dim, mixer.kv_heads), cast(CrossAttention, mixer).width
+        keys = RowBlock(mixer.kv_heads * mixer.head_dim, mixer.kv_heads)
         yield builder.linear("q", (queries,), bias=mixer.qkv_bias, shard="rows")
-        yield builder.linear("kv", (keys, keys), width, bias=mixer.qkv_bias, shard="rows")
+        yield builder.linear("kv", (keys, keys), bias=mixer.qkv_bias, shard="rows")
         yield builder.linear(
             "out", (builder.hidden,), queries.rows, bias=mixer.out_bias, shard="columns", groups=mixer.heads
         )

@@ -1,16 +1,18 @@
-"""BART and its kin: mBART, Marian, Pegasus, M2M100 and NLLB, and Florence-2, whose encoder sees. They differ in where their norms
-are and in their positions."""
+"""BART and its kin: mBART, Marian, Pegasus, M2M100 and NLLB, which differ in where their norms are and in their positions; and
+those whose encoder sees: Florence-2, Donut and Nougat."""
 
 import dataclasses
 
 from quire.config.hf_config import HFConfig
+from quire.config.resolve import rows_of_stages
 from quire.errors import ConfigError
 from quire.models.encoder_decoder.layers import with_cross_attention
 from quire.models.registry import register
 from quire.models.residual import PRE, RESIDUAL_POST, LayerNorm
 from quire.models.rope import Sinusoids
-from quire.models.sight import Modules
+from quire.models.sight import Modules, Product
 from quire.models.spec import MLP, Attention, DecoderSpec, EncoderSpec, LearnedPositions, WeightNames
+from quire.models.vision.gemma4 import without_layers
 
 NORM = LayerNorm(1e-5)
 PREFIXES = ("model.", "")
@@ -39,7 +41,7 @@ def _names(part: str, before: bool) -> WeightNames:
         },
         row_vectors=("lm_head_bias",),
         sub_words=("self_attn", "encoder_attn") if part == "decoder" else ("self_attn",),
-        ignored=("*coder.embed_tokens.weight", "lm_head.weight", "*coder.version", "*embed_positions.weights"),
+        ignored=("*coder.embed_tokens.weight", "lm_head.weight", "*coder.version", "*embed_positions.weight*"),
     )
 
 
@@ -63,16 +65,12 @@ class Kin:
     eyes: Modules | None = None
 
 
-FLORENCE_EYES = Modules(
-    "Florence2Model",
-    parts=("vision_tower", "multi_modal_projector"),
-    call="get_image_features",
-    gives="pooler_output",
-)
 FAMILIES = {
     "BartForConditionalGeneration": Kin(pre=False, normed=True),
     "MBartForConditionalGeneration": Kin(pre=True, normed=True),
-    "Florence2ForConditionalGeneration": Kin(pre=False, normed=True, has_bias=False, eyes=FLORENCE_EYES),
+    "Florence2ForConditionalGeneration": Kin(
+        pre=False, normed=True, has_bias=False, eyes=Modules("Florence2Model", call="get_image_features")
+    ),
     "MarianMTModel": Kin(pre=False, normed=False, positions="marian"),
     "PegasusForConditionalGeneration": Kin(pre=True, normed=False, positions="stored"),
     "M2M100ForConditionalGeneration": Kin(
@@ -91,12 +89,8 @@ def _positions(hf: HFConfig, kin: Kin) -> LearnedPositions | Sinusoids:
     return Sinusoids(count, start=hf.get("pad_token_id", 1) + 1, shift=1)
 
 
-def half(hf: HFConfig, kin: Kin, part: str) -> DecoderSpec:
-    """The encoder, or the decoder without what it reads."""
+def _half(hf: HFConfig, kin: Kin, part: str) -> DecoderSpec:
     heads, hidden, is_decoder = hf.get(f"{part}_attention_heads", 16), hf.d_model, part == "decoder"
-    names = _names(part, kin.pre)
-    if isinstance(_positions(hf, kin), Sinusoids):
-        names = dataclasses.replace(names, ignored=(*names.ignored, "*embed_positions.weight"))
     return DecoderSpec(
         vocab=hf.vocab_size,
         hidden=hidden,
@@ -104,7 +98,7 @@ def half(hf: HFConfig, kin: Kin, part: str) -> DecoderSpec:
         mixer=Attention(heads, heads, hidden // heads, causal=is_decoder, qkv_bias=True, out_bias=True),
         mlp=MLP(hf.get(f"{part}_ffn_dim", 4096), act=hf.get("activation_function", kin.act), bias=True),
         norm=NORM,
-        weights=names,
+        weights=_names(part, kin.pre),
         max_positions=hf.get("max_position_embeddings", 1024),
         placement=PRE if kin.pre else RESIDUAL_POST,
         learned_positions=_positions(hf, kin),
@@ -129,9 +123,30 @@ def bart(hf: HFConfig) -> DecoderSpec:
         if not hf.get(field, True):
             message = f"{field}=False of config.json is not supported: both halves and the head must have one embedding"
             raise ConfigError(message, setting="model")
-    encoder, decoder = half(hf, kin, "encoder"), half(hf, kin, "decoder")
-    length, (attention, mlp) = encoder.max_positions, (decoder.mixer, decoder.mlp)
-    assert isinstance(attention, Attention) and isinstance(mlp, MLP)
-    encoder = dataclasses.replace(encoder, frames=kin.eyes)
-    spec = dataclasses.replace(decoder, encoder=EncoderSpec(encoder, length))
-    return with_cross_attention(spec, attention, mlp, length, encoder.hidden)
+    encoder = dataclasses.replace(_half(hf, kin, "encoder"), frames=kin.eyes)
+    return with_cross_attention(_half(hf, kin, "decoder"), EncoderSpec(encoder, encoder.max_positions))
+
+
+DONUT = Kin(pre=True, normed=True, has_bias=False)
+SWIN_NAMES = WeightNames(
+    prefixes=("encoder.",),
+    modules={"projection": "projection"},
+    aliases={"enc_to_dec_proj.": "encoder.projection."},
+)
+
+
+@register("VisionEncoderDecoderModel")
+def donut(hf: HFConfig) -> DecoderSpec:
+    """Donut and Nougat: a Swin reads an image, and mBART's decoder writes what stands there."""
+    eyes, spec = hf.encoder, _half(hf.decoder, DONUT, "decoder")
+    names = spec.weights.but(embedding="decoder.embed_tokens", lm_head="decoder.lm_head")
+    spec = dataclasses.replace(
+        spec,
+        weights=dataclasses.replace(names, prefixes=("decoder.model.",)),
+        tied_embeddings=hf.decoder.get("tie_word_embeddings", True),
+    )
+    seen = eyes.get("embed_dim", 96) * 2 ** (len(eyes.depths) - 1)
+    modules = Modules("DonutSwinModel", section="encoder")
+    trunk = without_layers(seen, NORM, SWIN_NAMES, reads_items=True, frames=modules)
+    projector = () if seen == spec.hidden else (Product("projection", spec.hidden),)
+    return with_cross_attention(spec, EncoderSpec(trunk, rows_of_stages(eyes.to_dict()), projector))

@@ -36,36 +36,30 @@ def _names(part: str, ends: int, is_gated: bool) -> WeightNames:
     )
 
 
-def _half(hf: HFConfig, part: str, kind: str, *, own_tables: bool) -> DecoderSpec:
-    heads, size, layers = hf.get("num_heads", 8), hf.get("d_kv", 64), hf.get("num_layers", 6)
-    is_decoder, longest = part == "decoder", hf.get("n_positions", 512)
-    layers = hf.get("num_decoder_layers", layers) if is_decoder else layers
-    attention = BucketAttention(
-        heads,
-        heads,
-        size,
-        causal=is_decoder,
-        scale=1.0,
-        buckets=hf.get("relative_attention_num_buckets", 32),
-        furthest=hf.get("relative_attention_max_distance", 128),
-    )
-    act = "gelu_new" if kind == "gated-gelu" else kind.rpartition("-")[2]
-    mlp = (GatedMLP if kind.startswith("gated-") else MLP)(hf.get("d_ff", 2048), act=act)
-    spec = DecoderSpec(
+def _half(hf: HFConfig, part: str, kind: str) -> DecoderSpec:
+    is_decoder, heads, layers = part == "decoder", hf.get("num_heads", 8), hf.get("num_layers", 6)
+    return DecoderSpec(
         vocab=hf.vocab_size,
         hidden=hf.get("d_model", 512),
-        layers=layers,
-        mixer=attention,
-        mlp=mlp,
+        layers=hf.get("num_decoder_layers", layers) if is_decoder else layers,
+        mixer=BucketAttention(
+            heads,
+            heads,
+            hf.get("d_kv", 64),
+            causal=is_decoder,
+            scale=1.0,
+            buckets=hf.get("relative_attention_num_buckets", 32),
+            furthest=hf.get("relative_attention_max_distance", 128),
+        ),
+        mlp=(GatedMLP if kind.startswith("gated-") else MLP)(
+            hf.get("d_ff", 2048), act="gelu_new" if kind == "gated-gelu" else kind.rpartition("-")[2]
+        ),
         norm=RMSNorm(hf.get("layer_norm_epsilon", 1e-6)),
         weights=_names(part, 2 + is_decoder, kind.startswith("gated-")),
-        max_positions=longest,
+        max_positions=hf.get("n_positions", 512),
         tied_embeddings=True,
         borrows_embedding=not is_decoder,
     )
-    if is_decoder:
-        spec = with_cross_attention(spec, attention, mlp, longest, spec.hidden)
-    return spec if own_tables else _with_one_table(spec)
 
 
 def _with_one_table(spec: DecoderSpec) -> DecoderSpec:
@@ -79,15 +73,12 @@ def _with_one_table(spec: DecoderSpec) -> DecoderSpec:
 def t5(hf: HFConfig) -> DecoderSpec:
     """T5, with a head of its own since 1.1; mT5; UMT5, whose layers have a table each. Where the head is the embedding, what it
     reads is scaled."""
-    architecture = hf.architectures[0]
-    is_first = architecture.startswith("T5")
-    kind, own_tables = hf.get("feed_forward_proj", "relu" if is_first else "gated-gelu"), architecture.startswith("U")
-    is_tied = hf.get("tie_word_embeddings", True)
-    encoder, decoder = (_half(hf, part, kind, own_tables=own_tables) for part in ("encoder", "decoder"))
+    architecture, is_tied = hf.architectures[0], hf.get("tie_word_embeddings", True)
+    kind = hf.get("feed_forward_proj", "relu" if architecture.startswith("T5") else "gated-gelu")
+    encoder, decoder = (_half(hf, part, kind) for part in ("encoder", "decoder"))
+    finish = _with_one_table if not architecture.startswith("U") else dataclasses.replace
+    spec = with_cross_attention(decoder, EncoderSpec(finish(encoder), encoder.max_positions))
     is_scaled = hf.get("scale_decoder_outputs", is_tied and not architecture.startswith("MT5"))
     return dataclasses.replace(
-        decoder,
-        tied_embeddings=is_tied,
-        logits_scale=decoder.hidden**-0.5 if is_scaled else 1.0,
-        encoder=EncoderSpec(encoder, encoder.max_positions),
+        finish(spec), tied_embeddings=is_tied, logits_scale=spec.hidden**-0.5 if is_scaled else 1.0
     )

@@ -83,22 +83,20 @@ def whisper_trunk(hf: HFConfig, names: WeightNames) -> DecoderSpec:
 @register("WhisperForConditionalGeneration")
 def whisper(hf: HFConfig) -> DecoderSpec:
     """Whisper of every size, and what was distilled of it."""
-    length, hidden = hf.get("max_source_positions", 1500), hf.d_model
-    mlp = MLP(hf.decoder_ffn_dim, act=hf.get("activation_function", "gelu"), bias=True)
-    attention = _attention(hidden, hf.decoder_attention_heads, causal=True)
-    positions = hf.get("max_target_positions", 448)
+    hidden, positions = hf.d_model, hf.get("max_target_positions", 448)
     spec = DecoderSpec(
         vocab=hf.vocab_size,
         hidden=hidden,
         layers=hf.decoder_layers,
-        mixer=attention,
-        mlp=mlp,
+        mixer=_attention(hidden, hf.decoder_attention_heads, causal=True),
+        mlp=MLP(hf.decoder_ffn_dim, act=hf.get("activation_function", "gelu"), bias=True),
         norm=LayerNorm(1e-5),
         weights=DECODER_NAMES,
         max_positions=positions,
         learned_positions=LearnedPositions(positions),
         tied_embeddings=True,
         embedding_scale=hidden**0.5 if hf.get("scale_embedding", False) else 1.0,
-        encoder=EncoderSpec(whisper_trunk(hf, encoder_names()), length),
     )
-    return with_cross_attention(spec, attention, mlp, length, hidden)
+    return with_cross_attention(
+        spec, EncoderSpec(whisper_trunk(hf, encoder_names()), hf.get("max_source_positions", 1500))
+    )
