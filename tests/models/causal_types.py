@@ -13,12 +13,13 @@ class Type:
     """How one model type runs.
 
     Attributes:
-        how: by a spec, through Transformers' modules, or not at all.
+        how: by a spec, through Transformers' modules, or not at all; `sees`: its text by a spec and its images through these
+            modules (`test_parity_borrowed.py`).
         values: of its config; None means those of the architecture's tiny model.
         reason: a part of what the refusal says, or several: one for each version of Transformers.
     """
 
-    how: Literal["spec", "transformers", "refused"]
+    how: Literal["spec", "transformers", "sees", "refused"]
     values: dict[str, Any] | None = None
     reason: str | tuple[str, ...] = ""
 
@@ -252,7 +253,7 @@ TYPES: dict[str, Type] = {
     ),
     "gemma4_unified_assistant": Type("refused", {}, ASSISTANT),
     "git": Type("refused", BERT | {"vision_config": EYES}, "its attention does not go through Transformers' attention interface"),
-    "got_ocr2": Type("refused", {"text_config": COMMON | {"model_type": "qwen2"}}, "models that read images need a spec"),
+    "got_ocr2": Type("sees"),
     "hrm_text": Type(
         "refused",
         COMMON | {"head_dim": 16, "num_layers_per_stack": 1, "num_hidden_layers": 8},

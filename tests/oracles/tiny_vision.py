@@ -416,7 +416,7 @@ def make_tiny_vision(
     model.save_pretrained(path)
     if architecture.startswith("Qianfan"):
         _rename(path / "model.safetensors", "language_model.model.encoder.", "language_model.model.")
-    _write_tokenizer(path, "<|image|>" if architecture.startswith("Llama4") else "<image>")
+    write_tiny_eyes_tokenizer(path, "<|image|>" if architecture.startswith("Llama4") else "<image>")
     (path / "preprocessor_config.json").write_text(json.dumps(_PIXELS | (processor or PROCESSORS[architecture])))
     return path
 
@@ -454,7 +454,7 @@ def register_tiles() -> None:
     AutoImageProcessor.register(Gemma4UnifiedConfig, image_processor_classes=squares, exist_ok=True)
 
 
-def _write_tokenizer(path: Path, marker: str) -> None:
+def write_tiny_eyes_tokenizer(path: Path, marker: str) -> None:
     """The tiny tokenizer, with a marker of images, and a chat template that takes parts."""
     from tokenizers import Tokenizer
 

@@ -41,6 +41,40 @@ class Part(Protocol):
 class Tower(abc.ABC):
     """One encoder.
 
+    Attributes:
+        prefix: of its modules' names within the whole model.
+        modules: those that the model's weights fill. An encoder may have others, which it reads itself.
+    """
+
+    prefix: str
+    modules: list[Module]
+
+    def sources(self) -> dict[str, CheckpointTensor]:
+        """The checkpoint's tensors that fill its modules."""
+        return {}
+
+    def set_weight(self, module: str, weight: Weight) -> None:
+        """Take a module's weight; `module` is its name here."""
+        raise NotImplementedError
+
+    @property
+    def own_parameters(self) -> int:
+        """Of what it reads itself."""
+        return 0
+
+    @property
+    @abc.abstractmethod
+    def buffer_bytes(self) -> int:
+        """Memory of its own buffers, and of its pages when they are as many as one step needs."""
+
+    @abc.abstractmethod
+    def encode(self, items: Sequence[Arrays]) -> list[torch.Tensor]:
+        """What an item of a prompt is for the decoder, each in a tensor of its own. No gradient is kept."""
+
+
+class LayeredTower(Tower):
+    """One that runs the layers of a decoder.
+
     Args:
         prefix: of its modules' names within the whole model.
         parts: what it has besides layers.
@@ -76,11 +110,9 @@ class Tower(abc.ABC):
         yield from self.decoder.modules
 
     def sources(self) -> dict[str, CheckpointTensor]:
-        """The checkpoint's tensors that fill its modules."""
         return weight_table.sources_of(self.modules, self._trunk, ParallelPlan())
 
     def set_weight(self, module: str, weight: Weight) -> None:
-        """Take a module's weight; `module` is its name here."""
         if module not in self._owners:
             self.decoder.take_weights([(module, weight)])
             return
@@ -90,12 +122,7 @@ class Tower(abc.ABC):
 
     @property
     def buffer_bytes(self) -> int:
-        """Memory of its own buffers, and of its pages when they are as many as one step needs."""
         return self.decoder.buffer_bytes + self._pages.num_bytes(self._context.max_tokens)
-
-    @abc.abstractmethod
-    def encode(self, items: Sequence[Arrays]) -> list[torch.Tensor]:
-        """What an item of a prompt is for the decoder, each in a tensor of its own. No gradient is kept."""
 
 
 class TowerDecoder(Decoder):
@@ -142,6 +169,13 @@ class TowerDecoder(Decoder):
                 return
         super()._set_weight(module, weight)
 
+    def parts(self) -> Iterator[object]:
+        yield from (*super().parts(), *self.towers.values())
+
     def describe(self) -> dict[str, Any]:
-        report = super().describe()
-        return report | {"workspace_bytes": report["workspace_bytes"] + self._tower_bytes}
+        report, own = super().describe(), sum(tower.own_parameters for tower in self.towers.values())
+        return report | {
+            "parameters": report["parameters"] + own,
+            "weight_bytes": report["weight_bytes"] + own * self.context.activation_dtype.itemsize,
+            "workspace_bytes": report["workspace_bytes"] + self._tower_bytes,
+        }

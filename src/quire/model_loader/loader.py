@@ -18,6 +18,7 @@ from quire.attention.paged import PagedBackend
 from quire.attention.prompt_parallel import SplitPrompt
 from quire.attention.selector import Selection, select_backend
 from quire.config import EngineConfig
+from quire.config.borrowed_sight import sees_through_transformers
 from quire.config.hf_config import HFConfig
 from quire.config.hub.outer_parts import FOLDERS
 from quire.config.load_formats import LOAD_FORMATS
@@ -36,7 +37,9 @@ from quire.layers.parallel import ParallelPlan, StagePlan
 from quire.layers.plan_check import check_balanced, check_split_context, check_split_prompts
 from quire.layers.pooling.trunk import as_trunk, trunk_architectures
 from quire.layers.spec_check import check_spec
+from quire.layers.stages import cannot_part
 from quire.layers.tower import Tower, TowerDecoder
+from quire.layers.vision.borrowed_tower import BorrowedTower
 from quire.layers.vision.tower import VisionTower
 from quire.layers.weights import cache_scales, canonical_name, check_names, check_shapes, is_cache_scale
 from quire.logger import init_logger
@@ -53,8 +56,9 @@ from quire.model_loader.page_size import choose_block_size
 from quire.model_loader.safetensors_reader import SafetensorsReader
 from quire.model_loader.sharded_state import MAX_BYTES, PATTERN, copy_description, load_state, save_state
 from quire.models.nested_text import text_only
-from quire.models.registry import TRANSFORMERS, Entry, ModelRegistry
+from quire.models.registry import BESIDE_TRANSFORMERS, TRANSFORMERS, Entry, ModelRegistry
 from quire.models.spec import DecoderSpec
+from quire.models.text_part import knows_text
 from quire.platforms.interface import Capabilities, Platform, UploadStream
 from quire.quantization.method import QuantizedLinear
 from quire.quantization.registry import linear_method
@@ -99,6 +103,8 @@ def resolve_entry(config: EngineConfig) -> Entry:
 
         if wanted != "auto":
             raise
+        if knows_text(config.model.hf_config) and sees_through_transformers(architecture, config.model.hf_config):
+            return Entry(architecture, BESIDE_TRANSFORMERS, "quire")
         if not knows(config.model.hf_config):
             refuse_other_kinds(config.model.hf_config)
             raise
@@ -306,6 +312,10 @@ def _build_towers(
         # An image may be one patch, with a class token beside it.
         max_tokens = settings.encoder_budget * (patches.merge**2 + patches.class_token)
         yield IMAGE, VisionTower(spec.vision, _beside(context, spec.vision.trunk, platform, max_tokens), slots)
+    elif settings is not None and IMAGE in config.model.modalities:
+        if context.stage.count > 1:
+            raise cannot_part("pictures and sounds are read beside the first layers")
+        yield IMAGE, BorrowedTower(context, is_random=config.load.load_format == "dummy")
     if settings is not None and spec.hearing is not None:
         hearing = spec.hearing
         own = _beside(context, hearing.trunk, platform, HEARD_TOGETHER * hearing.length)

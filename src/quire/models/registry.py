@@ -138,6 +138,8 @@ def register_built_in(architecture: str, source: ModelSource | str) -> None:
 
 TRANSFORMERS = "quire.layers.transformers_backend:TransformersModel"
 """Runs what has no spec."""
+BESIDE_TRANSFORMERS = "quire.models.text_part:text_beside_transformers"
+"""The language half of a model that sees through Transformers' modules."""
 
 
 class ModelRegistry:

@@ -45,6 +45,12 @@ ARCHITECTURES = {
     "gemma4_unified_text": "Gemma4UnifiedForCausalLM",
     **dict.fromkeys(("glm4", "glm4v_text", "glm_ocr_text"), "Glm4ForCausalLM"),
     **dict.fromkeys(("glm4_moe", "glm4v_moe_text"), "Glm4MoeForCausalLM"),
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+    "hyperclovax": "HyperCLOVAXForCausalLM",
+    "lfm2": "Lfm2ForCausalLM",
+    "lfm3": "Lfm3ForCausalLM",
+    "nemotron_h": "NemotronHForCausalLM",
+    "opt": "OPTForCausalLM",
     "llama": "LlamaForCausalLM",
     "llama4_text": "Llama4ForCausalLM",
     **dict.fromkeys(("paddleocr_vl", "paddleocr_vl_text"), "LlamaForCausalLM"),
@@ -141,7 +147,7 @@ SEES_ITEMS = ("gemma3", "paligemma")
 )
 def text_part(hf: HFConfig) -> DecoderSpec:
     """Gemma 3 (4B and larger), Gemma 4, Mistral Small 3.1, Ministral 3, LLaVA to LLaVA-OneVision, Fuyu, Llama 4, Qwen-VL, …"""
-    text = hf.get("text_config") or hf  # the first Qwen-VL's tell of the text beside `vision_config`
+    text = _text_of(hf)
     architecture = ARCHITECTURES.get(text.get("model_type", "llama"))
     if architecture is None:
         raise ConfigError(
@@ -167,3 +173,18 @@ def text_part(hf: HFConfig) -> DecoderSpec:
     weights = dataclasses.replace(spec.weights, prefixes=PREFIXES, ignored=(*spec.weights.ignored, *others))
     parts = {"vision": see, "hearing": hear}
     return dataclasses.replace(spec, weights=weights, **{name: part(hf) for name, part in parts.items() if part})
+
+
+def _text_of(hf: HFConfig) -> HFConfig:
+    return hf.get("text_config") or hf  # the first Qwen-VL's tell of the text beside `vision_config`
+
+
+def knows_text(hf: HFConfig) -> bool:
+    """Whether the language model within this one has a spec."""
+    return _text_of(hf).get("model_type", "llama") in ARCHITECTURES
+
+
+def text_beside_transformers(hf: HFConfig) -> DecoderSpec:
+    """The text of a model that sees through Transformers' own modules, which read all that is not the text's."""
+    spec = text_part(hf)
+    return dataclasses.replace(spec, weights=dataclasses.replace(spec.weights, ignored=("*",)))

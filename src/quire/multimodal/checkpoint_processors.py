@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from quire.config import EngineConfig
+from quire.config.borrowed_sight import sees_through_transformers
 from quire.config.hf_config import HFConfig
 from quire.extras import install_command
 from quire.logger import init_logger
 from quire.media import AUDIO, IMAGE, VIDEO
 from quire.multimodal.content import require_library
 from quire.multimodal.granite_frames import GraniteFrames
+from quire.multimodal.whole_processor import WholeProcessor, read_processor
 
 logger = init_logger(__name__)
 
@@ -58,6 +60,8 @@ def _read(kind: str, path: str, bins: int | None = None) -> Any:
         if "torchvision" in str(error).lower():
             raise ValueError(f"the model's processor needs torchvision: {install_command('vision')}") from None
         raise
+    if kind == "whole":
+        return read_processor(path, processor)
     is_torchvisions = any(base.__name__ == "TorchvisionBackend" for base in type(processor).__mro__)
     return _WithTensors(processor) if is_torchvisions else processor
 
@@ -87,6 +91,12 @@ def image_processor(path: str) -> ImageProcessor:
         return _read("image", path)
 
 
+def whole_processor(path: str) -> WholeProcessor:
+    """The checkpoint's processor of images and text together."""
+    with _READING:
+        return _read("whole", path)
+
+
 def feature_extractor(path: str, hf: HFConfig) -> FeatureExtractor:
     """The checkpoint's feature extractor, of sounds; `hf` tells the size of frames where it has none."""
     audio = hf.get("audio_config", HFConfig({}))
@@ -111,7 +121,8 @@ def read_ahead(config: EngineConfig) -> threading.Thread | None:
     model = config.model
     if config.multimodal is None or not model.modalities:
         return None
-    readers = {IMAGE: image_processor, VIDEO: video_options, AUDIO: partial(feature_extractor, hf=model.hf_config)}
+    see = whole_processor if sees_through_transformers(model.architecture, model.hf_config) else image_processor
+    readers = {IMAGE: see, VIDEO: video_options, AUDIO: partial(feature_extractor, hf=model.hf_config)}
     reads = [readers[modality] for modality in model.modalities]
     thread = threading.Thread(target=_try, args=(reads, model.path), name="processor-loader", daemon=True)
     thread.start()

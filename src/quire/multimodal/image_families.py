@@ -74,6 +74,7 @@ class Family:
         of_embeds: what stands in the prompt for an image that is given as so many embeddings, with a grid of patches where
             one is given. None: whatever the model needs besides is not in embeddings.
         marker_text: what users write for an item, where the tokenizer has a token for it; config.json need not name that one.
+        is_whole: the checkpoint's processor of images and text together says what stands for an image.
         samples_each: of an embedding, for sounds of any length; 0: what is too long is cut off.
     """
 
@@ -90,6 +91,7 @@ class Family:
     of_embeds: Callable[[HFConfig, int, Sequence[int]], Expansion] | None = None
     samples_each: int = 0
     marker_text: str = ""
+    is_whole: bool = False
 
     def embedded_token(self, hf: HFConfig) -> int:
         """The token whose embedding is an image's."""

@@ -16,13 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.config import ModelConfig, MultiModalConfig, limits
+from quire.config.borrowed_sight import sees_through_transformers
 from quire.config.hf_config import HFConfig
 from quire.config.multimodal import GIB
 from quire.errors import RequestError
 from quire.guards import is_mapping
 from quire.media import AUDIO, EMBEDS, IMAGE, MADE_BEFORE, MODALITIES, SPAN, VIDEO, MediaItem, MediaTensor
 from quire.multimodal.audio import as_sounds, read_audio
-from quire.multimodal.checkpoint_processors import feature_extractor, image_processor, video_options
+from quire.multimodal.checkpoint_processors import feature_extractor, image_processor, video_options, whole_processor
 from quire.multimodal.content import PARAM, as_list, content_key, name_key, read_image, read_uuids
 from quire.multimodal.image_embeds import GivenEmbeds
 from quire.multimodal.image_families import EMBEDDED, FAMILIES, PROMPT, Arrays, Encode, Expansion, Family
@@ -32,6 +33,7 @@ from quire.multimodal.processor_cache import Processed, ProcessorCache
 from quire.multimodal.sound_families import SOUND_FAMILIES
 from quire.multimodal.video import as_videos, read_video
 from quire.multimodal.video_families import ONLY_VIDEO, VIDEO_FAMILIES, VideoFamily
+from quire.multimodal.whole_processor import whole_family
 
 ResultT = TypeVar("ResultT")
 
@@ -46,6 +48,8 @@ def readable_modalities(architecture: str, hf: HFConfig) -> list[str]:
     """What prompts of a checkpoint may have besides text."""
     eyes, ears = hf.get("vision_config"), hf.get("audio_config", hf.get("encoder_config"))
     parts = {IMAGE: eyes, VIDEO: eyes, AUDIO: ears}
+    if not families_of(architecture) and sees_through_transformers(architecture, hf):
+        return [IMAGE]
     return [
         modality
         for modality, family in families_of(architecture).items()
@@ -62,19 +66,27 @@ class MediaProcessor:
         encode: a text's token ids, special tokens meant.
 
     Attributes:
-        is_alone: an item is a whole prompt.
         source: reads what requests name by URL.
     """
 
     def __init__(self, model: ModelConfig, settings: MultiModalConfig, encode: Encode) -> None:
         self._hf, self._path, self._settings = model.hf_config, model.path, settings
         self._encode = encode
-        families = families_of(model.architecture)
-        self._families = {modality: families[modality] for modality in model.modalities}
-        self._vocab_size = model.vocab_size
-        self.is_alone = any(family.is_alone for family in self._families.values())
+        self._model, self._vocab_size = model, model.vocab_size
         self.source = MediaSource(settings)
         self.cache = ProcessorCache(int(settings.mm_processor_cache_gb * GIB))
+
+    @functools.cached_property
+    def _families(self) -> dict[str, Family]:
+        families = families_of(self._model.architecture)
+        if not families and IMAGE in self._model.modalities:
+            families = {IMAGE: whole_family(whole_processor(self._path))}
+        return {modality: families[modality] for modality in self._model.modalities}
+
+    @functools.cached_property
+    def is_alone(self) -> bool:
+        """Whether an item is a whole prompt."""
+        return any(family.is_alone for family in self._families.values())
 
     @functools.cached_property
     def markers(self) -> dict[str, int]:
@@ -182,9 +194,10 @@ class MediaProcessor:
         if (taken := self._made_before(IMAGE, where, given, uuid, options)) is not None:
             return taken
         pixels = None if given is None and uuid is not None else read_image(given, where)
+        family = self._families[IMAGE]
 
         def run(pixels: npt.NDArray[Any]) -> list[Expansion]:
-            processor = image_processor(self._path)
+            processor = whole_processor(self._path) if family.is_whole else image_processor(self._path)
             return self._expansions(
                 IMAGE, processor(pixels, return_tensors="np", input_data_format="channels_last", **settings)
             )

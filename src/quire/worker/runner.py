@@ -39,6 +39,7 @@ from quire.worker.axis_positions import AxisPositions
 from quire.worker.components import resolve_components
 from quire.worker.cross_steps import CrossSteps
 from quire.worker.drafter import make_drafter
+from quire.worker.drawn_image import check_drawn_image
 from quire.worker.grammar_source import WorkerGrammars
 from quire.worker.input_prep import PreparedBatch
 from quire.worker.kept_states import KeptStates
@@ -161,6 +162,7 @@ class Runner(abc.ABC):
             slots = getattr(torch, self._capabilities.slot_dtype.value)
             self._cross = CrossSteps(self._model, media.encoder_budget, slots)
         elif media is not None and isinstance(self._model, Decoder):
+            check_drawn_image(self._model, config)
             self._media = MediaSteps(self._model, max_tokens, media.encoder_budget)
 
     def _images(self, plan: SchedulerOutput, query_start_B: IntArray) -> dict[int, torch.Tensor]:

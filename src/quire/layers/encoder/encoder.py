@@ -17,7 +17,7 @@ from quire.layers.encoder.mel_front import MelFront
 from quire.layers.encoder.module_front import ModuleFront
 from quire.layers.interface import MediaInputs, ModelContext, StepInputs
 from quire.layers.projector import Projector
-from quire.layers.tower import Arrays, Tower
+from quire.layers.tower import Arrays, LayeredTower
 from quire.media import in_batches
 from quire.models.sight import Modules
 from quire.models.sound import BlockConformer, Conformer, Frames
@@ -45,7 +45,7 @@ class _Piece(NamedTuple):
     pixels: torch.Tensor | None = None
 
 
-class Encoder(Tower):
+class Encoder(LayeredTower):
     """Encodes text, sound or images."""
 
     def __init__(self, spec: EncoderSpec, context: ModelContext, slot_dtype: torch.dtype = torch.int64) -> None:

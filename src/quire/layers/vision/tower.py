@@ -16,7 +16,7 @@ from quire.layers.assembly import Weight
 from quire.layers.interface import ModelContext, PatchInputs, StepInputs
 from quire.layers.modules import Module, ModuleBuilder, RowBlock
 from quire.layers.projector import Projector
-from quire.layers.tower import Arrays, Tower
+from quire.layers.tower import Arrays, LayeredTower
 from quire.layers.vision.patch_layout import Grid, Layout, blend, lay_out
 from quire.media import in_batches
 from quire.models.sight import Patches
@@ -47,7 +47,7 @@ class _RowEnd:
         self.vector = weight
 
 
-class VisionTower(Tower):
+class VisionTower(LayeredTower):
     """A vision encoder with its projectors."""
 
     def __init__(self, spec: VisionSpec, context: ModelContext, slot_dtype: torch.dtype = torch.int64) -> None:
