@@ -25,7 +25,13 @@ COLOURS = {
     "black": (25, 25, 25),
 }
 SHAPES = ("circle", "square", "triangle")
-MOST_SHAPES = 6
+MOST_SHAPES = 5
+FACTS = (
+    "kind", "digit", "digit's colour", "count",
+    *(f"{shape}s" for shape in SHAPES), *(f"{shape}'s colour" for shape in SHAPES), *(f"{colour} shape" for colour in COLOURS),
+    "highest bar", "lowest bar",
+)  # fmt: skip
+"""What there is to know of a picture, at most."""
 
 Point = tuple[float, float]
 
@@ -44,15 +50,14 @@ class Scene:
     """A picture, what is in it, and all that is asked about it.
 
     Attributes:
-        facts: words by place: what the embedding at this place of the picture's says at first; the rest of training
-            moves it where the language model understands it.
+        facts: what is known of it, of `FACTS`: a number or a word each.
         marks: where things are, as shares of the width and the height, their colours and what they are.
     """
 
     key: str
     image: Image.Image
     asked: list[Asked]
-    facts: dict[int, str]
+    facts: dict[str, str]
     marks: list[tuple[float, float, str, str]]
 
 
@@ -104,14 +109,13 @@ def digit(rng: random.Random) -> Scene:
     image.paste(_near(rng, COLOURS[colour]), (0, 0), layer)
     which = ("{What does the digit say|Which digit is this|What digit is this|Which digit do you see}?",
              "{Which|What} {number|digit} is {in the picture|shown|drawn here}?", "Read the digit.")  # fmt: skip
+    painted = ("{What|Which} {colour|color} is the {digit|number}?",)
     asked = [
-        _ask(rng, "digit", which, f"It is a {value}."),
-        _ask(
-            rng, "colour of a digit", ("{What|Which} {colour|color} is the {digit|number}?",), f"The digit is {colour}."
-        ),
+        _ask(rng, "digit", which, str(value)),
+        _ask(rng, "colour of a digit", painted, f"It is {colour}."),
         _ask(rng, "what is shown", SEEN, f"I see the digit {value}."),
     ]
-    facts = {0: " digit", 1: str(value), 2: f" {colour}"}
+    facts = {"kind": "digit", "digit": str(value), "digit's colour": colour}
     marks = [(place[0] / image.width, place[1] / image.height, colour, "digit")]
     return Scene(f"digit {value} {colour} {image.width % 8}", image, asked, facts, marks)
 
@@ -122,28 +126,24 @@ SEEN = (
 )
 
 
-def _count(count: int, thing: str) -> str:
-    return f"There is 1 {thing}." if count == 1 else f"There are {count} {thing}s."
-
-
 def _asked_of_shapes(rng: random.Random, things: list[tuple[str, str]]) -> list[Asked]:
     counts = {shape: sum(each == shape for each, _ in things) for shape in SHAPES}
     many = ("How many $ns {are there|are in the picture|do you see|can you see}?", "How many $ns?", "Count the $ns.")
-    asked = [_ask(rng, "counting shapes", many, _count(counts[shape], shape), n=shape) for shape in SHAPES]
-    asked.append(_ask(rng, "counting shapes", many, _count(len(things), "shape"), n="shape"))
+    asked = [_ask(rng, "counting shapes", many, str(counts[shape]), n=shape) for shape in SHAPES]
+    asked.append(_ask(rng, "counting shapes", many, str(len(things)), n="shape"))
     for shape, colour in things:
         if counts[shape] == 1:
             painted = ("{What|Which} {colour|color} is the $s?", "Tell me the {colour|color} of the $s.")
-            asked.append(_ask(rng, "colour of a shape", painted, f"The {shape} is {colour}.", s=shape))
+            asked.append(_ask(rng, "colour of a shape", painted, f"It is {colour}.", s=shape))
         if sum(each == colour for _, each in things) == 1:
             which = ("{What|Which} shape is $c?", "{What is $c|What is the $c shape}?")
-            asked.append(_ask(rng, "shape of a colour", which, f"The {shape} is {colour}.", c=colour))
+            asked.append(_ask(rng, "shape of a colour", which, f"It is a {shape}.", c=colour))
     asked.append(_ask(rng, "what is shown", SEEN, f"I see {len(things)} shape{'s' * (len(things) > 1)}."))
     return asked
 
 
 def shapes(rng: random.Random) -> Scene:
-    """One to six shapes, each somewhere in a cell of a grid."""
+    """One to five shapes, each somewhere in a cell of a grid."""
     things = [(rng.choice(SHAPES), rng.choice(list(COLOURS))) for _ in range(rng.randint(1, MOST_SHAPES))]
     image, pen = _canvas(rng)
     grid = rng.choice([size for size in (1, 2, 3) if size**2 >= len(things)])
@@ -159,18 +159,18 @@ def shapes(rng: random.Random) -> Scene:
     return Scene(key, image, _asked_of_shapes(rng, things), _facts_of_shapes(things), marks)
 
 
-def _facts_of_shapes(things: list[tuple[str, str]]) -> dict[int, str]:
+def _facts_of_shapes(things: list[tuple[str, str]]) -> dict[str, str]:
     """How many there are of each shape, and the colours and the shapes that there are once."""
-    facts = {0: " shape", 1: str(len(things))}
-    for place, shape in enumerate(SHAPES):
+    facts = {"kind": "shapes", "count": str(len(things))}
+    for shape in SHAPES:
         painted = [colour for each, colour in things if each == shape]
-        facts[4 + place] = str(len(painted))
+        facts[f"{shape}s"] = str(len(painted))
         if len(painted) == 1:
-            facts[7 + place] = f" {painted[0]}"
-    for place, colour in enumerate(COLOURS):
+            facts[f"{shape}'s colour"] = painted[0]
+    for colour in COLOURS:
         shaped = [shape for shape, each in things if each == colour]
         if len(shaped) == 1:
-            facts[10 + place] = f" {shaped[0]}"
+            facts[f"{colour} shape"] = shaped[0]
     return facts
 
 
@@ -198,13 +198,14 @@ def bars(rng: random.Random) -> Scene:
         "Count the bars.",
     )
     asked = [
-        _ask(rng, "highest bar", high, f"The {highest} bar is the highest."),
-        _ask(rng, "lowest bar", low, f"The {lowest} bar is the lowest."),
-        _ask(rng, "counting bars", many, _count(len(colours), "bar")),
-        _ask(rng, "what is shown", SEEN, f"I see a chart with {len(colours)} bars."),
+        _ask(rng, "highest bar", high, f"The {highest} one."),
+        _ask(rng, "lowest bar", low, f"The {lowest} one."),
+        _ask(rng, "counting bars", many, str(len(colours))),
+        _ask(rng, "what is shown", SEEN, f"I see {len(colours)} bars."),
     ]
     key = " ".join(f"{colour} {step}" for colour, step in zip(colours, steps, strict=True))
-    return Scene(key, image, asked, {0: " bar", 1: str(len(colours)), 2: f" {highest}", 3: f" {lowest}"}, marks)
+    facts = {"kind": "bars", "count": str(len(colours)), "highest bar": highest, "lowest bar": lowest}
+    return Scene(key, image, asked, facts, marks)
 
 
 KINDS: dict[str, Callable[[random.Random], Scene]] = {"digit": digit, "shapes": shapes, "bars": bars}

@@ -8,6 +8,7 @@ Matrices of one shape are updated together: sixty small products become three ba
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,17 @@ def orthogonalize(update_BMN: Tensor) -> Tensor:
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
     return x.float()
+
+
+class AdamW(torch.optim.AdamW):
+    """AdamW whose steps are told their learning rate."""
+
+    def step(self, rate: float) -> None:
+        """One update from the gradients present, which are then cleared."""
+        for group in self.param_groups:
+            group["lr"] = rate
+        super().step()
+        self.zero_grad(set_to_none=True)
 
 
 class MuonAdamW:
@@ -44,15 +56,12 @@ class MuonAdamW:
         self.momenta = {
             shape: torch.zeros(len(group), *shape, device=group[0].device) for shape, group in self.groups.items()
         }
-        self.adamw = torch.optim.AdamW(others, lr=0.0, betas=(0.9, 0.98), weight_decay=0.0, fused=others[0].is_cuda)
+        self.adamw = AdamW(others, lr=0.0, betas=(0.9, 0.98), weight_decay=0.0, fused=others[0].is_cuda)
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
         """One update with learning rate `rate`, from the gradients present, which are then cleared."""
-        for group in self.adamw.param_groups:
-            group["lr"] = rate
-        self.adamw.step()
-        self.adamw.zero_grad(set_to_none=True)
+        self.adamw.step(rate)
         for shape, parameters in self.groups.items():
             flipped = [parameter.shape[0] > parameter.shape[1] for parameter in parameters]
             gradients = torch.stack(
@@ -66,3 +75,12 @@ class MuonAdamW:
             torch._foreach_add_(parameters, moves, alpha=-rate)
             for parameter in parameters:
                 parameter.grad = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a run that goes on needs."""
+        return {"momenta": self.momenta, "adamw": self.adamw.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from such a state."""
+        self.momenta = state["momenta"]
+        self.adamw.load_state_dict(state["adamw"])

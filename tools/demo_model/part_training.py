@@ -1,21 +1,17 @@
-"""A training run of a small part: on one core, by the time that the core worked, in as many pieces as one likes; or on a GPU."""
+"""A training run of a small part: on one core, by the time that the core worked, in as many pieces as one likes."""
 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from .optimizer import AdamW, MuonAdamW
 from .train import learning_rate
-
-BatchT = TypeVar("BatchT")
 
 
 def run_arguments(parser: argparse.ArgumentParser, minutes: float, out: Path) -> argparse.ArgumentParser:
@@ -26,44 +22,31 @@ def run_arguments(parser: argparse.ArgumentParser, minutes: float, out: Path) ->
     parser.add_argument(
         "--checkpoint", type=Path, required=True, help="where a piece leaves off, and the next one goes on"
     )
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--workers", type=int, default=0, help="processes that prepare batches (0: none)")
     return parser
 
 
-def ahead(make: Callable[[int], BatchT], first: int, workers: int) -> Iterator[BatchT]:
-    """Batches without end, by the numbers of steps: made when they are asked for, or before that by worker processes."""
-    if not workers:
-        while True:
-            yield make(first)
-            first += 1
-    with multiprocessing.get_context("spawn").Pool(workers) as pool:
-        waiting = deque(pool.apply_async(make, (first + number,)) for number in range(4 * workers))
-        while True:
-            first += 1
-            waiting.append(pool.apply_async(make, (first + 4 * workers - 1,)))
-            yield waiting.popleft().get()
-
-
 class PartRun:
-    """Steps of AdamW over the parameters of `model` that learn.
+    """Steps over the parameters of `model`.
 
     Args:
+        optimizer: none means AdamW for all of them.
         peak: the learning rate; it rises, stays and falls with the share of the time that has passed.
     """
 
-    def __init__(self, model: nn.Module, arguments: argparse.Namespace, peak: float) -> None:
+    def __init__(
+        self, model: nn.Module, arguments: argparse.Namespace, peak: float, optimizer: MuonAdamW | None = None
+    ) -> None:
         self.model, self.arguments, self.peak = model, arguments, peak
-        self.clock = time.process_time if arguments.device == "cpu" else time.monotonic
-        self.parameters = [each for each in model.parameters() if each.requires_grad]
-        self.optimizer = torch.optim.AdamW(self.parameters, weight_decay=0.02, betas=(0.9, 0.95))
+        self.optimizer = optimizer or AdamW(model.parameters(), weight_decay=0.02, betas=(0.9, 0.95))
         self.step, self.seconds = 0, 0.0
         if arguments.checkpoint.exists():
-            kept = torch.load(arguments.checkpoint, map_location=arguments.device)
-            model.load_state_dict(kept["model"], strict=False)
+            kept = torch.load(arguments.checkpoint)
+            model.load_state_dict(kept["model"])
             self.optimizer.load_state_dict(kept["optimizer"])
             self.step, self.seconds = kept["step"], kept["seconds"]
-        print(f"{sum(each.numel() for each in self.parameters):,} parameters, {self.seconds:.0f} s so far", flush=True)
+        print(
+            f"{sum(each.numel() for each in model.parameters()):,} parameters, {self.seconds:.0f} s so far", flush=True
+        )
 
     @property
     def progress(self) -> float:
@@ -71,24 +54,29 @@ class PartRun:
         return self.seconds / (60 * self.arguments.minutes)
 
     def steps(self) -> Iterator[int]:
-        """The numbers of the steps, until the time of this piece or of the run is over."""
-        ends, started, before = time.monotonic() + self.arguments.seconds, self.clock(), self.seconds
-        while self.progress < 1.0 and time.monotonic() < ends:
+        """The numbers of the steps, until the time of this piece or of the run is over. What is learnt is kept each minute."""
+        started, before, begun = time.process_time(), self.seconds, time.monotonic()
+        saved = begun
+        while self.progress < 1.0 and time.monotonic() < begun + self.arguments.seconds:
             yield self.step
-            self.seconds = before + self.clock() - started
-        learnt = {name for name, each in self.model.named_parameters() if each.requires_grad}
-        state = {name: value for name, value in self.model.state_dict().items() if name in learnt}
-        kept = {"model": state, "optimizer": self.optimizer.state_dict(), "step": self.step, "seconds": self.seconds}
-        torch.save(kept, self.arguments.checkpoint)
+            self.seconds = before + time.process_time() - started
+            if time.monotonic() > saved + 60:
+                self.keep()
+                saved = time.monotonic()
+        self.keep()
+
+    def keep(self) -> None:
+        """Writes the checkpoint, whole or not at all."""
+        written = self.arguments.checkpoint.with_suffix(".part")
+        kept = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        torch.save(kept | {"step": self.step, "seconds": self.seconds}, written)
+        written.replace(self.arguments.checkpoint)
 
     def learn(self, loss: Tensor, told: str) -> None:
         """One step against a loss; `told` is printed at times."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.progress, self.peak) + 1e-5
         loss.backward()
-        nn.utils.clip_grad_norm_(self.parameters, 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step(learning_rate(self.progress, self.peak) + 1e-5)
         self.step += 1
-        if self.step % 50 == 0:
+        if self.step % 25 == 0:
             print(f"step {self.step}, {self.seconds:.0f} s: loss {float(loss.detach()):.4f}, {told}", flush=True)

@@ -20,7 +20,7 @@ from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperForCondi
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from .part_training import PartRun, ahead, run_arguments
+from .part_training import PartRun, run_arguments
 from .sounds import KEYS, MOST_KEYS, RATE, SECONDS, Sound, dial
 
 OUT = Path(__file__).resolve().parents[2] / "src" / "quire" / "assets" / "demo_speech"
@@ -99,7 +99,7 @@ class Ear(torch.nn.Module):
     ) -> tuple[torch.Tensor, str]:
         """The loss of what is written, of which key sounds where, and of where one head of each layer looks for the next key:
         without the last one it takes many more examples until the decoder finds its place."""
-        with torch.autocast(frames.device.type, torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16):
             read = tokens[:, :-1].clamp(min=0)
             given = self.whisper(input_features=frames, decoder_input_ids=read, output_attentions=True)
             sounding = self.head(given.encoder_last_hidden_state).float()
@@ -161,13 +161,11 @@ def main() -> None:
     parser = run_arguments(argparse.ArgumentParser(description=__doc__), minutes=6.0, out=OUT)
     arguments = parser.parse_args()
     torch.manual_seed(1)
-    torch.set_default_device(arguments.device)
     tokenizer, extractor = _readers()
     ear = Ear(tokenizer)
     run = PartRun(ear, arguments, peak=2e-3)
-    batches = ahead(batch_of, run.step, arguments.workers)
-    for _ in run.steps():
-        run.learn(*ear.losses(*(torch.from_numpy(each).to(arguments.device) for each in next(batches))))
+    for step in run.steps():
+        run.learn(*ear.losses(*map(torch.from_numpy, batch_of(step))))
     save(ear.whisper, tokenizer, extractor, arguments.out)
 
 

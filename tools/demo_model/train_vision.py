@@ -1,152 +1,142 @@
 """Train what the demo model sees with: a small SigLIP and LLaVA's projector before the language model, which stays as it is.
 
-    PYTHONPATH=src python -m tools.demo_model.train_vision --device cuda --workers 14 --minutes 3 --checkpoint FILE
+    PYTHONPATH=src OMP_NUM_THREADS=1 python -m tools.demo_model.train_vision --checkpoint FILE
 
-Plain Transformers. In the first 40 % of the time the language model has no part: the tower learns what stands where, and
-embeddings learn to be words. Then the language model answers questions about each picture, and its answers teach; one core alone
-takes seconds for a step of that. `--seconds` ends a piece sooner; the next one goes on from its checkpoint.
+Two things learn side by side, so that neither pays for the other. A table of embeddings, one for each value of each fact that a
+picture can have, learns through the language model that questions are answered (`facts_table.py`). The tower learns to know the
+facts of pictures, and the projector to say them with the table's embeddings. In the end the language model reads what the
+projector says, and its answers teach both. `--seconds` ends a piece sooner; the next one goes on from its checkpoint.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import random
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import LlamaForCausalLM, SiglipVisionConfig, SiglipVisionModel
+from torch.utils.data import TensorDataset
+from transformers import SiglipVisionConfig, SiglipVisionModel
 
 from tokenizers import AddedToken, Tokenizer
 
-from .drawings import COLOURS, KINDS, SHAPES, Scene, draw
-from .part_training import PartRun, ahead, run_arguments
+from .drawings import COLOURS, FACTS, KINDS, SHAPES, draw
+from .facts_table import CELLS, PLACES, VALUES, FactsTable, Reader, numbers_of
+from .optimizer import MuonAdamW
+from .part_training import PartRun, run_arguments
 from .rendering import template_source
 from .tokenizer import tokenizer_config
 from .train import ASSETS, GENERATION_CONFIG
 
 OUT = ASSETS.with_name("demo_vision")
 MARKER = "<image>"
-SIDE, PATCH, HIDDEN = 96, 12, 128
-CELLS = SIDE // PATCH
-BATCH = 64
-EMPTY = Image.new("RGB", (1, 1))
-VISION = {"hidden_size": HIDDEN, "intermediate_size": 4 * HIDDEN, "num_hidden_layers": 4, "num_attention_heads": 4,
+PATCH, HIDDEN = 12, 96
+ROW = round(CELLS**0.5)
+SIDE = ROW * PATCH
+SEEN, READ, ASKED = 64, 8, 4
+"""A step: pictures for the tower, facts for the table, and questions about each of these."""
+READING = 200
+"""Steps after which the table, which learns faster, takes part in each fourth only."""
+APART = 0.5
+"""The share of the run after which the language model reads what the projector says in the table's place."""
+VISION = {"hidden_size": HIDDEN, "intermediate_size": 4 * HIDDEN, "num_hidden_layers": 3, "num_attention_heads": 3,
           "image_size": SIDE, "patch_size": PATCH, "vision_use_head": False}  # fmt: skip
 PAINTED, SHOWN = ("", *COLOURS), ("", *SHAPES, "bar", "digit")
-BLIND = 0.4
-"""The share of the run in which the language model does not take part."""
+Questions = list[list[tuple[str, str]]]
 
 
 class Eye(nn.Module):
-    """The tower, the projector, and a head that says what stands in each patch, which only training has."""
+    """The tower, the projector and the table; and two heads that only training has: which fact has which value, and what
+    stands in each patch."""
 
-    def __init__(self, hidden: int) -> None:
+    def __init__(self, reader: Reader) -> None:
         super().__init__()
         self.vision_tower = SiglipVisionModel(SiglipVisionConfig(**VISION, attn_implementation="eager"))
+        hidden = reader.words.shape[1]
         self.linear_1, self.linear_2 = nn.Linear(HIDDEN, hidden), nn.Linear(hidden, hidden)
-        self.head = nn.Linear(HIDDEN, len(PAINTED) + len(SHOWN))
+        self.norm = nn.LayerNorm(HIDDEN)
+        self.facts, self.patches = nn.Linear(HIDDEN, len(VALUES)), nn.Linear(HIDDEN, len(PAINTED) + len(SHOWN))
+        self.table = FactsTable(reader)
 
-    def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """The embeddings of pictures [B, patches, hidden], and the head's logits."""
+    def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The embeddings of pictures [B, CELLS, hidden], and the heads' logits."""
         tower = getattr(self.vision_tower, "vision_model", self.vision_tower)
-        with torch.autocast(pixels.device.type, torch.bfloat16):
-            rows = tower.encoder(inputs_embeds=tower.embeddings(pixels)).last_hidden_state
-            return self.linear_2(F.gelu(self.linear_1(rows))).float(), self.head(rows).float()
+        with torch.autocast("cpu", torch.bfloat16):
+            rows = tower.encoder(inputs_embeds=tower.embeddings(pixels.float() / 127.5 - 1)).last_hidden_state
+            seen, read = self.linear_2(F.gelu(self.linear_1(rows))), self.norm(rows)
+            return seen.float(), self.facts(read[:, PLACES]).float(), self.patches(read).float()
 
 
-def batch_of(step: int) -> tuple[list[Scene], npt.NDArray[np.uint8]]:
-    """The scenes of a step, without their pictures, and these as small as their processor makes them [B, SIDE, SIDE, 3]. Half of
-    them have shapes, which are asked about most."""
-    kinds = [*KINDS, "shapes"]
-    scenes = [draw(kinds[index % len(kinds)], step * BATCH + index) for index in range(BATCH)]
-    pixels = np.stack([np.asarray(scene.image.resize((SIDE, SIDE), 3)) for scene in scenes])
-    return [dataclasses.replace(scene, image=EMPTY) for scene in scenes], pixels
+def drawn(count: int, file: Path) -> tuple[TensorDataset, Questions]:
+    """So many pictures, drawn once and kept in a file, and what is asked about each. Half of them have shapes, which are asked
+    about most.
+
+    A picture is its pixels, as small as their processor makes them [3, SIDE, SIDE]; its facts' values, and which facts its
+    kind has [facts]; the colour and the thing in each patch [CELLS].
+    """
+    if not file.exists():
+        kinds = [*KINDS, "shapes"]
+        pixels, facts = torch.zeros(count, 3, SIDE, SIDE, dtype=torch.uint8), torch.zeros(count, len(FACTS)).long()
+        patches, asked, of_kind = torch.zeros(count, CELLS, 2).long(), Questions(), defaultdict[str, list[int]](list)
+        for place in range(count):
+            kind = kinds[place % len(kinds)]
+            scene = draw(kind, place)
+            small = np.array(scene.image.resize((SIDE, SIDE), 3))
+            pixels[place], facts[place] = (
+                torch.from_numpy(small).permute(2, 0, 1),
+                torch.tensor(numbers_of(scene.facts)),
+            )
+            for x, y, colour, thing in scene.marks:
+                cell = min(ROW - 1, int(y * ROW)) * ROW + min(ROW - 1, int(x * ROW))
+                patches[place, cell] = torch.tensor([PAINTED.index(colour), SHOWN.index(thing)])
+            asked.append([(one.user, one.answer) for one in scene.asked])
+            of_kind[kind].append(place)
+        has = torch.zeros(facts.shape, dtype=torch.bool)
+        for places in of_kind.values():
+            has[places] = (facts[places] != 0).any(dim=0)
+        torch.save(((pixels, facts, has, patches), asked), file)
+    tensors, asked = torch.load(file)
+    return TensorDataset(*tensors), asked
 
 
-def what_stands_where(scenes: list[Scene], logits: Tensor) -> Tensor:
-    """The loss of the head."""
-    painted, shown = torch.zeros(2, len(scenes), CELLS**2, dtype=torch.long)
-    for row, scene in enumerate(scenes):
-        for x, y, colour, shape in scene.marks:
-            cell = min(CELLS - 1, int(y * CELLS)) * CELLS + min(CELLS - 1, int(x * CELLS))
-            painted[row, cell], shown[row, cell] = PAINTED.index(colour), SHOWN.index(shape)
-    parts = logits.split([len(PAINTED), len(SHOWN)], dim=-1)
-    losses = [
-        F.cross_entropy(part.flatten(0, 1), wanted.flatten(), torch.tensor([0.1] + [1.0] * (part.shape[-1] - 1)))
-        for part, wanted in zip(parts, (painted, shown), strict=True)
-    ]
-    return losses[0] + losses[1]
+def looking(eye: Eye, pixels: Tensor, facts: Tensor, has: Tensor, patches: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """The embeddings of pictures; and the losses of which fact has which value, of what stands where, and of embeddings that are
+    not the table's."""
+    seen, values, stands = eye(pixels)
+    # That a picture has no such fact is learnt from a part of them: there are many.
+    counts = has & ((facts != 0) | (torch.rand(facts.shape) < 0.2))
+    known = F.cross_entropy(values[counts], facts[counts])
+    placed = pixels.new_zeros((), dtype=torch.float)
+    for part, wanted in zip(stands.split([len(PAINTED), len(SHOWN)], dim=-1), patches.unbind(-1), strict=True):
+        weights = torch.ones(part.shape[-1])
+        weights[0] = 0.1
+        placed = placed + F.cross_entropy(part.flatten(0, 1), wanted.flatten(), weights)
+    matters = torch.ones(seen.shape[:2])
+    matters[:, PLACES] = torch.where(has, 1.0, 0.3)
+    wanted = eye.table(facts).detach()
+    far = ((seen - wanted).square().mean(-1) * matters).mean() / 0.16
+    return seen, [known, 0.5 * placed, 0.3 * far]
 
 
-class Reader:
-    """The language model, frozen, and its tokenizer."""
-
-    def __init__(self) -> None:
-        self.tokenizer = Tokenizer.from_file(str(ASSETS / "tokenizer.json"))
-        # Its attention in plain operations: the backward pass of the fused one takes longer than all else on one core.
-        self.model = LlamaForCausalLM.from_pretrained(ASSETS, dtype=torch.bfloat16, attn_implementation="eager")
-        self.model.requires_grad_(False).to(torch.get_default_device())
-        self.words = self.model.get_input_embeddings().weight.float()
-
-    def ids(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens=False).ids
-
-    def words_at(self, scenes: list[Scene], seen: Tensor) -> tuple[Tensor, str]:
-        """The loss of embeddings that are to be words, and how many are."""
-        places = [
-            (row, place, self.ids(word)[0]) for row, scene in enumerate(scenes) for place, word in scene.facts.items()
-        ]
-        row, place, word = torch.tensor(places).T
-        found, wanted = seen[row, place], self.words[word]
-        logits = F.linear(found, self.words)
-        far = (found - wanted).square().sum() / wanted.square().sum()
-        return F.cross_entropy(logits, word) + far / 2, f"words {(logits.argmax(-1) == word).float().mean():.3f}"
-
-    def conversation(self, scene: Scene, rng: random.Random) -> tuple[list[int], list[int], list[int]]:
-        """The tokens before a picture, those behind it, and the targets of these: questions in several turns."""
-        system = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
-        before = (system if rng.random() < 0.2 else "") + "<|im_start|>user\n"
-        tokens, targets, user = list[int](), list[int](), ""
-        for one in rng.sample(scene.asked, min(5, len(scene.asked))):
-            asked = self.ids(f"{user}{one.user}<|im_end|>\n<|im_start|>assistant\n")
-            answer, end = self.ids(one.answer + "<|im_end|>"), self.ids("\n")
-            tokens += asked + answer + end
-            targets += [-100] * (len(asked) - 1) + answer + [-100] * (1 + len(end))
-            user = "<|im_start|>user\n"
-        return self.ids(before), tokens, targets
-
-    def answers(self, scenes: list[Scene], seen: Tensor, rng: random.Random) -> tuple[Tensor, str]:
-        """The loss of answers about pictures, and how many of their tokens are right."""
-        told = [self.conversation(scene, rng) for scene in scenes]
-        cells, width = seen.shape[1], max(len(before) + len(tokens) for before, tokens, _ in told)
-        wanted, rows = torch.full((len(told), cells + width), -100), []
-        for row, (before, tokens, targets) in enumerate(told):
-            padding = [0] * (width - len(before) - len(tokens))
-            first, rest = (self.words[ids] for ids in (before, tokens + padding))
-            rows.append(torch.cat((first, seen[row], rest)))
-            wanted[row, len(before) + cells :][: len(targets)] = torch.tensor(targets)
-        hidden = self.model.model(inputs_embeds=torch.stack(rows).bfloat16()).last_hidden_state
-        logits = F.linear(hidden[wanted != -100].float(), self.words)
-        wanted = wanted[wanted != -100]
-        right = (logits.argmax(-1) == wanted).float().mean()
-        return F.cross_entropy(logits, wanted), f"tokens {right:.3f}"
+def reading(reader: Reader, embeddings: Tensor, questions: Questions) -> tuple[Tensor, str]:
+    """The loss of answers that the language model gives about embeddings, and how many of their tokens are right."""
+    logits, wanted = reader.answers(embeddings, questions)
+    return F.cross_entropy(logits, wanted), f"tokens {(logits.argmax(-1) == wanted).float().mean():.3f}"
 
 
 def save(eye: Eye, out: Path) -> None:
     """The tower and the projector in bfloat16 as a checkpoint of LLaVA, whose language model is the demo model's."""
     out.mkdir(parents=True, exist_ok=True)
     weights = {
-        ("" if name.startswith("vision_tower.") else "multi_modal_projector.") + name: value.to("cpu", torch.bfloat16)
+        ("" if name.startswith("vision_tower.") else "multi_modal_projector.") + name: value.to(torch.bfloat16)
         for name, value in eye.state_dict().items()
-        if not name.startswith("head.") and "post_layernorm" not in name
+        if name.startswith(("vision_tower.", "linear_")) and "post_layernorm" not in name
     }
     save_file(weights, str(out / "model.safetensors"), metadata={"format": "pt"})
     (out / "model.safetensors").chmod(0o644)
@@ -181,24 +171,29 @@ def save(eye: Eye, out: Path) -> None:
 
 
 def main() -> None:
-    arguments = run_arguments(argparse.ArgumentParser(description=__doc__), minutes=3.0, out=OUT).parse_args()
+    parser = run_arguments(argparse.ArgumentParser(description=__doc__), minutes=10.0, out=OUT)
+    parser.add_argument("--pictures", type=int, default=24000, help="that are drawn, once")
+    arguments = parser.parse_args()
     torch.manual_seed(1)
-    torch.set_default_device(arguments.device)
     reader = Reader()
-    eye = Eye(reader.words.shape[1])
-    run = PartRun(eye, arguments, peak=2e-3)
-    batches = ahead(batch_of, run.step, arguments.workers)
+    eye = Eye(reader)
+    pictures, asked = drawn(arguments.pictures, arguments.checkpoint.with_suffix(".pictures"))
+    run = PartRun(eye, arguments, peak=4e-3, optimizer=MuonAdamW(eye, weight_decay=0.02))
+    told = ""
     for step in run.steps():
-        scenes, pixels = next(batches)
-        small = torch.from_numpy(pixels).to(arguments.device)
-        seen, logits = eye((small.float() / 127.5 - 1).permute(0, 3, 1, 2))
-        words, told = reader.words_at(scenes, seen)
-        if run.progress < BLIND:
-            loss = words + what_stands_where(scenes, logits)
-        else:
-            loss, right = reader.answers(scenes, seen, random.Random(step))
-            loss, told = loss + 0.1 * words, f"{told}, {right}"
-        run.learn(loss, told)
+        rng = random.Random(step)
+        chosen = rng.sample(range(len(pictures)), SEEN)
+        seen, parts = looking(eye, *pictures[chosen])
+        together = run.progress > APART
+        if step < READING or step % (2 if together else 4) == 0:
+            facts = eye.table(pictures.tensors[1][chosen[:READ]])
+            read = seen[:READ] if together else facts + 0.1 * torch.randn_like(facts)
+            loss, told = reading(
+                reader, read, [rng.sample(asked[each], min(ASKED, len(asked[each]))) for each in chosen[:READ]]
+            )
+            parts.append(loss)
+        figures = " ".join(f"{part:.3f}" for part in parts)
+        run.learn(torch.stack(parts).sum(), f"facts, patches, embeddings, answers {figures}, {told}")
     save(eye, arguments.out)
 
 
