@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from quire.config.engine import TOKEN_EXCHANGES, ParallelConfig
 from quire.distributed.communicator import Communicator, SingleRank
@@ -40,7 +41,7 @@ class ThreadRank(Communicator):
     def all_gather(self, tensor: torch.Tensor, out: torch.Tensor) -> None:
         if self.is_silent:
             return
-        self._desk.left[self.rank] = tensor
+        self._desk.left[self.rank] = tensor.clone()  # it may be a part of `out`
         self._desk.barrier.wait()
         torch.stack(self._desk.left, out=out)
         self._desk.barrier.wait()
@@ -131,6 +132,38 @@ def test_a_silent_rehearsal_runs_this_ranks_experts_and_waits_for_nobody(kind: t
 
     kind(group).run(x, ids, torch.ones(4, 2), torch.tensor([0, 1, 2]), experts, torch.empty_like(x))
     assert seen == [count]
+
+
+class Launches(TorchDispatchMode):
+    """Counts operations that are more than views and fresh memory."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not func.is_view and "empty" not in str(func)
+        return func(*args, **(kwargs or {}))
+
+
+class NobodyElse(ThreadRank):
+    """A rank whose others send nothing."""
+
+    def all_gather(self, tensor: torch.Tensor, out: torch.Tensor) -> None:
+        assert tensor.data_ptr() == out[self.rank].data_ptr() and out.is_contiguous()
+
+    def all_to_all(
+        self, tensor: torch.Tensor, counts: Sequence[int], out: torch.Tensor, out_counts: Sequence[int]
+    ) -> None:
+        assert tensor.is_contiguous() and out.is_contiguous()
+
+
+@pytest.mark.parametrize(("most", "count"), [(4, 6), (6, 7)])
+def test_gathering_launches_few_operations(most: int, count: int) -> None:
+    """Small steps take as long as launching them: three copies into what is sent, two out of what came, and a sum."""
+    exchange, x, ids = GatherAll(NobodyElse(Desk(2), 0)), torch.ones(4, 8), torch.zeros(4, 2, dtype=torch.int32)
+    exchange.most, weights, owners = most, torch.ones(4, 2), torch.zeros(9)
+    with Launches() as launches:
+        exchange.run(x, ids, weights, owners, lambda *tokens: tokens[0], torch.empty_like(x))
+    assert launches.count == count
 
 
 @pytest.mark.parametrize(("size", "count"), [(2, 7), (4, 3), (4, 16), (3, 0)])

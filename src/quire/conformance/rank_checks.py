@@ -70,7 +70,8 @@ def _talk(group: Communicator, device: torch.device, dtype: torch.dtype) -> dict
         mine = _values(group.rank, round_, dtype).to(device)
         total, gathered = mine.clone(), torch.zeros(group.size, NUMBERS, dtype=dtype, device=device)
         group.all_reduce(total)
-        group.all_gather(mine, gathered)
+        gathered[group.rank] = mine
+        group.all_gather(gathered[group.rank] if round_ % 2 else mine, gathered)
         found[f"sum {round_}"], found[f"gather {round_}"] = total.float().cpu().numpy(), gathered.float().cpu().numpy()
     return found
 

@@ -28,7 +28,7 @@ class Communicator(abc.ABC):
 
     @abc.abstractmethod
     def all_gather(self, tensor: torch.Tensor, out: torch.Tensor) -> None:
-        """out[r] = rank r's tensor; `out` has one more dimension, of `size`, in front."""
+        """out[r] = rank r's tensor; `out` has one more dimension, of `size`, in front. The tensor may be `out[rank]` itself."""
 
     def all_to_all(
         self, tensor: torch.Tensor, counts: Sequence[int], out: torch.Tensor, out_counts: Sequence[int]

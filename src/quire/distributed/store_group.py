@@ -37,7 +37,7 @@ class StoreGroup(Communicator):
 
     def all_gather(self, tensor: torch.Tensor, out: torch.Tensor) -> None:
         sent, came = self._to_send(tensor), self._to_send(out)
-        self._run(lambda: self._group.allgather([list(came.unbind(0))], [sent]), came, out)
+        self._run(lambda: self._group._allgather_base(came.flatten(0, 1), sent), came, out)
 
     def all_to_all(
         self, tensor: torch.Tensor, counts: Sequence[int], out: torch.Tensor, out_counts: Sequence[int]

@@ -76,33 +76,37 @@ class AllToAll(TokenExchange):
 
 class GatherAll(TokenExchange):
     """Every rank gets all tokens, computes its own experts for them, and gives each rank the parts of its tokens. Where ranks are
-    few that is little more than what `AllToAll` sends, and nothing waits for the host, which knows `most`."""
+    few that is little more than what `AllToAll` sends, and nothing waits for the host, which knows `most`.
+
+    Small steps take as long as the host needs to launch what they consist of: so a token travels with its choices in one row of
+    W numbers, first the experts, then the weights, then its values.
+    """
 
     def run(
         self, x_MD: Tensor, ids_MK: Tensor, weights_MK: Tensor, owners_E: Tensor, experts: Experts, out_MD: Tensor
     ) -> None:
-        ranks, top_k = self.communicator, ids_MK.shape[1]
+        ranks, top_k, width = self.communicator, ids_MK.shape[1], x_MD.shape[1]
         rows = len(x_MD) if ranks.is_silent else self.most
         count = min(len(x_MD), rows)  # what a step's shape has behind its tokens is not sent
-        tokens_ND, choices_NX = x_MD.new_zeros(rows, x_MD.shape[1]), ids_MK.new_full((rows, 2 * top_k), len(owners_E))
-        tokens_ND[:count] = x_MD[:count]
-        choices_NX[:count] = torch.cat([ids_MK[:count], weights_MK[:count].view(torch.int32)], 1)
-        x_RD, choices_RX = self._gather(tokens_ND), self._gather(choices_NX)
-        ids_RK, weights_RK = choices_RX[:, :top_k].contiguous(), choices_RX[:, top_k:].contiguous().view(torch.float32)
-        given_RD = experts(x_RD, ids_RK, weights_RK) if len(x_RD) else x_RD
-        back_RD, counts = torch.zeros_like(given_RD), [rows] * ranks.size
+        all_NMW = ids_MK.new_empty(ranks.size, rows, 2 * top_k + -(-width * x_MD.itemsize // 4))
+        if ranks.is_silent:
+            all_NMW.zero_()
+        mine_MW = all_NMW[ranks.rank]
+        mine_MW[:count, :top_k] = ids_MK[:count]
+        mine_MW[:count, top_k : 2 * top_k] = weights_MK[:count].view(torch.int32)
+        mine_MW[:count, 2 * top_k :].view(x_MD.dtype)[:, :width] = x_MD[:count]
+        if count < rows:
+            mine_MW[count:, :top_k] = len(owners_E)
+        ranks.all_gather(mine_MW, all_NMW)
+        all_RW = all_NMW.flatten(0, 1)
+        ids_RK, weights_RK = all_RW[:, : 2 * top_k].unflatten(1, (2, top_k)).transpose(0, 1).contiguous()
+        x_RD = all_RW[:, 2 * top_k :].view(x_MD.dtype)[:, :width].contiguous()
+        given_RD = experts(x_RD, ids_RK, weights_RK.view(torch.float32)) if len(x_RD) else x_RD
+        back_RD, counts = given_RD if ranks.is_silent else torch.empty_like(given_RD), [rows] * ranks.size
         ranks.all_to_all(given_RD, counts, back_RD, counts)
-        sum_ND = torch.zeros(rows, x_MD.shape[1], device=x_MD.device)
-        for back_ND in back_RD.split(counts):  # always in the order of ranks
-            sum_ND += back_ND
-        out_MD[count:] = 0
-        out_MD[:count] = sum_ND[:count].to(out_MD.dtype)
-
-    def _gather(self, tensor: Tensor) -> Tensor:
-        out = tensor.new_zeros(self.communicator.size, *tensor.shape)
-        out[self.communicator.rank] = tensor  # of a silent rehearsal
-        self.communicator.all_gather(tensor, out)
-        return out.flatten(0, 1)
+        torch.sum(back_RD.unflatten(0, (ranks.size, rows))[:, :count], 0, out=out_MD[:count])
+        if count < len(out_MD):
+            out_MD[count:] = 0
 
 
 def open_exchange(parallel: ParallelConfig, communicator: Communicator) -> TokenExchange | None:

@@ -8,6 +8,7 @@ Legend: T tokens, E experts, K experts a token, D hidden, I intermediate, S toke
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import cast
 
@@ -170,7 +171,8 @@ class Mixture:
             return
         mine = self._context.plan.tokens(len(x_TD))
         owned, run = self._owners_E, self._run_received
-        out_TD.zero_()
+        if mine != slice(0, len(x_TD)):
+            out_TD.zero_()
         self.exchange.run(x_TD[mine], ids_TK[mine], weights_TK[mine], owned, run, out_TD[mine])
         self._has_exchanged = not self.exchange.communicator.is_silent
 
@@ -186,7 +188,7 @@ class Mixture:
         out_RD, room = torch.empty_like(x_RD), len(self._scratch.ids_TK)
         for start in range(0, len(x_RD), room):
             some = slice(start, start + room)
-            count = torch.full((1,), len(x_RD[some]), device=x_RD.device)
+            count = _count(len(x_RD[some]), x_RD.device)
             self._run_own(x_RD[some], ids_RK[some], weights_RK[some], count, out_RD[some])
         return out_RD
 
@@ -238,6 +240,12 @@ class Mixture:
         if isinstance(shared.mlp, GatedMLP) and shared.mlp.out_scale != 1.0:
             ops.scale_and_cap(activated_TI, shared.mlp.out_scale, 0.0)
         return activated_TI
+
+
+@functools.lru_cache
+def _count(number: int, device: torch.device) -> torch.Tensor:
+    """A number of tokens on the device, for all layers of a step."""
+    return torch.full((1,), number, device=device)
 
 
 class NormedMixture(Mixture):
