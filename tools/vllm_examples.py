@@ -191,7 +191,7 @@ def main() -> None:
     parser.add_argument("root", type=Path, help="an unpacked source distribution of vLLM")
     parser.add_argument("--only", default="", help="only scripts whose paths contain this")
     parser.add_argument("--rename", action="store_true", help="run the scripts with `vllm` replaced by `quire`")
-    parser.add_argument("--timeout", type=float, default=120.0, help="seconds for one script")
+    parser.add_argument("--timeout", type=float, default=240.0, help="seconds for one script")
     parser.add_argument("--json", type=Path, help="write every outcome to this file")
     parser.add_argument("--show", action="store_true", help="print the last words of those that fail")
     arguments = parser.parse_args()

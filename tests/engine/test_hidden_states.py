@@ -173,7 +173,7 @@ def test_files_have_names_in_the_folder_alone(engine: LLM, llama: Path, tmp_path
             {"speculative_config": speculative(), "kv_transfer_config": transfer(Path("x"))},
             "layers=.* must be a list of",
         ),
-        ({"speculative_config": speculative(99), "kv_transfer_config": transfer(Path("x"))}, "layer 99 is not there"),
+        ({"speculative_config": speculative(99), "kv_transfer_config": transfer(Path("x"))}, "has . layers, give 0 to"),
         ({"kv_transfer_config": transfer(Path("x"))}, "name the layers whose states are wanted"),
         ({"speculative_config": speculative(1), "kv_transfer_config": transfer(Path("x"), pth=1)}, "pth"),
     ],

@@ -1,6 +1,6 @@
-"""Reads the small JSON files of a checkpoint, with errors that name the file and the setting.
+"""Reads small files of settings (JSON, YAML), with errors that name the file and the setting.
 
-Knows files and JSON. Knows nothing of what they mean.
+Knows files and formats. Knows nothing of what they mean.
 """
 
 import json
@@ -34,6 +34,20 @@ def read_json_object(path: str, *, setting: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError(f"{path!r} must hold a JSON object, not {type(content).__name__}", setting=setting)
     return cast("dict[str, Any]", content)
+
+
+def read_yaml(path: str, *, setting: str) -> object:
+    """What is in a file. Raises ConfigError: it cannot be read, or is not YAML."""
+    import yaml
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            return yaml.safe_load(file.read(limits.MAX_CONFIG_FILE_BYTES))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{setting}={path!r} cannot be read: {error}", setting=setting) from error
+    except (yaml.YAMLError, RecursionError) as error:
+        message = f"{setting}={path!r} is not valid YAML: {' '.join(str(error).split())}"
+        raise ConfigError(message, setting=setting) from error
 
 
 def tensors_in(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -127,7 +127,8 @@ def params_of(source: EngineRequest) -> dict[str, Any]:
 def check_no_params(source: EngineRequest) -> None:
     """Raises RequestError: a request has `kv_transfer_params`."""
     if params_of(source):
-        text = f"this engine does nothing with {PARAMS}: it needs {SETTING} with the connector 'tcp', 'nccl', 'nixl', 'mooncake'"
+        known = "'tcp', 'nccl', 'nixl', 'mooncake' or 'hidden_states'"
+        text = f"this engine does nothing with {PARAMS}: it needs {SETTING} with the connector {known}"
         raise RequestError(text, param=PARAMS)
 
 

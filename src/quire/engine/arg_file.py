@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, cast
 
-from quire.config import limits
+from quire.config.files import read_yaml
 from quire.errors import ConfigError, did_you_mean
 from quire.guards import is_dict, is_sequence
 
@@ -76,17 +76,7 @@ def _text(value: Any) -> str:
 
 
 def _read(path: str) -> dict[str, Any]:
-    import yaml
-
-    try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read(limits.MAX_CONFIG_FILE_BYTES)
-        content: object = yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"config={path!r} cannot be read: {error}", setting="config") from error
-    except (yaml.YAMLError, RecursionError) as error:
-        message = f"config={path!r} is not valid YAML: {' '.join(str(error).split())}"
-        raise ConfigError(message, setting="config") from error
+    content = read_yaml(path, setting="config")
     if content is None:
         return {}
     if not is_dict(content) or not all(type(key) is str for key in content):

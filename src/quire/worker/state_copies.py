@@ -40,7 +40,9 @@ class StateCopies(KVConnectorWorker):
         if not isinstance(model, Decoder) or model.spec.hyper is not None:
             raise _refusal("this model has no single stream of hidden states")
         if self._layers[-1] > model.spec.layers:
-            raise _refusal(f"layer {self._layers[-1]} is not there: the model has layers 0 to {model.spec.layers - 1}")
+            raise _refusal(
+                f"layers={self._layers}: the model has {model.spec.layers} layers, give 0 to {model.spec.layers}"
+            )
         self._handed = model.hand_out(self._layers, is_normed=False)
 
     def bind_connector_metadata(self, meta: Any) -> None:

@@ -145,6 +145,13 @@ def test_a_server_that_runs_and_cannot_talk_is_named_with_its_address(registry: 
     assert "'vectors' pools" in (told := capsys.readouterr().err) and "http://127.0.0.1:8123 serves it" in told
 
 
+def test_a_client_without_an_address_asks_the_latest_server(registry: Path, capsys) -> None:
+    assert running.latest_url() == "http://127.0.0.1:8000"
+    running.register("http://127.0.0.1:9", "m", ["m"], False)
+    for words in (["chat", "-q", "hi"], ["complete", "-q", "hi"], ["top", "--once"]):
+        assert main(words) == 2 and "cannot reach http://127.0.0.1:9" in capsys.readouterr().err
+
+
 def test_of_a_server_of_several_models_the_one_that_is_named_talks(registry: Path, monkeypatch) -> None:
     running.register("http://127.0.0.1:8123", "models.yaml", ["first", "second"], False)
     talked: list[str] = []

@@ -68,6 +68,11 @@ def test_what_runs_in_a_container_is_told() -> None:
             "docker run --env=HF_TOKEN=x -e=A=b=c -eVLLM_LOGGING_LEVEL=DEBUG --env-file=x -e HOME vllm/vllm-openai --model m",
             "HF_TOKEN=x A=b=c QUIRE_LOGGING_LEVEL=DEBUG quire serve --model m",
         ),
+        (
+            'docker run --entrypoint bash -e A=b vllm/vllm-openai -c "vllm serve m --port 9 && echo"',
+            "A=b quire serve m --port 9",
+        ),
+        ("sh -c 'exec vllm serve m --port 9'", "quire serve m --port 9"),
         ("docker run --entrypoint vllm ghcr.io/x/vllm-openai serve m --port 80", "quire serve m --port 80"),
         ("vllm serve m 2>&1 & wait", "quire serve m"),
         ("uv run vllm serve m --port 8001 # comment", "quire serve m --port 8001"),

@@ -83,7 +83,10 @@ def _by_answer(repository: str, revision: str, endpoint: str, error: BaseExcepti
             f"accept them at {endpoint}/{repository} {login}",
         )
     if isinstance(error, errors.RepositoryNotFoundError):
-        remedy = "check the spelling; for a private model set HF_TOKEN (or use hf_token, or `hf auth login`)"
+        remedy = (
+            "check the spelling; for a private model set HF_TOKEN (or use hf_token, or `hf auth login`); `quire search` "
+            "finds names"
+        )
         if has_token:
             remedy = "check the spelling, and that the token may read it"
         return Failure("the hub has no such model, or it is private", remedy)

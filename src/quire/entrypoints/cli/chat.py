@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 def add_client_arguments(parser: argparse.ArgumentParser) -> None:
     """What `chat` and `complete` share."""
-    parser.add_argument("--url", default="http://127.0.0.1:8000/v1", help="the server (http://127.0.0.1:8000/v1)")
+    parser.add_argument("--url", help="the server (the latest of `quire ps`, or else http://127.0.0.1:8000/v1)")
     parser.add_argument("--model-name", metavar="NAME", help="the model; none means the first that the server lists")
     parser.add_argument("--api-key", metavar="KEY", help="the server's key (or QUIRE_API_KEY)")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="most tokens of an answer")
@@ -29,9 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def connect(args: argparse.Namespace) -> "tuple[OpenAIClient, dict[str, Any]]":
     """A client, and the body's fields that stay the same."""
     from quire import envs
+    from quire.entrypoints.cli.running import latest_url
     from quire.entrypoints.http_client import OpenAIClient
 
-    client = OpenAIClient(args.url, args.api_key or envs.QUIRE_API_KEY)
+    client = OpenAIClient(args.url or latest_url(), args.api_key or envs.QUIRE_API_KEY)
     fields: dict[str, Any] = {"model": args.model_name or client.first_model()}
     for name in ("max_tokens", "temperature"):
         if getattr(args, name) is not None:

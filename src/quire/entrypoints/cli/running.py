@@ -88,6 +88,11 @@ def find_servers() -> list[RunningServer]:
     return sorted(found, key=lambda each: -each.since)
 
 
+def latest_url() -> str:
+    """Where the latest server answers that runs; the usual address where none does."""
+    return next((each.url for each in find_servers() if each.url.startswith("http")), "http://127.0.0.1:8000")
+
+
 def find_server(word: str) -> RunningServer:
     """The server that a word means. Raises ConfigError: none does."""
     servers = find_servers()

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from quire.descriptors import wait_readable
+from quire.entrypoints.cli.running import latest_url
 from quire.entrypoints.cli.terminal import BOLD, DIM, RESET, is_styled, printable
 from quire.entrypoints.http_client import OpenAIClient
 from quire.errors import ConfigError, EngineError, QuireError, RequestError
@@ -190,7 +191,7 @@ NONE = "-"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "url", nargs="?", default="http://127.0.0.1:8000", metavar="URL", help="the server (http://127.0.0.1:8000)"
+        "url", nargs="?", metavar="URL", help="the server (the latest of `quire ps`, or http://127.0.0.1:8000)"
     )
     parser.add_argument("--api-key", metavar="KEY", help="the server's key (or QUIRE_API_KEY)")
     parser.add_argument("--interval", type=float, default=2.0, metavar="SECONDS", help="between two looks (2)")
@@ -203,7 +204,7 @@ def run(args: argparse.Namespace) -> int:
 
     if not 0.05 <= args.interval <= 3600:
         raise ConfigError(f"interval={args.interval} must be from 0.05 to 3600 seconds.", setting="interval")
-    watch = ServerWatch(args.url, args.api_key or envs.QUIRE_API_KEY)
+    watch = ServerWatch(args.url or latest_url(), args.api_key or envs.QUIRE_API_KEY)
     before = watch.sample()
     if not (args.once or args.json) and sys.stdout.isatty():
         with contextlib.suppress(KeyboardInterrupt), _screen():

@@ -106,6 +106,9 @@ def translate(line: str) -> Translation:
         ConfigError: it is none.
     """
     words = command_words(line)
+    inner = next((word for flag, word in itertools.pairwise(words) if flag in ("-c", "-lc") and "vllm " in word), None)
+    if inner is not None:  # what a shell runs
+        words = [*words[: words.index(inner) - 1], *command_words(inner)]
     variables, words, container = _unpacked(words)
     name, rest = _command(words, line)
     parser = _parser_of(name)

@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from quire.config import limits
+from quire.config.files import read_yaml
 from quire.config.hub.download import amount
 from quire.engine.arg_parser import human_int
-from quire.errors import ConfigError
+from quire.errors import ConfigError, refusing
 
 _UNITS = {"KB": "k", "MB": "M", "GB": "G", "TB": "T"}
 
@@ -48,18 +48,9 @@ class ModelsFile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 def read_models_file(path: str) -> ModelsFile:
     """Raises ConfigError: it cannot be read, or something in it is wrong; the message says where."""
-    import yaml
-
-    try:
-        with open(path, encoding="utf-8") as file:
-            content: object = yaml.safe_load(file.read(limits.MAX_CONFIG_FILE_BYTES))
-        models = msgspec.convert(content, ModelsFile)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError.of("models", f"{path!r} cannot be read: {error}") from None
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ConfigError.of("models", f"{path!r} is not valid YAML: {' '.join(str(error).split())}") from None
-    except msgspec.ValidationError as error:
-        raise ConfigError.of("models", f"{path!r}: {error}") from None
+    known = ", ".join(ModelEntry.__struct_fields__)
+    with refusing(msgspec.ValidationError, setting="models", what=f"models={path!r} (a model may have {known})"):
+        models = msgspec.convert(read_yaml(path, setting="models"), ModelsFile)
     _check(models, path)
     return models
 
