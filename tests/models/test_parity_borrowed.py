@@ -4,7 +4,7 @@ makes of a text with its images, answers are its model's.
 
 import pytest
 from tests.oracles.media_parity import CHUNKS, COMMON, FEW_PAGES, SETTINGS
-from tests.oracles.tiny_borrowed import CONFIGS, OPTIONS, BorrowedOracle, make_tiny_borrowed
+from tests.oracles.tiny_borrowed import CONFIGS, NEEDS, OPTIONS, BorrowedOracle, make_tiny_borrowed
 from tests.oracles.tiny_vision import IMAGE, draw_image
 
 from quire import LLM, SamplingParams
@@ -25,7 +25,10 @@ PROMPTS = [
     ("a text that is longer than the others, of many tokens", []),
 ]
 CASES = [(DEFAULT, setting) for setting in SETTINGS]
-CASES += [(architecture, CHUNKS) for architecture in list(CONFIGS)[:2]]
+CASES += [
+    (f"{name}ForConditionalGeneration", CHUNKS)
+    for name in ("Idefics2", "LlavaNextVideo", "Ovis2", "MiniCPMV4_6", "Lfm2Vl", "Kimi_K25")
+]
 OTHERS = [(name, setting) for name in CONFIGS for setting in SETTINGS if (name, setting) not in CASES]
 
 
@@ -63,10 +66,12 @@ def assert_sees(llm, oracle, prompts, max_tokens):
     ("architecture", "setting"), [*CASES, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in OTHERS)]
 )
 def test_the_engine_sees_what_transformers_sees(architecture, setting, folders):
+    for library in NEEDS.get(architecture, ()):
+        pytest.importorskip(library)
     path = folders(architecture)
     settings = COMMON | {"max_model_len": 400, "mm_processor_kwargs": OPTIONS.get(architecture)} | SETTINGS[setting]
     if setting == FEW_PAGES:
-        settings |= {"max_model_len": 400, "num_gpu_blocks_override": 32}
+        settings |= {"max_model_len": 320, "num_gpu_blocks_override": 36}
     llm, oracle = LLM(model=str(path), **settings), BorrowedOracle(path, OPTIONS.get(architecture))
     for order in (1, -1):  # the second time, from the other end, with whatever was kept
         assert_sees(llm, oracle, PROMPTS[::order], max_tokens=5)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from tests.oracles.tiny_models import TEXT, load_oracle, randomize
-from tests.oracles.tiny_vision import IMAGE, SIGLIP, write_tiny_eyes_tokenizer
+from tests.oracles.tiny_vision import IMAGE, LINEAR, SIGLIP, rename_tensors, write_tiny_eyes_tokenizer
 
 from quire.multimodal.whole_processor import read_processor
 
@@ -53,6 +53,92 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "image_token_index": IMAGE,
     },
 }  # fmt: skip
+CONFIGS["Ovis2ForConditionalGeneration"] = {
+    "text_config": TEXT | {"model_type": "qwen2"},
+    "vision_config": {
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 28,
+        "patch_size": 7, "vocab_size": 40, "num_visual_indicator_tokens": 5, "hidden_stride": 2,
+    },
+    "image_token_id": IMAGE + 1, "visual_indicator_token_ids": list(range(IMAGE + 2, IMAGE + 7)),
+    "vocab_size": TEXT["vocab_size"], "hidden_size": 64,
+}  # fmt: skip
+CONFIGS["VideoLlama3ForConditionalGeneration"] = {
+    "text_config": TEXT | {"model_type": "qwen2"},
+    "vision_config": {
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 4,
+    },
+    "image_token_id": IMAGE, "video_token_id": IMAGE + 1,
+}  # fmt: skip
+CONFIGS["MiniCPMV4_6ForConditionalGeneration"] = {
+    "text_config": TEXT | LINEAR | {"model_type": "qwen3_5_text"},
+    "vision_config": {
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2, "patch_size": 4,
+        "image_size": 32, "insert_layer_id": 1,
+    },
+    "insert_layer_id": 1, "image_size": 32, "image_token_id": IMAGE, "video_token_id": IMAGE + 1,
+}  # fmt: skip
+CONFIGS["Kimi_K25ForConditionalGeneration"] = {
+    "text_config": TEXT | {
+        "model_type": "deepseek_v3", "num_key_value_heads": 4, "q_lora_rank": 28, "kv_lora_rank": 32, "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8, "v_head_dim": 20, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 1,
+        "moe_intermediate_size": 24, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2, "num_nextn_predict_layers": 0,
+    },
+    "vision_config": {
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 4,
+        "pos_emb_height": 8, "pos_emb_width": 8,
+    },
+    "projection_hidden_size": 32, "image_token_id": IMAGE, "video_token_id": IMAGE + 1,
+}  # fmt: skip
+CONFIGS["Lfm2VlForConditionalGeneration"] = {
+    "text_config": TEXT | {"model_type": "lfm2", "layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3},
+    "vision_config": {
+        "model_type": "siglip2_vision_model", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "patch_size": 4, "num_patches": 64, "vision_use_head": False,
+    },
+    "projector_hidden_size": 48, "image_token_id": IMAGE,
+}  # fmt: skip
+CONFIGS["VideoLlavaForConditionalGeneration"] = {
+    "text_config": TEXT | {"model_type": "llama"},
+    "vision_config": _CLIP,
+    "image_token_index": IMAGE,
+    "video_token_index": IMAGE + 1,
+}
+CONFIGS["PerceptionLMForConditionalGeneration"] = {
+    "text_config": TEXT | {"model_type": "llama"},
+    "image_token_id": IMAGE,
+    "video_token_id": IMAGE + 1,
+    "vision_use_cls_token": True,
+    "vision_config": {
+        "model_type": "timm_wrapper",
+        "architecture": "vit_pe_core_large_patch14_336",
+        "model_args": {
+            "embed_dim": 32,
+            "depth": 2,
+            "num_heads": 2,
+            "img_size": [28, 28],
+            "patch_size": 7,
+            "global_pool": "",
+            "use_post_transformer_norm": False,
+            "init_values": 0.1,
+            "ref_feat_shape": [4, 4],
+        },
+        "hidden_size": 32,
+        "embed_dim": 32,
+    },
+    "projector_pooling_ratio": 2,
+}
+CONFIGS["FastVlmForConditionalGeneration"] = {
+    "text_config": TEXT | {"model_type": "qwen2"},
+    "image_token_index": IMAGE,
+    "image_seq_length": 4,
+    "vision_config": {
+        "model_type": "timm_wrapper",
+        "architecture": "fastvit_mci3",
+        "model_args": {"inference_mode": True, "embed_dims": [8, 16, 16, 32, 32], "layers": [1, 1, 1, 1, 1]},
+        "hidden_size": 64,
+        "num_features": 64,
+    },
+}
 for _config in CONFIGS.values():
     _config["tie_word_embeddings"] = False
 
@@ -78,9 +164,94 @@ PROCESSORS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"processor_class": "GotOcr2Processor", "num_image_tokens": 16},
     ),
 }  # fmt: skip
+PROCESSORS |= {
+    "Ovis2ForConditionalGeneration": (
+        {"image_processor_type": "Ovis2ImageProcessor", "size": {"height": 28, "width": 28}, "crop_to_patches": True,
+         "max_patches": 4},
+        {"processor_class": "Ovis2Processor", "image_seq_length": 4},
+    ),
+    "VideoLlama3ForConditionalGeneration": (
+        {"image_processor_type": "VideoLlama3ImageProcessor", "patch_size": 4, "merge_size": 2, "min_pixels": 256,
+         "max_pixels": 1600},
+        {"processor_class": "VideoLlama3Processor"},
+    ),
+    "MiniCPMV4_6ForConditionalGeneration": (
+        {"image_processor_type": "MiniCPMV4_6ImageProcessor", "patch_size": 4, "scale_resolution": 32, "max_slice_nums": 4,
+         "use_image_id": False},
+        {"processor_class": "MiniCPMV4_6Processor"},
+    ),
+    "Kimi_K25ForConditionalGeneration": (
+        {"image_processor_type": "Kimi_K25ImageProcessor", "patch_size": 4, "merge_size": 2,
+         "size": {"max_height": 64, "max_width": 64}},
+        {"processor_class": "Kimi_K25Processor"},
+    ),
+    "Lfm2VlForConditionalGeneration": (
+        {"image_processor_type": "Lfm2VlImageProcessor", "encoder_patch_size": 4, "tile_size": 32, "min_tiles": 2, "max_tiles": 3,
+         "min_image_tokens": 4, "max_image_tokens": 16, "max_num_patches": 64, "downsample_factor": 2},
+        {"processor_class": "Lfm2VlProcessor"},
+    ),
+}  # fmt: skip
+PROCESSORS |= {
+    "VideoLlavaForConditionalGeneration": (
+        {
+            "image_processor_type": "VideoLlavaImageProcessor",
+            "size": {"shortest_edge": 28},
+            "crop_size": {"height": 28, "width": 28},
+        },
+        {
+            "processor_class": "VideoLlavaProcessor",
+            "patch_size": 7,
+            "vision_feature_select_strategy": "default",
+            "num_additional_image_tokens": 1,
+        },
+    ),
+    "PerceptionLMForConditionalGeneration": (
+        {
+            "image_processor_type": "PerceptionLMImageProcessor",
+            "size": {"height": 28, "width": 28},
+            "tile_size": 28,
+            "max_num_tiles": 4,
+            "vision_input_type": "thumb+tile",
+        },
+        {"processor_class": "PerceptionLMProcessor", "patch_size": 7, "pooling_ratio": 2},
+    ),
+    "FastVlmForConditionalGeneration": (
+        {
+            "image_processor_type": "CLIPImageProcessor",
+            "size": {"shortest_edge": 128},
+            "crop_size": {"height": 128, "width": 128},
+        },
+        {
+            "processor_class": "LlavaProcessor",
+            "patch_size": 64,
+            "vision_feature_select_strategy": "full",
+            "num_additional_image_tokens": 0,
+        },
+    ),
+}
 OPTIONS = {"GotOcr2ForConditionalGeneration": {"num_image_tokens": 16}}
 """Of the processor, that are in no file."""
+NEEDS = {
+    "Kimi_K25ForConditionalGeneration": ["torchvision"],
+    "Lfm2VlForConditionalGeneration": ["torchvision"],
+    "PerceptionLMForConditionalGeneration": ["torchvision", "timm"],
+    "FastVlmForConditionalGeneration": ["torchvision", "timm"],
+}
+"""Libraries that Transformers' processor or modules need."""
 MARKERS = {"GotOcr2ForConditionalGeneration": "<imgpad>"}
+BESIDE = {
+    "Ovis2ForConditionalGeneration": ["<IMG_ATOM>", "<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>"],
+    "Lfm2VlForConditionalGeneration": ["<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"]
+    + [f"<|img_row_{row}_col_{column}|>" for row in range(1, 4) for column in range(1, 4)],
+    "MiniCPMV4_6ForConditionalGeneration": [
+        "<image_start>",
+        "<image_end>",
+        "<slice>",
+        "</slice>",
+        "<image_id>",
+        "</image_id>",
+    ],
+}
 SPECIALS = {
     "image_boundary_token": "<fake_token_around_image>",
     "end_of_utterance_token": "<|im_end|>",
@@ -88,6 +259,13 @@ SPECIALS = {
     "boi_token": "<img>",
     "eoi_token": "</img>",
     "video_token": "<video>",
+    "image_start_token": "<|image_start|>",
+    "image_end_token": "<|image_end|>",
+    "image_thumbnail": "<|img_thumbnail|>",
+    "slice_start_token": "<slice>",
+    "slice_end_token": "</slice>",
+    "image_id_start_token": "<image_id>",
+    "image_id_end_token": "</image_id>",
 }
 
 
@@ -102,7 +280,9 @@ def make_tiny_borrowed(architecture: str, path: Path, *, seed: int = 0) -> Path:
     model = model_class(config).eval()
     randomize(model, seed)
     model.save_pretrained(path)
-    write_tiny_eyes_tokenizer(path, MARKERS.get(architecture, "<image>"))
+    if architecture.startswith("Kimi"):
+        rename_tensors(path / "model.safetensors", "language_model.model.blocks.", "language_model.model.layers.")
+    write_tiny_eyes_tokenizer(path, MARKERS.get(architecture, "<image>"), BESIDE.get(architecture, ()))
     pixels, whole = PROCESSORS[architecture]
     (path / "preprocessor_config.json").write_text(json.dumps(_SQUARES | pixels))
     (path / "processor_config.json").write_text(json.dumps(whole))
@@ -129,7 +309,13 @@ class BorrowedOracle:
         found = self.processor.tokenizer([text], **self._options)
         if images:
             pictures = [Image.fromarray(image) for image in images]
-            found = self.processor(text=[text], images=pictures, **self._options, **self._own_options)
+            options = self._options | self._own_options
+            if type(self.processor).__name__.startswith("PerceptionLM"):  # its images have several numbers of squares
+                options["return_tensors"] = None
+            found = self.processor(text=[text], images=pictures, **options)
+            if options["return_tensors"] is None:
+                pixels = torch.cat(list(found["pixel_values"]))[None]
+                found = {"input_ids": torch.tensor(found["input_ids"]), "pixel_values": pixels}
         return {name: value for name, value in found.items() if name not in ("attention_mask", "token_type_ids")}
 
     @torch.no_grad()

@@ -132,7 +132,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vision_end_token_id": 303,
     },
 }
-_LINEAR: dict[str, Any] = {
+LINEAR: dict[str, Any] = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 8,
@@ -153,7 +153,7 @@ CONFIGS["Qwen3VLMoeForConditionalGeneration"] = CONFIGS["Qwen3VLForConditionalGe
     "text_config": CONFIGS["Qwen3VLForConditionalGeneration"]["text_config"] | _EXPERTS
 }
 CONFIGS["Qwen3_5ForConditionalGeneration"] = CONFIGS["Qwen3VLForConditionalGeneration"] | {
-    "text_config": TEXT | _LINEAR,
+    "text_config": TEXT | LINEAR,
     "vision_config": {
         name: value
         for name, value in CONFIGS["Qwen3VLForConditionalGeneration"]["vision_config"].items()
@@ -161,7 +161,7 @@ CONFIGS["Qwen3_5ForConditionalGeneration"] = CONFIGS["Qwen3VLForConditionalGener
     },
 }
 CONFIGS["Qwen3_5MoeForConditionalGeneration"] = CONFIGS["Qwen3_5ForConditionalGeneration"] | {
-    "text_config": TEXT | _LINEAR | _EXPERTS | {"shared_expert_intermediate_size": 32}
+    "text_config": TEXT | LINEAR | _EXPERTS | {"shared_expert_intermediate_size": 32}
 }
 _APART = {"tie_word_embeddings": False}
 _PATCHES_OF_4 = {"image_size": 24, "patch_size": 4}
@@ -415,13 +415,13 @@ def make_tiny_vision(
     randomize(model, seed)
     model.save_pretrained(path)
     if architecture.startswith("Qianfan"):
-        _rename(path / "model.safetensors", "language_model.model.encoder.", "language_model.model.")
+        rename_tensors(path / "model.safetensors", "language_model.model.encoder.", "language_model.model.")
     write_tiny_eyes_tokenizer(path, "<|image|>" if architecture.startswith("Llama4") else "<image>")
     (path / "preprocessor_config.json").write_text(json.dumps(_PIXELS | (processor or PROCESSORS[architecture])))
     return path
 
 
-def _rename(file: Path, written: str, published: str) -> None:
+def rename_tensors(file: Path, written: str, published: str) -> None:
     """Where Transformers writes names otherwise than they are in published checkpoints, which it reads."""
     from safetensors.torch import load_file, save_file
 
@@ -454,8 +454,8 @@ def register_tiles() -> None:
     AutoImageProcessor.register(Gemma4UnifiedConfig, image_processor_classes=squares, exist_ok=True)
 
 
-def write_tiny_eyes_tokenizer(path: Path, marker: str) -> None:
-    """The tiny tokenizer, with a marker of images, and a chat template that takes parts."""
+def write_tiny_eyes_tokenizer(path: Path, marker: str, also: Sequence[str] = ()) -> None:
+    """The tiny tokenizer, with a marker of images (`also`: tokens right behind it), and a chat template that takes parts."""
     from tokenizers import Tokenizer
 
     write_tiny_tokenizer(path)
@@ -465,7 +465,7 @@ def write_tiny_eyes_tokenizer(path: Path, marker: str) -> None:
     around = ["<fake_token_around_image>", "<global-img>", "[IMG_BREAK]", "[IMG_END]", "<img>", "</img>"]
     around += ["<|START_OF_IMG|>", "<|END_OF_IMG|>", "<begin_of_image>", "<end_of_image>"]
     around += ["<|IMG_LINE_BREAK|>", "<|image_start|>", "<|image_end|>", "<|tile_x_separator|>", "<|tile_y_separator|>"]
-    tokenizer.add_special_tokens([marker, *around, *places, "<video>"])
+    tokenizer.add_special_tokens([marker, *(also or around), *places, "<video>"])
     assert tokenizer.token_to_id(marker) == IMAGE
     tokenizer.save(str(path / "tokenizer.json"))
     config = json.loads((path / "tokenizer_config.json").read_bytes())

@@ -44,10 +44,12 @@ class Tower(abc.ABC):
     Attributes:
         prefix: of its modules' names within the whole model.
         modules: those that the model's weights fill. An encoder may have others, which it reads itself.
+        own_parameters: of these others.
     """
 
     prefix: str
     modules: list[Module]
+    own_parameters = 0
 
     def sources(self) -> dict[str, CheckpointTensor]:
         """The checkpoint's tensors that fill its modules."""
@@ -56,11 +58,6 @@ class Tower(abc.ABC):
     def set_weight(self, module: str, weight: Weight) -> None:
         """Take a module's weight; `module` is its name here."""
         raise NotImplementedError
-
-    @property
-    def own_parameters(self) -> int:
-        """Of what it reads itself."""
-        return 0
 
     @property
     @abc.abstractmethod

@@ -37,6 +37,7 @@ class Expansion:
         grid: frames, rows and columns of the embeddings, for positions with several axes.
         arrays: what the encoder reads.
         interval: positions from one frame to the next.
+        written: of an item whose tokens all take embeddings: what these tokens are, where they are several.
     """
 
     token_ids: list[int]
@@ -45,6 +46,7 @@ class Expansion:
     after: list[int] = dataclasses.field(default_factory=list[int])
     grid: tuple[int, ...] = ()
     interval: float = 1.0
+    written: list[int] = dataclasses.field(default_factory=list[int])
 
 
 Encode = Callable[[str], list[int]]
@@ -74,6 +76,7 @@ class Family:
         of_embeds: what stands in the prompt for an image that is given as so many embeddings, with a grid of patches where
             one is given. None: whatever the model needs besides is not in embeddings.
         marker_text: what users write for an item, where the tokenizer has a token for it; config.json need not name that one.
+        number: from the tokens before an image, as they are before the first one, those before another of the prompt.
         is_whole: the checkpoint's processor of images and text together says what stands for an image.
         samples_each: of an embedding, for sounds of any length; 0: what is too long is cut off.
     """
@@ -92,6 +95,7 @@ class Family:
     samples_each: int = 0
     marker_text: str = ""
     is_whole: bool = False
+    number: Callable[[list[int], int], list[int]] = lambda before, number: before
 
     def embedded_token(self, hf: HFConfig) -> int:
         """The token whose embedding is an image's."""

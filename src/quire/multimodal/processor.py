@@ -306,7 +306,7 @@ class MediaProcessor:
         tensors = {name: MediaTensor.from_array(array) for name, array in arrays.items()}
         kind = next((kind for kind, made in MADE_BEFORE.items() if made == modality), modality)
         embedded = self._embedded_of(self._families[kind])
-        own = [embedded if token == EMBEDDED else token for token in expansion.token_ids]
+        own = expansion.written or [embedded if token == EMBEDDED else token for token in expansion.token_ids]
         tokens = (expansion.before, own, expansion.after)
         reader = IMAGE if modality == VIDEO else modality
         return Processed(*tokens, num_embeds, list(expansion.grid), tensors, reader, expansion.interval)
@@ -327,6 +327,7 @@ class MediaProcessor:
             token_ids = self._led(token_ids, len(processed[IMAGE]))
         expanded: list[int] = []
         items: list[MediaItem] = []
+        counts = dict.fromkeys(processed, 0)
         left = {modality: iter(found) for modality, found in processed.items()}
         start = 0
         for at, modality in self._places(token_ids, processed):
@@ -336,12 +337,12 @@ class MediaProcessor:
             sees = family.sees(self._hf)
             sees = "" if sees == PROMPT else sees
             for number, one in enumerate((first, *first.others)):
-                expanded = join(expanded, one.before)
+                expanded = join(expanded, family.number(one.before, counts[modality]))
                 own = (len(expanded), len(one.token_ids), self._embedded_of(family), one.num_embeds)
                 name = f"{key}/{number}" if first.others else key
                 items.append(MediaItem(name, one.modality, *own, one.grid, one.tensors, sees, one.interval))
                 expanded += [*one.token_ids, *one.after]
-            start = at + 1 + around
+            start, counts[modality] = at + 1 + around, counts[modality] + 1
         expanded = join(expanded, list(token_ids[start:]))
         if items and any(family.sees(self._hf) == PROMPT for family in families):
             items.append(_whole(expanded, items))

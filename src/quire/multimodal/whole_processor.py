@@ -36,11 +36,8 @@ def read_processor(path: str, images: Any) -> "WholeProcessor":
     known = inspect.signature(found.__init__).parameters
     options = {name: value for name, value in whole.items() if name in known}
     for name in found.get_attributes():
-        options[name] = None
-        if "tokenizer" in name:
-            options[name] = found._load_tokenizer_from_pretrained(name, path)
-        elif name == "image_processor":
-            options[name] = images
+        is_text = "tokenizer" in name  # what reads videos and sounds is not asked, only looked at
+        options[name] = found._load_tokenizer_from_pretrained(name, path) if is_text else images
     lenient = type(found.__name__, (found,), {"check_argument_for_proper_class": lambda self, name, argument: None})
     return WholeProcessor(lenient(**options))
 
@@ -60,6 +57,17 @@ class WholeProcessor:
     def token(self) -> int:
         """The marker's token."""
         return int(self._processor.tokenizer.convert_tokens_to_ids(self.marker))
+
+    def number(self, before: list[int], number: int) -> list[int]:
+        """The tokens before an image, of one that is not the first, where they name its number."""
+        first, other = (self._numbered(each) for each in (0, number))
+        return other + before[len(first) :] if first and before[: len(first)] == first else before
+
+    def _numbered(self, number: int) -> list[int]:
+        begin, end = (getattr(self._processor, f"image_id_{side}_token", None) for side in ("start", "end"))
+        return (
+            self._processor.tokenizer.encode(f"{begin}{number}{end}", add_special_tokens=False) if begin and end else []
+        )
 
     def __call__(self, images: npt.NDArray[Any], **options: Any) -> Mapping[str, Any]:
         """What it gives for one image, each as a batch of one."""
@@ -84,13 +92,17 @@ def whole_family(processor: WholeProcessor) -> Family:
 
     def expand(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
         tokens, token = arrays[TOKENS].reshape(-1), family.embedded_token(hf)
-        places = np.flatnonzero(tokens == token)
+        places = np.flatnonzero(np.isin(tokens, [token, *(hf.to_dict().get("visual_indicator_token_ids") or ())]))
         if not len(places):
             raise ValueError(f"the processor puts no token {token} in the place of an image")
         first, end, ids = int(places[0]), int(places[-1]) + 1, tokens.tolist()
-        own = [EMBEDDED if each == token else each for each in ids[first:end]]
-        return Expansion(own, {**arrays, PLACES: places}, before=ids[:first], after=ids[end:])
+        own = ids[first:end]
+        written = own if len(places) == len(own) else []
+        own = [EMBEDDED if at in places else each for at, each in enumerate(own, first)]
+        return Expansion(own, {**arrays, PLACES: places}, before=ids[:first], after=ids[end:], written=written)
 
     names = ("image_token_id", "image_token_index")
-    family = Family(names, processor.token, expand, marker_text=processor.marker, is_whole=True)
+    family = Family(
+        names, processor.token, expand, marker_text=processor.marker, is_whole=True, number=processor.number
+    )
     return family

@@ -92,11 +92,11 @@ class BorrowedTower(Tower):
         self._class, self._config = _without_text(json.dumps(context.hf.to_dict(), sort_keys=True, default=str))
         self._tree: Any = None
         self.modules = []
-
-    @functools.cached_property
-    def own_parameters(self) -> int:
-        with torch.device("meta"):
-            return sum(each.numel() for each in self._class(self._config).parameters())
+        try:
+            with torch.device("meta"):
+                self.own_parameters = sum(each.numel() for each in self._class(self._config).parameters())
+        except Exception as error:  # a model's own code may raise anything
+            raise self._refusal(failure(error)) from error
 
     @property
     def buffer_bytes(self) -> int:
@@ -170,10 +170,11 @@ class BorrowedTower(Tower):
         except Exception as error:  # a model's own code may raise anything
             why = failure(error)
         if why:
-            raise ConfigError(
-                f"{self._class.__name__} cannot see through Transformers' modules: {why}. With language_model_only it reads text",
-                setting="model",
-            )
+            raise self._refusal(why)
+
+    def _refusal(self, why: str) -> ConfigError:
+        name, instead = self._class.__name__, "With language_model_only it reads text"
+        return ConfigError(f"{name} cannot see through Transformers' modules: {why}. {instead}", setting="model")
 
     def _more_than_embeddings(self, item: Arrays) -> str:
         given, count = self._called(item), item[TOKENS].size
