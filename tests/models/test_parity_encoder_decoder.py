@@ -188,7 +188,7 @@ def test_one_sound_is_encoded_once_for_all_sequences_that_hear_it(folders, monke
     ("prompt", "message"),
     [
         ({"prompt": "words"}, "hears"),
-        ({"prompt_token_ids": [5], "multi_modal_data": {"audio": []}}, "has 0"),
+        ({"prompt_token_ids": [5], "multi_modal_data": {"audio": []}}, "one sound, not 0"),
         ({"prompt_token_ids": [5], "multi_modal_data": {"audio": [0.0] * 10 + [float("nan")]}}, "not finite"),
         ({"prompt_token_ids": [5], "multi_modal_data": {"image": [0.0]}}, "dict with 'audio'"),
         ({"prompt_token_ids": [5], "multi_modal_data": {"audio": ([0.1], 3)}}, "samples a second"),

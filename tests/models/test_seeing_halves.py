@@ -141,7 +141,7 @@ IMAGES = {"image": PIXELS}
 REFUSED = {
     "no image": (DONUT, {"prompt": "words"}, "the model's encoder sees"),
     "two": (DONUT, {"prompt": "a", "multi_modal_data": {"image": [PIXELS, PIXELS]}}, "prompt has 2 images"),
-    "none": (FLORENCE, {"prompt": "a", "multi_modal_data": {"image": []}}, "has one image; this one has 0"),
+    "none": (FLORENCE, {"prompt": "a", "multi_modal_data": {"image": []}}, "has one image, not 0"),
     "a sound": (FLORENCE, {"prompt": "a", "multi_modal_data": {"audio": PIXELS}}, "a dict with 'image'"),
     "no file": (DONUT, {"prompt": "a", "multi_modal_data": {"image": "/no.png"}}, "cannot be read"),
     "floats": (DONUT, {"prompt": "a", "multi_modal_data": {"image": np.zeros((4, 4, 3))}}, "its numbers are float64"),

@@ -384,8 +384,8 @@ def _florence(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
     """Florence-2: the mean of all rows and these, before the text that the encoder reads with them."""
     pixels, vision = arrays["pixel_values"], hf.vision_config
     sides = pixels.shape[-2:]
-    steps = zip(vision.patch_size, vision.patch_stride, vision.patch_padding, strict=True)
-    for size, stride, padding in steps:
+    usual = {"patch_size": (7, 3, 3, 3), "patch_stride": (4, 2, 2, 2), "patch_padding": (3, 1, 1, 1)}
+    for size, stride, padding in zip(*(vision.get(name, each) for name, each in usual.items()), strict=True):
         sides = [(side + 2 * padding - size) // stride + 1 for side in sides]
     return Expansion([EMBEDDED] * (1 + math.prod(sides)), {"pixels": pixels})
 

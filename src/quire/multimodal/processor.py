@@ -319,7 +319,7 @@ class MediaProcessor:
             token_ids = [self.markers[modality] for modality, items in processed.items() for _ in items]
             if len(token_ids) != 1:
                 one = " or ".join(MODALITIES[modality].removesuffix("s") for modality in processed)
-                raise RequestError(f"a prompt of this model has one {one}; this one has {len(token_ids)}", param=PARAM)
+                raise RequestError(f"a prompt of this model has one {one}, not {len(token_ids)}", param=PARAM)
         join = operator.add
         if any(family.joins_newlines for family in families):
             join = Newlines(self._encode).join

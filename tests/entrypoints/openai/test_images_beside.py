@@ -49,7 +49,7 @@ def test_a_messages_image_stands_beside_its_text(client: openai.OpenAI, folder: 
     ("parts", "param", "message"),
     [
         (["the quick"], "multi_modal_data", "the model's encoder sees"),
-        ([image_part(data_url(PIXELS)), image_part(data_url(PIXELS)), "a"], "multi_modal_data", "this one has 2"),
+        ([image_part(data_url(PIXELS)), image_part(data_url(PIXELS)), "a"], "multi_modal_data", "one image, not 2"),
         ([image_part("data:image/png;base64,AAAA"), "a"], "messages[0].content[0].image_url", "image"),
     ],
 )

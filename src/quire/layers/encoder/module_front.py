@@ -4,6 +4,7 @@ Knows names of modules and weights. Knows no architecture.
 Legend: N images, C channels, H height, W width, E rows of an image, D columns.
 """
 
+import math
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -31,8 +32,9 @@ class ModuleFront:
     def modules(self, builder: ModuleBuilder) -> Iterator[Module]:
         """One for each tensor."""
         for name, parameter in self._parameters.items():
-            whole = (RowBlock(parameter.numel(), 1),)
-            yield Module(name, "table", (name.removeprefix(TREE),), whole, is_flattened=True)
+            rows, *dims = parameter.shape
+            source, columns = (name.removeprefix(TREE),), math.prod(dims) if dims else 0
+            yield Module(name, "table", source, (RowBlock(rows, 1),), columns, dims=tuple(dims))
 
     def set_weight(self, name: str, weight: Weight) -> None:
         """Take one of its tensors."""

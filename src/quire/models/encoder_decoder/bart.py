@@ -145,7 +145,7 @@ def donut(hf: HFConfig) -> DecoderSpec:
         weights=dataclasses.replace(names, prefixes=("decoder.model.",)),
         tied_embeddings=hf.decoder.get("tie_word_embeddings", True),
     )
-    seen = eyes.get("embed_dim", 96) * 2 ** (len(eyes.depths) - 1)
+    seen = eyes.get("embed_dim", 96) * 2 ** (len(eyes.get("depths", (2, 2, 6, 2))) - 1)
     modules = Modules("DonutSwinModel", section="encoder")
     trunk = without_layers(seen, NORM, SWIN_NAMES, reads_items=True, frames=modules)
     projector = () if seen == spec.hidden else (Product("projection", spec.hidden),)
