@@ -38,6 +38,7 @@ def test_the_cpu_passes_the_quick_checks_of_its_parts_and_says_so_in_three_forms
 
 
 @pytest.mark.exhaustive
+@pytest.mark.timeout(1800)  # four minutes beside other tests
 def test_the_cpu_passes_the_whole_suite() -> None:
     assert main(["conformance", "--platform", "cpu", "--jobs", "1"]) == 0
 

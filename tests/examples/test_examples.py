@@ -65,8 +65,12 @@ def test_a_batch_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 @pytest.mark.exhaustive
 def test_ray_data(capsys: pytest.CaptureFixture[str]) -> None:
+    ray = pytest.importorskip("ray")
     pytest.importorskip("ray.data")
-    run("ray_data")
+    try:
+        run("ray_data")
+    finally:
+        ray.shutdown()  # which other tests start for themselves
     assert "What is 17 + 25? -> 17 + 25 = 42" in capsys.readouterr().out
 
 

@@ -72,6 +72,7 @@ def test_one_step_in_flight_gives_the_same(npu: None, tmp_path: Path, monkeypatc
 
 
 @pytest.mark.exhaustive
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_the_whole_suite_passes(mode: str, npu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUIRE_FAKE_NPU_MODE", mode)
