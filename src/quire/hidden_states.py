@@ -41,7 +41,7 @@ def cleanup_hidden_states(path: str, keep_hidden_states: bool = False) -> None:
 def lock_states(path: str) -> int | None:
     """Let readers of a file that will be written wait; the lock, to be closed then. None: it cannot be had."""
     try:
-        lock = os.open(_lock_name(path), os.O_CREAT | os.O_WRONLY, 0o600)
+        lock = os.open(_lock_name(path), os.O_CREAT | os.O_WRONLY, 0o644)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         logger.warning("hidden states: %s cannot be locked, its readers do not wait: %s", path, error)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.entrypoints.http import long_bodies
-from quire.entrypoints.http.long_bodies import AT_ONCE, LongBody, Made, encode, json_body, pieces_of
+from quire.entrypoints.http.long_bodies import AT_ONCE, LongBody, Made, encode, json_response, pieces_of
 
 
 class Inner(msgspec.Struct):
@@ -60,7 +60,7 @@ def test_no_piece_is_long():
 
 
 def test_others_have_their_turn_between_the_pieces():
-    body, turns, sent = json_body([np.ones((300, 512))]), [0], list[tuple[int, bytes]]()
+    body, turns, sent = json_response([np.ones((300, 512))]), [0], list[tuple[int, bytes]]()
 
     async def others() -> None:
         while True:
@@ -94,13 +94,13 @@ def test_the_loops_thread_rests_every_few_milliseconds(monkeypatch: pytest.Monke
         sent.append(len(message.get("body", b"")))
         now[0] += 0.001
 
-    asyncio.run(json_body([np.ones((300, 512))])({"type": "http"}, lambda: asyncio.sleep(0), send))
+    asyncio.run(json_response([np.ones((300, 512))])({"type": "http"}, lambda: asyncio.sleep(0), send))
     assert len(rests) >= len(sent) // 5 > 2
     assert all(after - before <= 5 for before, after in itertools.pairwise([0, *rests, len(sent)]))
 
 
 def test_short_answers_are_sent_whole():
-    response = json_body({"a": [1, 2]}, 201)
+    response = json_response({"a": [1, 2]}, 201)
     assert (response.status_code, response.body, response.headers["content-length"]) == (201, b'{"a":[1,2]}', "11")
 
 

@@ -8,9 +8,15 @@ from typing import Any
 
 from quire.config import EngineConfig, HFConfig
 from quire.config.hub.listing import HubModel
-from quire.entrypoints.cli.explain_platform import explain_capabilities
+from quire.entrypoints.cli.explain_platform import (
+    explain_capabilities,
+    explain_platform,
+    kernel_line,
+    platform_text,
+    section,
+    with_why,
+)
 from quire.entrypoints.cli.fit import fit_sentence, limits_sentence
-from quire.entrypoints.cli.terminal import columns
 from quire.platforms.interface import Platform
 
 CONFIG_PARTS = ("model", "cache", "parallel", "scheduler", "device", "load", "attention", "observability")
@@ -36,7 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.platform:
-        return _run_platform(args)
+        report = explain_platform(args.platform)
+        print(json.dumps(report, indent=2, default=str) if args.json else platform_text(report))
+        return 0
     from quire.engine.arg_utils import EngineArgs, UsageContext
     from quire.entrypoints.cli.serve import take_model
     from quire.platforms import current_platform
@@ -55,14 +63,6 @@ def run(args: argparse.Namespace) -> int:
         print(fit_sentence(config, memory, platform.device_name()), limits_sentence(config, memory))
         print()
         print(as_text(report, with_constants=args.everything))
-    return 0
-
-
-def _run_platform(args: argparse.Namespace) -> int:
-    from quire.entrypoints.cli.explain_platform import as_text, explain_platform
-
-    report = explain_platform(args.platform)
-    print(json.dumps(report, indent=2, default=str) if args.json else as_text(report))
     return 0
 
 
@@ -105,34 +105,20 @@ def _config_part(config: EngineConfig, part: str) -> dict[str, Any]:
 
 def as_text(report: dict[str, Any], *, with_constants: bool = True) -> str:
     """The report for a reader: one section after another, one line a fact."""
-    server = {name: _with_why(entry) for name, entry in report.get("server", {}).items()}
-    lines = _section("server", server) if server else []
-    lines += _section("files", report["files"]) if "files" in report else []
+    server = {name: with_why(entry) for name, entry in report.get("server", {}).items()}
+    lines = section("server", server) if server else []
+    lines += section("files", report["files"]) if "files" in report else []
     for part, settings in report["config"].items():
-        lines += _section(f"config.{part}", {name: _with_why(entry) for name, entry in settings.items()})
-    capabilities = {name: _with_why(entry) for name, entry in report["platform"]["capabilities"].items()}
-    lines += _section(f"platform {report['platform']['name']}", capabilities)
-    lines += _section("kernels", {op: _kernel_line(entry) for op, entry in report["kernels"].items()})
+        lines += section(f"config.{part}", {name: with_why(entry) for name, entry in settings.items()})
+    capabilities = {name: with_why(entry) for name, entry in report["platform"]["capabilities"].items()}
+    lines += section(f"platform {report['platform']['name']}", capabilities)
+    lines += section("kernels", {op: kernel_line(entry) for op, entry in report["kernels"].items()})
     backend = report["attention_backend"]
-    lines += _section("attention backends", backend["reasons"])
-    lines += _section("model", report["model"])
-    lines += _section("memory (estimate)", {name: _amount(name, value) for name, value in report["memory"].items()})
-    lines += _section("limits", report["limits"]) if with_constants else []
+    lines += section("attention backends", backend["reasons"])
+    lines += section("model", report["model"])
+    lines += section("memory (estimate)", {name: _amount(name, value) for name, value in report["memory"].items()})
+    lines += section("limits", report["limits"]) if with_constants else []
     return "\n".join(lines).lstrip("\n")
-
-
-def _section(title: str, facts: dict[str, Any]) -> list[str]:
-    return ["", title, *columns(facts)]
-
-
-def _with_why(entry: dict[str, Any]) -> str:
-    return f"{entry['value']!r}" + (f"  ({entry['why']})" if entry.get("why") else "")
-
-
-def _kernel_line(entry: dict[str, Any]) -> str:
-    line = f"{entry['chosen']}: {entry['function']}"
-    passed_over = "; ".join(f"{other['platform']}: {other['why']}" for other in entry["passed_over"])
-    return f"{line}  (not {passed_over})" if passed_over else line
 
 
 def _amount(name: str, value: Any) -> str:
@@ -147,7 +133,7 @@ _TOLD_APART = ("reasoning_parser", "tool_call_parser", "api_key", "host", "port"
 def explain_server(args: argparse.Namespace, config: EngineConfig) -> dict[str, Any]:
     """Each fact with its value and why it is so. Raises ConfigError: a flag of the server that cannot work."""
     from quire.engine.tokenizer_source import TokenizerSource
-    from quire.entrypoints.cli.serve import check_server_flags, listen_options, server_settings
+    from quire.entrypoints.cli.serve import api_keys, check_server_flags, listen_options, server_settings
     from quire.entrypoints.http.state import answer_formats
     from quire.parsers.choice import AUTO, NONE
 
@@ -160,7 +146,7 @@ def explain_server(args: argparse.Namespace, config: EngineConfig) -> dict[str, 
     facts: dict[str, Any] = {
         "names": _fact(list(config.model.served_model_name)),
         "address": _fact(options.url),
-        "api_key": _fact(f"{len(args.api_key)} given" if args.api_key else None),
+        "api_key": _fact(f"{len(keys)} given" if (keys := api_keys(args)) else None),
         "core": _core_fact(config),
     }
     for name, found in (("reasoning_parser", formats.reasoning_name), ("tool_call_parser", formats.tools_name)):

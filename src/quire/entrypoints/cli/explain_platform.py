@@ -65,23 +65,34 @@ def _nvidia_only(platform: Platform) -> list[dict[str, str]]:
     return explain()
 
 
-def as_text(report: dict[str, Any]) -> str:
+def platform_text(report: dict[str, Any]) -> str:
     """The report for a reader."""
-    capabilities = {name: f"{each['value']!r}  ({each['why']})" for name, each in report["capabilities"].items()}
-    lines = [f"platform {report['platform']['name']}", *columns(report["platform"])]
-    lines += ["", "capabilities", *columns(capabilities)]
-    lines += ["", "kernels", *columns({op: _kernel_line(each) for op, each in report["kernels"].items()})]
+    lines = section(f"platform {report['platform']['name']}", report["platform"])
+    lines += section("capabilities", {name: with_why(each) for name, each in report["capabilities"].items()})
+    lines += section("kernels", {op: kernel_line(each) for op, each in report["kernels"].items()})
     lines += ["", "attention backends, in this order", *(f"  {path}" for path in report["attention_backends"])]
     if report["only on NVIDIA"]:
         parts = {
             each["what"]: f"{each['here']}; behind: {each['behind']}; else {each['instead']}"
             for each in report["only on NVIDIA"]
         }
-        lines += ["", "only on NVIDIA's GPUs", *columns(parts)]
-    return "\n".join(lines)
+        lines += section("only on NVIDIA's GPUs", parts)
+    return "\n".join(lines).lstrip("\n")
 
 
-def _kernel_line(entry: dict[str, Any]) -> str:
+def section(title: str, facts: dict[str, Any]) -> list[str]:
+    """Lines of a part of a report."""
+    return ["", title, *columns(facts)]
+
+
+def with_why(entry: dict[str, Any]) -> str:
+    """A value, and why it is so."""
+    return f"{entry['value']!r}" + (f"  ({entry['why']})" if entry.get("why") else "")
+
+
+def kernel_line(entry: dict[str, Any]) -> str:
+    """Which kernel was chosen for an operation, and why others were not; those that others only outrank are left out."""
     line = f"{entry['chosen']}: {entry['function']}"
     passed = [each for each in entry["passed_over"] if "priority" not in each["why"]]
-    return f"{line}  (not {'; '.join(each['why'] for each in passed)})" if passed else line
+    told = "; ".join(f"{each['platform']}: {each['why']}" for each in passed)
+    return f"{line}  (not {told})" if passed else line

@@ -17,7 +17,7 @@ def run(args: argparse.Namespace) -> int:
     from quire.errors import ConfigError
 
     cache = Path(open_hub(HubSettings()).cache)
-    used = {server.model: server for server in find_servers()}
+    used = {name: server for server in find_servers() for name in (server.model, *server.names)}
     for name in args.models:
         if name in used:
             raise ConfigError.of("model", f"{name!r} is served at {used[name].url}: `quire stop {name}` first")

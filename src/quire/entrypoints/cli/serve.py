@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         from quire.entrypoints.cli.serve_several import serve_several
 
         set_up_log(args)
-        return serve_several(args, listen_options(args), _api_keys(args), server_settings(args))
+        return serve_several(args, listen_options(args), api_keys(args), server_settings(args))
     options = listen_options(args)
     engine_args, keys = check_flags(args)
     if args.headless:
@@ -95,7 +95,7 @@ def check_flags(args: argparse.Namespace) -> "tuple[AsyncEngineArgs, list[str | 
     args.enable_lora |= bool(args.lora_modules)
     engine_args = AsyncEngineArgs.from_cli_args(args)
     check_settings(engine_args)
-    keys = _api_keys(args)
+    keys = api_keys(args)
     check_server_flags(args)
     return engine_args, keys
 
@@ -216,7 +216,8 @@ def _check_tls(options: "ListenOptions") -> None:
             raise ConfigError.of(name, f"there is no file {path!r}.")
 
 
-def _api_keys(args: argparse.Namespace) -> "list[str | KeyEntry]":
+def api_keys(args: argparse.Namespace) -> "list[str | KeyEntry]":
+    """The keys that clients need: of the flags, the environment and a file."""
     from quire.entrypoints.http.api_keys import read_key_file
 
     keys = list(args.api_key or ([envs.QUIRE_API_KEY] if envs.QUIRE_API_KEY else []))

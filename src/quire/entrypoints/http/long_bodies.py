@@ -182,8 +182,8 @@ class LongBody(Response):
         await send({"type": "http.response.body", "body": bytes(waiting)})
 
 
-def json_body(value: Any, status: int = 200) -> Response:
-    """An answer with a value as JSON: at once, or in pieces where it is long."""
+def json_response(value: Any, status: int = 200) -> Response:
+    """An answer as JSON: at once, or in pieces between other requests' work where it is long."""
     if size_of(value) > AT_ONCE:
         return LongBody(value, status)
     return Response(encode(value), status_code=status, media_type="application/json")

@@ -13,7 +13,7 @@ from starlette.routing import Route
 from quire.engine.caller import CALLER, check_timeout
 from quire.entrypoints.http.decoding import read_body
 from quire.entrypoints.http.errors import ErrorResponse, HTTPError, bad_field
-from quire.entrypoints.http.long_bodies import encode, json_body
+from quire.entrypoints.http.long_bodies import encode, json_response
 from quire.entrypoints.http.push import AnswerStream, stream_answer
 from quire.entrypoints.http.siblings import OWN
 from quire.entrypoints.http.state import ServerState
@@ -76,11 +76,6 @@ def _by_method(handlers: dict[str, Handler]) -> Handler:
 
 
 _TRUTH = {"true": True, "1": True, "false": False, "0": False}
-
-
-def json_response(body: Any, status: int = 200) -> Response:
-    """An answer as JSON; a long one is written between other requests' work."""
-    return json_body(body, status)
 
 
 def flag_of(request: Request, name: str, default: bool) -> bool:
