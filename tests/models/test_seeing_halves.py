@@ -176,3 +176,11 @@ def test_other_halves_are_refused(section, kind, folders, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match=f"{section}.model_type='{kind}'"):
         LLM(str(tmp_path), load_format="dummy", skip_tokenizer_init=True, **COMMON)
+
+
+def test_florence_in_microsofts_format_is_refused(folders, tmp_path):
+    config = json.loads((folders[FLORENCE] / "config.json").read_bytes())
+    config["vision_config"]["dim_embed"] = config["vision_config"].pop("embed_dim")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="Microsoft's own format"):
+        LLM(str(tmp_path), load_format="dummy", skip_tokenizer_init=True, **COMMON)

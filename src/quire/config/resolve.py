@@ -191,6 +191,9 @@ def _unwrapped(values: dict[str, Any]) -> dict[str, Any]:
         return _rows_of_images(values) | values
     if values.get("model_type") == "vision-encoder-decoder":
         return _with_halves(values) | values
+    if values.get("model_type") == "florence2" and "dim_embed" in (values.get("vision_config") or ()):
+        message = "config.json is Florence-2's in Microsoft's own format: use the model in Transformers' (florence-community/…)"
+        raise ConfigError(message, setting="model")
     for wrapper in ("vlm_config", "thinker_config"):
         if is_dict(inner := values.get(wrapper)):
             return inner | {name: value for name, value in values.items() if name != wrapper}
