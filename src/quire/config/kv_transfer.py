@@ -45,6 +45,7 @@ KV_CONNECTORS: Registry[KVConnector] = Registry(
     {
         "memory": KVConnector("quire.core.kv_connector:NamedPages", "quire.worker.kv_tiers:MemoryTier"),
         "disk": KVConnector("quire.core.kv_connector:PagesOnDisk", "quire.worker.kv_tiers:DiskTier"),
+        "lmcache": KVConnector("quire.core.lmcache_pages:LmcachePages", "quire.worker.lmcache_tier:LmcacheTier"),
         "tcp": KVConnector("quire.core.remote_pages:RemotePages", "quire.worker.tcp_tier:TcpTier"),
         "nccl": KVConnector("quire.core.remote_pages:RemotePages", "quire.worker.nccl_tier:NcclTier"),
         "nixl": KVConnector("quire.core.remote_pages:RemotePages", "quire.worker.nixl_tier:NixlTier"),
@@ -58,6 +59,7 @@ _OF_VLLM: dict[str, tuple[str, dict[str, str]]] = {
     "ExampleConnector": ("disk", {"shared_storage_path": "path"}),
     "ExampleHiddenStatesConnector": (HIDDEN_STATES, {"shared_storage_path": "path"}),
     "OffloadingConnector": ("memory", {"cpu_bytes_to_use": "max_bytes"}),
+    "LMCacheConnectorV1": ("lmcache", {"lmcache.remote_url": "remote_url"}),
     "P2pNcclConnector": ("nccl", {}),
     "NixlConnector": ("nixl", {}),
     "MooncakeConnector": ("mooncake", {"mooncake_protocol": "protocol"}),

@@ -195,7 +195,7 @@ class EngineSettings:
     kv_transfer_config: dict[str, Any] | None = setting(
         None,
         mapping(),
-        "a connector for pages of elsewhere: kv_connector is memory, disk, tcp, nccl, nixl, mooncake or a plugin's; an object",
+        "a connector for pages of elsewhere: kv_connector is memory, disk, lmcache, tcp, nccl, nixl, mooncake or a plugin's",
     )
     kv_offloading_size: float | None = setting(
         None, number(0.0, above=True), "GiB of host memory for computed pages: short for kv_connector memory"

@@ -1,0 +1,96 @@
+"""What an LMCache server (https://github.com/LMCache/LMCache, `lmcache_server HOST PORT`) is asked: whether it has a page, for
+the page, to keep one.
+
+Its messages are structs in the host's byte order. A key is a text whose parts LMCache names; a page has its name for the hash and
+its bytes as a binary object. Knows names and bytes; imports no torch.
+"""
+
+import io
+import socket
+import struct
+import threading
+import urllib.parse
+from collections.abc import Sequence
+
+from quire.config import EngineConfig
+from quire.config.kv_transfer import SETTING
+from quire.errors import ConfigError
+
+KEYS = ("remote_url", "secret")
+_ASKED = struct.Struct("=9i150s")
+"""The command; bytes that follow, their format, type and place; four sizes of a tensor; the key, filled up with spaces."""
+_ANSWERED = struct.Struct("=9i")
+"""200 or another code; bytes that follow, and what else is known of them."""
+_PUT, _GET, _EXISTS = 1, 2, 3
+_BINARY, _BYTE = 4, 6
+_DONE = 200
+TIMEOUT_S = 5.0
+
+
+class LmcacheClient:
+    """One connection, which is made when it is needed; any thread may use it. Methods raise OSError: the server is not there."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        transfer, parallel = config.kv_transfer, config.parallel
+        assert transfer is not None
+        url = transfer.extra(*KEYS).get("remote_url")
+        place = urllib.parse.urlsplit(url if isinstance(url, str) else "")
+        if place.scheme != "lm" or not place.hostname or not place.port:
+            message = (
+                f"{SETTING}.kv_connector_extra_config.remote_url={url!r} must be lm://HOST:PORT of an LMCache server"
+            )
+            raise ConfigError(message, setting=SETTING)
+        self._place, self._key = (
+            (place.hostname, place.port),
+            f"quire@{parallel.world_size}@{parallel.world_rank}@%s@uint8",
+        )
+        self._lock = threading.Lock()
+        self._stream: io.BufferedRWPair | None = None
+
+    def count(self, names: Sequence[bytes]) -> int:
+        """How many of these it has, from the first one on: pages of a prompt are kept in their order."""
+        low, high, middle = 0, len(names), len(names)
+        while low < high:
+            low, high = (middle, high) if self._ask(_EXISTS, names[middle - 1]) is not None else (low, middle - 1)
+            middle = (low + high + 1) // 2
+        return low
+
+    def get(self, name: bytes) -> bytes:
+        """A page. Raises KeyError: it is not there."""
+        page = self._ask(_GET, name)
+        if page is None:
+            raise KeyError("the LMCache server has it no more")
+        return page
+
+    def put(self, name: bytes, page: memoryview) -> None:
+        """Keep a page, unless it is there."""
+        if self._ask(_EXISTS, name) is None:
+            self._ask(_PUT, name, page)
+
+    def _ask(self, command: int, name: bytes, page: memoryview | None = None) -> bytes | None:
+        size, key = 0 if page is None else page.nbytes, (self._key % name.hex()).encode().ljust(150)
+        with self._lock:
+            try:
+                self._stream = self._stream or self._connect()
+                self._stream.write(_ASKED.pack(command, size, _BINARY, _BYTE, 0, size, 0, 0, 0, key))
+                self._stream.write(page or b"")
+                self._stream.flush()
+                if command == _PUT:
+                    return None
+                code, length, *_ = _ANSWERED.unpack(self._read(self._stream, _ANSWERED.size))
+                return self._read(self._stream, length) if code == _DONE else None
+            except OSError:
+                self._stream = None
+                raise
+
+    def _connect(self) -> io.BufferedRWPair:
+        server = socket.create_connection(self._place, TIMEOUT_S)
+        server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # nothing answers a page that is kept
+        return server.makefile("rwb")
+
+    @staticmethod
+    def _read(stream: io.BufferedRWPair, size: int) -> bytes:
+        data = stream.read(size)
+        if len(data) < size:
+            raise ConnectionError(f"the LMCache server has ended after {len(data)} of {size} bytes")
+        return data
