@@ -2,6 +2,7 @@
 those whose encoder sees: Florence-2, Donut and Nougat."""
 
 import dataclasses
+from collections.abc import Callable
 
 from quire.config.hf_config import HFConfig
 from quire.config.resolve import rows_of_stages
@@ -80,13 +81,13 @@ FAMILIES = {
 """By architecture."""
 
 
-def _positions(hf: HFConfig, kin: Kin) -> LearnedPositions | Sinusoids:
-    count = hf.get("max_position_embeddings", 1024)
-    if kin.positions in ("learned", "stored"):
-        return LearnedPositions(count, offset=2 if kin.positions == "learned" else 0)
-    if kin.positions == "marian":
-        return Sinusoids(count)
-    return Sinusoids(count, start=hf.get("pad_token_id", 1) + 1, shift=1)
+POSITIONS: dict[str, Callable[[HFConfig, int], LearnedPositions | Sinusoids]] = {
+    "learned": lambda hf, count: LearnedPositions(count, offset=2),
+    "stored": lambda hf, count: LearnedPositions(count),
+    "marian": lambda hf, count: Sinusoids(count),
+    "m2m": lambda hf, count: Sinusoids(count, start=hf.get("pad_token_id", 1) + 1, shift=1),
+}
+"""Of so many tokens, by `Kin.positions`."""
 
 
 def _half(hf: HFConfig, kin: Kin, part: str) -> DecoderSpec:
@@ -101,7 +102,7 @@ def _half(hf: HFConfig, kin: Kin, part: str) -> DecoderSpec:
         weights=_names(part, kin.pre),
         max_positions=hf.get("max_position_embeddings", 1024),
         placement=PRE if kin.pre else RESIDUAL_POST,
-        learned_positions=_positions(hf, kin),
+        learned_positions=POSITIONS[kin.positions](hf, hf.get("max_position_embeddings", 1024)),
         embedding_norm=NORM if kin.normed else None,
         final_norm=kin.pre,
         tied_embeddings=True,

@@ -4,7 +4,7 @@ attention to what the encoder has read with the feed-forward behind it.
 
 import dataclasses
 
-from quire.models.spec import Attention, DecoderSpec, EncoderSpec
+from quire.models.spec import DecoderSpec, EncoderSpec
 from quire.models.variants import CrossAttention
 
 SUBLAYERS = 2
@@ -12,14 +12,17 @@ SUBLAYERS = 2
 
 def with_cross_attention(spec: DecoderSpec, encoder: EncoderSpec) -> DecoderSpec:
     """A decoder's spec whose layers are of the checkpoint's, each made of two halves of ours."""
-    own, mlp = spec.mixer, spec.mlp
-    assert isinstance(own, Attention) and not isinstance(mlp, tuple)
-    shared = {name: getattr(own, name) for name in ("heads", "kv_heads", "head_dim", "qkv_bias", "out_bias", "scale")}
+    mlp = spec.mlp
+    assert not isinstance(mlp, tuple)
+    own = spec.attentions()
+    shared = {
+        name: getattr(own[0], name) for name in ("heads", "kv_heads", "head_dim", "qkv_bias", "out_bias", "scale")
+    }
     cross = CrossAttention(**shared, causal=False, length=encoder.length)
     return dataclasses.replace(
         spec,
         layers=SUBLAYERS * spec.layers,
-        mixer=(own, cross) * spec.layers,
+        mixer=tuple(mixer for each in own for mixer in (each, cross)),
         mlp=(None, mlp) * spec.layers,
         weights=dataclasses.replace(spec.weights, sublayers=SUBLAYERS),
         encoder=encoder,

@@ -36,21 +36,23 @@ def _names(part: str, ends: int, is_gated: bool) -> WeightNames:
     )
 
 
-def _half(hf: HFConfig, part: str, kind: str) -> DecoderSpec:
+def _half(hf: HFConfig, part: str, kind: str, *, own_tables: bool) -> DecoderSpec:
     is_decoder, heads, layers = part == "decoder", hf.get("num_heads", 8), hf.get("num_layers", 6)
+    layers = hf.get("num_decoder_layers", layers) if is_decoder else layers
+    first = BucketAttention(
+        heads,
+        heads,
+        hf.get("d_kv", 64),
+        causal=is_decoder,
+        scale=1.0,
+        buckets=hf.get("relative_attention_num_buckets", 32),
+        furthest=hf.get("relative_attention_max_distance", 128),
+    )
     return DecoderSpec(
         vocab=hf.vocab_size,
         hidden=hf.get("d_model", 512),
-        layers=hf.get("num_decoder_layers", layers) if is_decoder else layers,
-        mixer=BucketAttention(
-            heads,
-            heads,
-            hf.get("d_kv", 64),
-            causal=is_decoder,
-            scale=1.0,
-            buckets=hf.get("relative_attention_num_buckets", 32),
-            furthest=hf.get("relative_attention_max_distance", 128),
-        ),
+        layers=layers,
+        mixer=(first, *[first if own_tables else dataclasses.replace(first, table_layer=0)] * (layers - 1)),
         mlp=(GatedMLP if kind.startswith("gated-") else MLP)(
             hf.get("d_ff", 2048), act="gelu_new" if kind == "gated-gelu" else kind.rpartition("-")[2]
         ),
@@ -62,23 +64,17 @@ def _half(hf: HFConfig, part: str, kind: str) -> DecoderSpec:
     )
 
 
-def _with_one_table(spec: DecoderSpec) -> DecoderSpec:
-    """Layers behind the first one read its numbers."""
-    first, *others = spec.attentions()
-    others = [dataclasses.replace(m, table_layer=0) if isinstance(m, BucketAttention) else m for m in others]
-    return dataclasses.replace(spec, mixer=(first, *others))
-
-
 @register("T5ForConditionalGeneration", "MT5ForConditionalGeneration", "UMT5ForConditionalGeneration")
 def t5(hf: HFConfig) -> DecoderSpec:
     """T5, with a head of its own since 1.1; mT5; UMT5, whose layers have a table each. Where the head is the embedding, what it
     reads is scaled."""
     architecture, is_tied = hf.architectures[0], hf.get("tie_word_embeddings", True)
     kind = hf.get("feed_forward_proj", "relu" if architecture.startswith("T5") else "gated-gelu")
-    encoder, decoder = (_half(hf, part, kind) for part in ("encoder", "decoder"))
-    finish = _with_one_table if not architecture.startswith("U") else dataclasses.replace
-    spec = with_cross_attention(decoder, EncoderSpec(finish(encoder), encoder.max_positions))
+    own_tables = architecture.startswith("U")
+    encoder, decoder = (_half(hf, part, kind, own_tables=own_tables) for part in ("encoder", "decoder"))
     is_scaled = hf.get("scale_decoder_outputs", is_tied and not architecture.startswith("MT5"))
     return dataclasses.replace(
-        finish(spec), tied_embeddings=is_tied, logits_scale=spec.hidden**-0.5 if is_scaled else 1.0
+        with_cross_attention(decoder, EncoderSpec(encoder, encoder.max_positions)),
+        tied_embeddings=is_tied,
+        logits_scale=decoder.hidden**-0.5 if is_scaled else 1.0,
     )
