@@ -13,7 +13,10 @@ from typing import Any
 from quire.config.checks import FLAG, TEXT, Check, mapping, one_of, read_object, setting, whole
 from quire.errors import ConfigError
 from quire.guards import is_dict, is_mapping, is_sequence
+from quire.logger import init_logger
 from quire.plugins.registry import Registry
+
+logger = init_logger(__name__)
 
 SETTING = "kv_transfer_config"
 HIDDEN_STATES = "hidden_states"
@@ -94,7 +97,7 @@ class KVTransferConfig:
         kv_ip, kv_port: where others ask for pages (`tcp`, `nccl`, `nixl`, `mooncake`): an address, and the first worker's port.
         kv_connector_extra_config: keys of the connector's own.
         engine_id: another name for the pages of this engine; engines with the same name, model and settings share them.
-        kv_load_failure_policy: what cannot be loaded is computed; vLLM's `fail` is not there.
+        kv_load_failure_policy: what cannot be loaded is computed, also with vLLM's `fail`.
     """
 
     kv_connector: str = setting("", TEXT)
@@ -103,7 +106,7 @@ class KVTransferConfig:
     kv_port: int = setting(14579, whole(1, 65535))
     kv_connector_extra_config: dict[str, Any] = setting({}, mapping())
     engine_id: str = setting("", TEXT)
-    kv_load_failure_policy: str = setting("recompute", one_of("recompute"))
+    kv_load_failure_policy: str = setting("recompute", one_of("recompute", "fail"))
 
     @property
     def saves(self) -> bool:
@@ -177,6 +180,6 @@ def read_kv_transfer_config(
         known = ", ".join(sorted(KV_CONNECTORS))
         raise ConfigError(f"{SETTING} names no kv_connector; there are {known}", setting=SETTING)
     KV_CONNECTORS.entry(config.kv_connector)
-    if config.kv_connector == HIDDEN_STATES:
-        config.hidden_states()
+    if config.kv_load_failure_policy == "fail":
+        logger.info("%s.kv_load_failure_policy='fail' has no effect: what cannot be loaded is computed", SETTING)
     return config

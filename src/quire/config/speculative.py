@@ -13,6 +13,9 @@ from typing import Any
 from quire.config.checks import FLAG, TEXT, Check, number, one_of, read_object, setting, whole
 from quire.errors import ConfigError
 from quire.guards import is_mapping, is_sequence
+from quire.logger import init_logger
+
+logger = init_logger(__name__)
 
 MODEL_METHODS = ("draft_model", "eagle", "eagle3", "mtp", "medusa", "mlp_speculator")
 """Methods in which a model of its own guesses, that the workers run."""
@@ -24,6 +27,22 @@ METHODS = ("auto", "ngram", "suffix", *MODEL_METHODS)
 """Who can guess."""
 NOT_YET = ("dflash", "custom_class")
 """Methods of vLLM that Quire does not have yet."""
+NO_EFFECT = (
+    *(
+        "attention_backend",
+        "disable_eagle_block_drop",
+        "disable_lookahead_block_hashes",
+        "disable_padded_drafter_batch",
+    ),
+    *(
+        "enforce_eager",
+        "max_model_len",
+        "moe_backend",
+        "num_speculative_tokens_per_batch_size",
+        "use_local_argmax_reduction",
+    ),
+)
+"""Keys of vLLM's for what is measured here: kernels of a drafter, and how many guesses a step's size allows."""
 MOST_TOKENS = 64
 DEFAULT_TOKENS = 16
 """Guesses for a row and step, where nobody says how many: the cost model uses as many of them as pay."""
@@ -203,6 +222,8 @@ def read_speculative_config(
         _refuse("speculative_token_tree", tree, why)
     if str(values.get("method")).endswith("_mtp"):  # vLLM's older names, one a family
         values["method"] = "mtp"
+    for key in sorted(values.keys() & set(NO_EFFECT)):
+        logger.info("speculative_config.%s has no effect (%r): it is chosen by what is measured", key, values.pop(key))
     if "method" not in values and "model" in values:  # vLLM's older spelling of the n-gram method, or a draft model
         values["method"] = values["model"] if values["model"] in METHODS else "draft_model"
     return read_object(SpeculativeConfig, "speculative_config", values)

@@ -175,3 +175,14 @@ def test_what_only_places_or_stores_is_taken() -> None:
         """--lora-modules '{"name": "a", "path": "b", "is_3d_lora_weight": true}'"""
     )
     assert ABSENT not in fates(line).values()
+
+
+def test_what_is_in_an_object_is_read_too() -> None:
+    def fate(flag: str, value: str) -> str:
+        return fates(f"vllm serve m {flag} '{value}'")[f"{flag} {value}"]
+
+    assert fate("--speculative-config", '{"method":"eagle3","model":"x","attention_backend":"FLASH_ATTN"}') == TAKEN
+    assert fate("--speculative-config", '{"method":"extract_hidden_states"}') == TAKEN
+    assert fate("--speculative-config", '{"method":"dflash","model":"x"}') == ABSENT
+    assert fate("--kv-transfer-config", '{"kv_connector":"NixlConnector","kv_load_failure_policy":"fail"}') == TAKEN
+    assert fate("--kv-transfer-config", '{"kv_connector":"LMCacheConnectorV1"}') == ABSENT

@@ -15,6 +15,8 @@ from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple
 
 from quire import envs
+from quire.config.kv_transfer import extracted_layers, read_kv_transfer_config
+from quire.config.speculative import read_speculative_config
 from quire.engine.arg_help import HelpAction
 from quire.engine.arg_parser import ArgumentParser, ForeignFlag
 from quire.engine.arg_resolve import attention_backend
@@ -278,10 +280,12 @@ def _read_structured(value: dict[str, Any]) -> None:
 
 _READERS: dict[str, Callable[[Any], object]] = {
     "attention_config": lambda value: attention_backend(None, value),
+    "kv_transfer_config": read_kv_transfer_config,
     "load_format": _refuse_format,
     "logging_config": _read_logging,
     "profiler_config": _read_profiler,
     "reasoning_parser": _read_formats,
+    "speculative_config": lambda value: extracted_layers(value) is None and read_speculative_config(value),
     "structured_outputs_config": _read_structured,
     "tool_call_parser": _read_tools,
 }
