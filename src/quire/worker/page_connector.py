@@ -61,12 +61,6 @@ class KVConnectorWorker(abc.ABC):
     def start_load_kv(self) -> None:
         """Submit the copies into pages that the step reads."""
 
-    def wait_for_layer_load(self, layer: int) -> None:
-        """The step is about to be submitted, which reads this layer's pages."""
-
-    def save_kv_layer(self, layer: int) -> None:
-        """It was submitted, and writes this layer's pages."""
-
     @abc.abstractmethod
     def wait_for_save(self) -> None:
         """Submit copies of what is to be saved: later steps may write these pages anew."""

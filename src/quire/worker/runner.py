@@ -345,8 +345,6 @@ class Runner(abc.ABC):
         if self._transfers is not None and self.connector is not None:
             self.connector.bind_connector_metadata(self._transfers)
             self.connector.start_load_kv()
-            for layer in range(len(self.kv_cache_specs())):
-                self.connector.wait_for_layer_load(layer)
         if self.link is not None and self._config.parallel.stage > 0:
             self.link.receive(self._model.payload(num_tokens))
 
@@ -355,8 +353,6 @@ class Runner(abc.ABC):
         if self.link is not None and not self.is_last_stage:
             self.link.send(self._model.payload(num_tokens))
         if self._transfers is not None and self.connector is not None:
-            for layer in range(len(self.kv_cache_specs())):
-                self.connector.save_kv_layer(layer)
             self.connector.wait_for_save()
 
     def with_news(self, output: ModelRunnerOutput) -> ModelRunnerOutput:
