@@ -169,9 +169,9 @@ def _server(role: str = "", connector: str = "tcp") -> ServerProcess:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("connector", ["tcp", "nixl", "mooncake"])
+@pytest.mark.parametrize("connector", ["tcp", "nccl", "nixl", "mooncake"])
 def test_streams_by_two_servers_have_the_texts_of_one_also_when_the_first_one_is_killed(connector: str) -> None:
-    if connector != "tcp":
+    if connector in LIBRARIES:
         pytest.importorskip(LIBRARIES[connector], exc_type=ImportError)
     servers = [_server("kv_producer", connector), _server("kv_consumer", connector), _server()]
     prefill, decode, alone = servers
