@@ -42,8 +42,8 @@ SIDE = ROW * PATCH
 SEEN, READ, ASKED = 64, 8, 4
 """A step: pictures for the tower, facts for the table, and questions about each of these."""
 READING = 200
-"""Steps after which the table, which learns faster, takes part in each fourth only."""
-APART = 0.5
+"""The first steps, in each of which the language model reads, whatever `--read-every`."""
+APART = 0.65
 """The share of the run after which the language model reads what the projector says in the table's place."""
 VISION = {"hidden_size": HIDDEN, "intermediate_size": 4 * HIDDEN, "num_hidden_layers": 3, "num_attention_heads": 3,
           "image_size": SIDE, "patch_size": PATCH, "vision_use_head": False}  # fmt: skip
@@ -173,6 +173,9 @@ def save(eye: Eye, out: Path) -> None:
 def main() -> None:
     parser = run_arguments(argparse.ArgumentParser(description=__doc__), minutes=10.0, out=OUT)
     parser.add_argument("--pictures", type=int, default=24000, help="that are drawn, once")
+    parser.add_argument(
+        "--read-every", type=int, default=1, help="in which steps the language model reads: each one, each second …"
+    )
     arguments = parser.parse_args()
     torch.manual_seed(1)
     reader = Reader()
@@ -185,7 +188,7 @@ def main() -> None:
         chosen = rng.sample(range(len(pictures)), SEEN)
         seen, parts = looking(eye, *pictures[chosen])
         together = run.progress > APART
-        if step < READING or step % (2 if together else 4) == 0:
+        if step < READING or step % arguments.read_every == 0:
             facts = eye.table(pictures.tensors[1][chosen[:READ]])
             read = seen[:READ] if together else facts + 0.1 * torch.randn_like(facts)
             loss, told = reading(
