@@ -239,7 +239,7 @@ TYPES: dict[str, Type] = {
     "dots3_note_text": Type(
         "refused", INDEXED | {"sliding_window": 8, "head_dim": 24, "shared_experts_intermediate_size": 24}, KINDS
     ),
-    "gemma3n": Type("refused", {"text_config": GEMMA3N}, "models that read images need a spec"),
+    "gemma3n": Type("refused", {"text_config": GEMMA3N}, "requires the timm library"),
     "gemma4_assistant": Type(
         "refused",
         {

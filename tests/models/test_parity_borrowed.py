@@ -27,7 +27,7 @@ PROMPTS = [
 CASES = [(DEFAULT, setting) for setting in SETTINGS]
 CASES += [
     (f"{name}ForConditionalGeneration", CHUNKS)
-    for name in ("Idefics2", "LlavaNextVideo", "Ovis2", "MiniCPMV4_6", "Lfm2Vl", "Kimi_K25")
+    for name in ("Idefics2", "LlavaNextVideo", "Ovis2", "MiniCPMV4_6", "Lfm2Vl", "Kimi_K25", "Aria")
 ]
 OTHERS = [(name, setting) for name in CONFIGS for setting in SETTINGS if (name, setting) not in CASES]
 
@@ -72,6 +72,9 @@ def test_the_engine_sees_what_transformers_sees(architecture, setting, folders):
     settings = COMMON | {"max_model_len": 400, "mm_processor_kwargs": OPTIONS.get(architecture)} | SETTINGS[setting]
     if setting == FEW_PAGES:
         settings |= {"max_model_len": 320, "num_gpu_blocks_override": 36}
+    if architecture.startswith("DeepseekOcr2"):  # whose images have hundreds of embeddings
+        settings |= {"max_model_len": 1000, "num_gpu_blocks_override": 80 if setting == FEW_PAGES else 300}
+        settings["max_num_batched_tokens"] = 8 * settings["max_num_batched_tokens"]
     llm, oracle = LLM(model=str(path), **settings), BorrowedOracle(path, OPTIONS.get(architecture))
     for order in (1, -1):  # the second time, from the other end, with whatever was kept
         assert_sees(llm, oracle, PROMPTS[::order], max_tokens=5)

@@ -139,6 +139,50 @@ CONFIGS["FastVlmForConditionalGeneration"] = {
         "num_features": 64,
     },
 }
+CONFIGS["AriaForConditionalGeneration"] = {
+    "text_config": TEXT | {"model_type": "aria_text", "moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1},
+    "vision_config": {
+        "model_type": "idefics3_vision",
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 490,
+        "patch_size": 70,
+    },
+    "image_token_index": IMAGE,
+    "projector_patch_to_query_dict": {49: 6},
+}
+CONFIGS["DeepseekOcr2ForConditionalGeneration"] = {
+    "text_config": TEXT
+    | {
+        "model_type": "deepseek_ocr2_text",
+        "max_position_embeddings": 4096,
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "num_key_value_heads": 4,
+    },
+    "vision_config": {
+        "sam_config": {
+            "hidden_size": 32,
+            "output_channels": 16,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "image_size": 256,
+            "patch_size": 4,
+            "mlp_dim": 48,
+            "window_size": 3,
+            "global_attn_indexes": [1],
+            "downsample_channels": [24, 32],
+        },
+        "encoder_config": TEXT
+        | {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1},
+    },
+    "image_token_id": IMAGE,
+}
 for _config in CONFIGS.values():
     _config["tie_word_embeddings"] = False
 
@@ -229,7 +273,25 @@ PROCESSORS |= {
         },
     ),
 }
-OPTIONS = {"GotOcr2ForConditionalGeneration": {"num_image_tokens": 16}}
+PROCESSORS |= {
+    "AriaForConditionalGeneration": (
+        {
+            "image_processor_type": "AriaImageProcessor",
+            "max_image_size": 490,
+            "min_image_size": 336,
+            "split_image": False,
+        },
+        {"processor_class": "AriaProcessor", "size_conversion": {490: 6}},
+    ),
+    "DeepseekOcr2ForConditionalGeneration": (
+        {"image_processor_type": "DeepseekOcr2ImageProcessor", "size": {"height": 256, "width": 256}, "tile_size": 192},
+        {"processor_class": "DeepseekOcr2Processor", "patch_size": 4},
+    ),
+}
+OPTIONS = {
+    "GotOcr2ForConditionalGeneration": {"num_image_tokens": 16},
+    "AriaForConditionalGeneration": {"max_image_size": 490},
+}
 """Of the processor, that are in no file."""
 NEEDS = {
     "Kimi_K25ForConditionalGeneration": ["torchvision"],

@@ -1,4 +1,5 @@
-"""Any causal language model that Transformers knows, with attention over our pages: `model_impl="transformers"`.
+"""Any causal language model that Transformers knows, alone or in a model that sees, with attention over our pages:
+`model_impl="transformers"`.
 
 The module tree and its arithmetic are Transformers'; attention, the KV cache and the linear layers are Quire's. What its
 attention layers look like is found by running the tree once without memory (on torch's meta device). Slower than a spec:
@@ -11,7 +12,7 @@ import dataclasses
 import fnmatch
 import functools
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import torch
@@ -24,6 +25,7 @@ from quire.extras import import_optional
 from quire.kernels.types import LinearWeight
 from quire.layers.interface import CausalLM, ModelContext, StepInputs
 from quire.layers.parallel import ParallelPlan
+from quire.layers.tower import Tower
 from quire.layers.transformers_check import Given, Heads, check_tree, failure, in_one_line, refusal
 
 ATTENTION = "quire"
@@ -65,7 +67,12 @@ class _Unsupported(Exception):
 
 
 class TransformersModel(CausalLM):
-    """A module tree of Transformers that runs on pages."""
+    """A module tree of Transformers that runs on pages.
+
+    Attributes:
+        hidden: columns of an embedding.
+        towers: what its images are read by.
+    """
 
     can_replay = False
 
@@ -74,9 +81,10 @@ class TransformersModel(CausalLM):
         self.attention_backend = context.backend
         self._heads = _heads_of(_key(context.hf))
         self._layers = [_Layer(heads, context) for heads in self._heads]
-        self._hidden, vocab = _sizes_of(_key(context.hf))
-        self._hidden_TD = torch.empty(0, self._hidden, device=context.device)
+        self.hidden, vocab = _sizes_of(_key(context.hf))
+        self._hidden_TD = torch.empty(0, self.hidden, device=context.device)
         self._logits_SV = torch.zeros(context.max_logits, vocab, device=context.device)
+        self.towers: Mapping[str, Tower] = {}
         self._tree: Any = None
         self._body: Any = None
         self._given = Given()
@@ -114,13 +122,14 @@ class TransformersModel(CausalLM):
     def describe(self) -> dict[str, Any]:
         tree = self._tree if self._tree is not None else _skeleton(_key(self.context.hf))
         own = sum(tensor.numel() for tensor in tree.parameters())
+        own += sum(tower.own_parameters for tower in self.towers.values()) if self._tree is not None else 0
         plain = own * (self.context.activation_dtype if self._tree is not None else self.context.dtype).itemsize
         return {
             "implementation": f"transformers: {type(tree).__name__}",
             "parameters": own + self._linear_bytes // self.context.dtype.itemsize,
             "weight_bytes": plain + self._linear_bytes,
             "workspace_bytes": self.buffer_bytes,
-            "hidden": self._hidden,
+            "hidden": self.hidden,
             "dtype": str(self.context.dtype).removeprefix("torch."),
             "quantization": self.context.linear_method.name,
             "layers": len(self._layers),
@@ -134,6 +143,9 @@ class TransformersModel(CausalLM):
         for layer, kv_cache, group in zip(self._layers, kv_caches, group_of_layer, strict=True):
             layer.kv_cache, layer.group = kv_cache, group
 
+    def parts(self) -> Iterator[object]:
+        yield from (*super().parts(), *self.towers.values())
+
     # Weights.
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -142,14 +154,12 @@ class TransformersModel(CausalLM):
         Raises:
             ConfigError: Transformers cannot read it, or names are missing or unknown (both lists).
         """
-        from transformers import AutoModelForCausalLM
-
-        context = self.context
+        context, config = self.context, _config(_key(self.context.hf))
         try:
-            tree, report = cast(Any, AutoModelForCausalLM).from_pretrained(
+            tree, report = _class_of(config).from_pretrained(
                 context.path,
-                config=_config(_key(context.hf)),
-                attn_implementation=ATTENTION,
+                config=config,
+                attn_implementation=_attention_of(config),
                 dtype=context.dtype,
                 use_safetensors=True,
                 local_files_only=True,
@@ -169,12 +179,12 @@ class TransformersModel(CausalLM):
         self._take(tree)
 
     def load_dummy(self) -> None:
-        from transformers import AutoModelForCausalLM
-
         torch.manual_seed(self.context.seed)
         config = _config(_key(self.context.hf))
         try:
-            tree = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION, dtype=self.context.dtype)
+            tree = _class_of(config)._from_config(
+                config, attn_implementation=_attention_of(config), dtype=self.context.dtype
+            )
         except Exception as error:  # a model's own code may raise anything
             raise refusal(config, failure(error)) from error
         self._take(tree)
@@ -182,6 +192,7 @@ class TransformersModel(CausalLM):
     def _take(self, tree: Any) -> None:
         """Check the tree, put our layers in place of its own, and move the rest to the device."""
         check_tree(tree.eval(), self._heads, ATTENTION)
+        body = _only_text(tree)
         context, plan = self.context, self.context.plan
         shards = _shards(context.hf) if plan.size > 1 else {}
         prefix = tree.base_model_prefix
@@ -203,7 +214,7 @@ class TransformersModel(CausalLM):
         tree = tree.to(device=context.device, dtype=context.activation_dtype).eval().requires_grad_(False)
         for layer, heads in zip(self._layers, self._heads, strict=True):
             tree.get_submodule(heads.module).quire_layer = layer
-        self._tree, self._body = tree, getattr(tree, prefix)
+        self._tree, self._body = tree, body
         setattr(tree, prefix, self._given)
 
     # One step.
@@ -213,11 +224,13 @@ class TransformersModel(CausalLM):
         count = step.num_tokens
         for layer in self._layers:
             layer.metadata = step.attention[layer.group]
-        self._hidden_TD = self._body(
-            input_ids=step.input_ids[None, :count].long(),
-            position_ids=step.positions[None, :count].long(),
-            use_cache=False,
-        ).last_hidden_state[0]
+        read = {"input_ids": step.input_ids[None, :count].long()}
+        if step.media is not None:
+            rows_TD = self._body.get_input_embeddings()(read["input_ids"])[0]
+            step.media.place(rows_TD)
+            read = {"inputs_embeds": rows_TD[None]}
+        positions = step.positions[None, :count].long()
+        self._hidden_TD = self._body(**read, position_ids=positions, use_cache=False).last_hidden_state[0]
         return self._hidden_TD
 
     def compute_hidden(self, step: StepInputs) -> torch.Tensor:
@@ -232,6 +245,18 @@ class TransformersModel(CausalLM):
         out_SV = self._logits_SV[: step.num_logits]
         out_SV.copy_(logits_SV)
         return out_SV
+
+
+def _only_text(tree: Any) -> torch.nn.Module:
+    """What computes hidden states; of a model that sees, its other parts are left out of the tree."""
+    body = getattr(tree, tree.base_model_prefix)
+    if not hasattr(body, "get_image_features"):
+        return body
+    decoder = body.get_decoder()
+    for name, part in list(body.named_children()):
+        if not any(module is decoder for module in part.modules()):
+            setattr(body, name, torch.nn.Identity())
+    return decoder
 
 
 class _Linear(torch.nn.Module):
@@ -318,11 +343,22 @@ def _key(hf: HFConfig) -> str:
     return json.dumps(hf.to_dict(), sort_keys=True, default=str)
 
 
-def _is_causal(config: Any) -> bool:
-    """Whether Transformers has a causal language model of this config's class."""
-    from transformers import AutoModelForCausalLM
+def _class_of(config: Any) -> Any:
+    """Transformers' causal language model of this config's class, or else its model that also sees; None: it has neither."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    return type(config) in cast(Any, AutoModelForCausalLM)._model_mapping
+    tables: list[Any] = [AutoModelForCausalLM, AutoModelForImageTextToText]
+    found = (auto._model_mapping[type(config)] for auto in tables if type(config) in auto._model_mapping)
+    return next(found, None)
+
+
+def _attention_of(config: Any) -> str | dict[str, str]:
+    """Our attention, where text is computed."""
+    return {"text_config": ATTENTION} if hasattr(_class_of(config), "get_image_features") else ATTENTION
+
+
+def _is_causal(config: Any) -> bool:
+    return _class_of(config) is not None
 
 
 def knows(hf: HFConfig) -> bool:
@@ -364,7 +400,7 @@ def _config(key: str) -> Any:
         raise ConfigError(
             f"config.json does not fit Transformers' {model_type!r}: {in_one_line(error)}", setting="model"
         ) from error
-    config._attn_implementation = ATTENTION
+    config._attn_implementation = _attention_of(config)
     return config
 
 
@@ -402,12 +438,13 @@ def refuse_other_kinds(hf: HFConfig) -> None:
 @functools.lru_cache(maxsize=1)
 def _skeleton(key: str) -> Any:
     """The module tree without memory."""
-    from transformers import AutoModelForCausalLM
-
+    config = _config(key)
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(
-            _config(key), attn_implementation=ATTENTION, dtype=torch.bfloat16
-        ).eval()
+        return (
+            _class_of(config)
+            ._from_config(config, attn_implementation=_attention_of(config), dtype=torch.bfloat16)
+            .eval()
+        )
 
 
 @functools.lru_cache(maxsize=2)

@@ -39,6 +39,7 @@ from quire.layers.pooling.trunk import as_trunk, trunk_architectures
 from quire.layers.spec_check import check_spec
 from quire.layers.stages import cannot_part
 from quire.layers.tower import Tower, TowerDecoder
+from quire.layers.transformers_backend import TransformersModel, knows, refuse_other_kinds
 from quire.layers.vision.borrowed_tower import BorrowedTower
 from quire.layers.vision.tower import VisionTower
 from quire.layers.weights import cache_scales, canonical_name, check_names, check_shapes, is_cache_scale
@@ -99,12 +100,11 @@ def resolve_entry(config: EngineConfig) -> Entry:
     try:
         return ModelRegistry.resolve(trunk_architectures(config.model))
     except ConfigError:
-        from quire.layers.transformers_backend import knows, refuse_other_kinds
-
         if wanted != "auto":
             raise
-        if knows_text(config.model.hf_config) and sees_through_transformers(architecture, config.model.hf_config):
-            return Entry(architecture, BESIDE_TRANSFORMERS, "quire")
+        if sees_through_transformers(architecture, config.model.hf_config):
+            half = BESIDE_TRANSFORMERS if knows_text(config.model.hf_config) else TRANSFORMERS
+            return Entry(architecture, half, "quire")
         if not knows(config.model.hf_config):
             refuse_other_kinds(config.model.hf_config)
             raise
@@ -247,7 +247,10 @@ def build_model(
                 setting="pipeline_parallel_size",
             )
         _refuse_stored_format(config, source)
-        return cast(Any, source)(context), selection
+        model = cast(Any, source)(context)
+        if source is TransformersModel:
+            model.towers = dict(_borrow_towers(config, context))
+        return model, selection
     spec = cast(DecoderSpec, spec)
     block_size = choose_block_size(spec, context, select, is_given=config.cache.is_block_size_given)
     if block_size != context.block_size:
@@ -312,14 +315,20 @@ def _build_towers(
         # An image may be one patch, with a class token beside it.
         max_tokens = settings.encoder_budget * (patches.merge**2 + patches.class_token)
         yield IMAGE, VisionTower(spec.vision, _beside(context, spec.vision.trunk, platform, max_tokens), slots)
-    elif settings is not None and IMAGE in config.model.modalities:
-        if context.stage.count > 1:
-            raise cannot_part("pictures and sounds are read beside the first layers")
-        yield IMAGE, BorrowedTower(context, is_random=config.load.load_format == "dummy")
+    else:
+        yield from _borrow_towers(config, context)
     if settings is not None and spec.hearing is not None:
         hearing = spec.hearing
         own = _beside(context, hearing.trunk, platform, HEARD_TOGETHER * hearing.length)
         yield AUDIO, Encoder(hearing, own, slots)
+
+
+def _borrow_towers(config: EngineConfig, context: ModelContext) -> Iterator[tuple[str, Tower]]:
+    """Transformers' eyes, of a model that Quire has no description of."""
+    if config.multimodal is not None and IMAGE in config.model.modalities:
+        if context.stage.count > 1:
+            raise cannot_part("pictures and sounds are read beside the first layers")
+        yield IMAGE, BorrowedTower(context, is_random=config.load.load_format == "dummy")
 
 
 def _refuse_stored_format(config: EngineConfig, source: type) -> None:

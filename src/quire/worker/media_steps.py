@@ -18,6 +18,7 @@ from quire.errors import ConfigError, EngineError
 from quire.layers.decoder import Decoder
 from quire.layers.interface import CausalLM, MediaInputs
 from quire.layers.tower import Tower, TowerDecoder
+from quire.layers.transformers_backend import TransformersModel
 from quire.media import EMBEDS, MediaItem, in_batches
 from quire.models.spec import Attention, DecoderSpec
 from quire.worker.batch_state import BatchState
@@ -61,8 +62,10 @@ def seen_ends(item: MediaItem, token_ids_I: IntArray) -> IntArray:
     return np.where(is_media_I, next_text_I, 0).astype(np.int32)
 
 
-def _width_of(model: Decoder) -> int:
+def _width_of(model: Decoder | TransformersModel) -> int:
     """Columns of a step's embeddings, with what joins behind the first layers."""
+    if isinstance(model, TransformersModel):
+        return model.hidden
     return model.media_width if isinstance(model, TowerDecoder) else model.spec.hidden
 
 
@@ -77,18 +80,21 @@ class MediaSteps:
         width: columns of the residual.
     """
 
-    def __init__(self, model: Decoder, max_tokens: int, most_at_once: int) -> None:
-        self._towers = model.towers if isinstance(model, TowerDecoder) else {}
-        self._most, self.width = most_at_once, model.spec.hidden
-        self._scale = model.embedding_scale if model.spec.scales_given else 1.0
+    def __init__(self, model: Decoder | TransformersModel, max_tokens: int, most_at_once: int) -> None:
+        self._towers = model.towers if isinstance(model, TowerDecoder | TransformersModel) else {}
+        spec = model.spec if isinstance(model, Decoder) else None
+        self._most, self.width = most_at_once, _width_of(model) if spec is None else spec.hidden
+        self._scale = model.embedding_scale if isinstance(model, Decoder) and model.spec.scales_given else 1.0
         self._rows: dict[int, Sequence[MediaItem]] = {}
         self._waiting: dict[str, MediaItem] = {}
         self._embeddings: dict[str, torch.Tensor] = {}
-        device = model.device
+        device = model.context.device
         self.inputs = MediaInputs(
             torch.zeros(max_tokens, dtype=torch.bool, device=device),
             torch.zeros(max_tokens, _width_of(model), dtype=model.context.activation_dtype, device=device),
-            torch.zeros(max_tokens, dtype=torch.int32, device=device) if sees_items(model.spec) else None,
+            torch.zeros(max_tokens, dtype=torch.int32, device=device)
+            if spec is not None and sees_items(spec)
+            else None,
         )
 
     @property

@@ -26,6 +26,7 @@ from quire.errors import EngineError
 from quire.layers.decoder import Decoder
 from quire.layers.encoder.cross_decoder import CrossDecoder
 from quire.layers.interface import CausalLM, MediaInputs, StepInputs
+from quire.layers.transformers_backend import TransformersModel
 from quire.logger import init_logger
 from quire.media import EMBEDS, MADE_BEFORE
 from quire.model_loader import load_model
@@ -161,7 +162,7 @@ class Runner(abc.ABC):
         if media is not None and isinstance(self._model, CrossDecoder):
             slots = getattr(torch, self._capabilities.slot_dtype.value)
             self._cross = CrossSteps(self._model, media.encoder_budget, slots)
-        elif media is not None and isinstance(self._model, Decoder):
+        elif media is not None and isinstance(self._model, Decoder | TransformersModel):
             check_drawn_image(self._model, config)
             self._media = MediaSteps(self._model, max_tokens, media.encoder_budget)
 

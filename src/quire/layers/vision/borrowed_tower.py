@@ -50,17 +50,17 @@ class _Called(Exception):
 
 
 class _Numbers(torch.nn.Module):
-    """In the place of the table of tokens: a row is its token's number, over and over."""
+    """In the place of the table of tokens: a row is its token's number, over and over, counted from `first` on."""
 
     weight: torch.Tensor
 
     def __init__(self, columns: int) -> None:
         super().__init__()
-        self.embedding_dim = self._columns = columns
+        self.embedding_dim, self.first = columns, 0
         self.register_buffer("weight", torch.zeros(1), persistent=False)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        return input_ids[..., None].to(self.weight.dtype).repeat_interleave(self._columns, -1)
+        return (input_ids[..., None] + self.first).to(self.weight.dtype).repeat_interleave(self.embedding_dim, -1)
 
 
 class _Ear(torch.nn.Module):
@@ -195,7 +195,14 @@ class BorrowedTower(Tower):
         tokens = torch.from_numpy(item[TOKENS].copy()).reshape(1, -1).to(rows.device)
         written = _Numbers(rows.shape[-1]).to(rows.device, rows.dtype)(tokens)
         same = (rows == written).all(-1)[0].cpu()
-        return "" if bool((same == is_text).all()) else "other tokens than an image's have embeddings of their own, too"
+        if not bool((same == is_text).all()):
+            return "other tokens than an image's have embeddings of their own, too"
+        table = self._tree.get_input_embeddings()
+        table.first = 1
+        others = self._called(item)["inputs_embeds"]
+        table.first = 0
+        is_free = bool((rows == others).all(-1)[0].cpu()[~is_text].all())
+        return "" if is_free else "the embeddings of its images depend on those of tokens"
 
 
 @functools.lru_cache(maxsize=2)
