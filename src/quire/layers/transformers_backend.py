@@ -94,7 +94,8 @@ class TransformersModel(CausalLM):
     def attention_requests(
         cls, hf: HFConfig, kv_dtype: torch.dtype, block_size: int, plan: ParallelPlan, deterministic: bool
     ) -> list[AttentionRequest]:
-        if not _is_causal(config := _config(_key(hf))):
+        kind = _class_of(config := _config(_key(hf)))
+        if kind is None or (_sees(kind) and hf.get("vision_config") is None):
             refuse_other_kinds(hf)
             raise refusal(config, "Transformers has no causal language model of this type")
         if plan.size > 1:
@@ -250,7 +251,7 @@ class TransformersModel(CausalLM):
 def _only_text(tree: Any) -> torch.nn.Module:
     """What computes hidden states; of a model that sees, its other parts are left out of the tree."""
     body = getattr(tree, tree.base_model_prefix)
-    if not hasattr(body, "get_image_features"):
+    if not _sees(body):
         return body
     decoder = body.get_decoder()
     for name, part in list(body.named_children()):
@@ -347,30 +348,31 @@ def _class_of(config: Any) -> Any:
     """Transformers' causal language model of this config's class, or else its model that also sees; None: it has neither."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    tables: list[Any] = [AutoModelForCausalLM, AutoModelForImageTextToText]
-    found = (auto._model_mapping[type(config)] for auto in tables if type(config) in auto._model_mapping)
-    return next(found, None)
+    texts: Any = AutoModelForCausalLM._model_mapping
+    if type(config) in texts:
+        return texts[type(config)]
+    seeing: Any = AutoModelForImageTextToText._model_mapping
+    found = seeing.get(type(config), None)
+    return found if _sees(found) else None
+
+
+def _sees(kind: Any) -> bool:
+    return hasattr(kind, "get_image_features")
 
 
 def _attention_of(config: Any) -> str | dict[str, str]:
     """Our attention, where text is computed."""
-    return {"text_config": ATTENTION} if hasattr(_class_of(config), "get_image_features") else ATTENTION
-
-
-def _is_causal(config: Any) -> bool:
-    return _class_of(config) is not None
+    return {"text_config": ATTENTION} if _sees(_class_of(config)) else ATTENTION
 
 
 def knows(hf: HFConfig) -> bool:
     """Whether Transformers is installed and has the causal language model that this config names."""
     try:
-        from transformers import AutoModelForCausalLM
-
-        classes: Any = AutoModelForCausalLM._model_mapping
-        config = type(_config(_key(hf)))
-        name = classes[config].__name__ if config in classes else ""
+        kind = _class_of(_config(_key(hf)))
+        name = "" if kind is None else kind.__name__
         # Transformers also lists models under other tables for their text; these are refused by what they are.
-        return name in (hf.get("architectures") or ()) and not name.endswith("ForConditionalGeneration")
+        is_text = not name.endswith("ForConditionalGeneration") and not _sees(kind)
+        return is_text and name in (hf.get("architectures") or ())
     except (ImportError, ConfigError):
         return False
 

@@ -27,26 +27,18 @@ from quire.distributed.communicator import Communicator, SingleRank
 from quire.distributed.token_exchange import open_exchange
 from quire.errors import ConfigError
 from quire.layers.assembly import Sliceable
-from quire.layers.bounded_linear import BoundedLinear
 from quire.layers.decoder import Decoder, attention_requests
-from quire.layers.encoder.cross_decoder import CrossDecoder
-from quire.layers.encoder.encoder import Encoder
 from quire.layers.interface import CausalLM, ModelContext
 from quire.layers.linear import PLAIN, UnquantizedLinear
 from quire.layers.parallel import ParallelPlan, StagePlan
 from quire.layers.plan_check import check_balanced, check_split_context, check_split_prompts
 from quire.layers.pooling.trunk import as_trunk, trunk_architectures
 from quire.layers.spec_check import check_spec
-from quire.layers.stages import cannot_part
-from quire.layers.tower import Tower, TowerDecoder
 from quire.layers.transformers_backend import TransformersModel, knows, refuse_other_kinds
-from quire.layers.vision.borrowed_tower import BorrowedTower
-from quire.layers.vision.tower import VisionTower
 from quire.layers.weights import cache_scales, canonical_name, check_names, check_shapes, is_cache_scale
 from quire.logger import init_logger
 from quire.lora.merging import merged
 from quire.lora.method import adapted
-from quire.media import AUDIO, IMAGE
 from quire.model_loader.checkpoint import DTYPE_NAMES, PLAIN_DTYPES, OwnMemory, TensorInfo, WeightReader
 from quire.model_loader.device_reader import upload_tensors
 from quire.model_loader.dummy import dummy_weights
@@ -56,6 +48,7 @@ from quire.model_loader.mistral_reader import MistralReader
 from quire.model_loader.page_size import choose_block_size
 from quire.model_loader.safetensors_reader import SafetensorsReader
 from quire.model_loader.sharded_state import MAX_BYTES, PATTERN, copy_description, load_state, save_state
+from quire.model_loader.towers import borrow_towers, build_decoder
 from quire.models.nested_text import text_only
 from quire.models.registry import BESIDE_TRANSFORMERS, TRANSFORMERS, Entry, ModelRegistry
 from quire.models.spec import DecoderSpec
@@ -71,8 +64,6 @@ logger = init_logger(__name__)
 FLOAT8_NAMES = ("fp8", "fp8_e4m3")
 """What kv_cache_dtype calls float8 e4m3."""
 GIB = 1 << 30
-HEARD_TOGETHER = 4
-"""The longest sounds that an encoder reads in one step."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -249,7 +240,7 @@ def build_model(
         _refuse_stored_format(config, source)
         model = cast(Any, source)(context)
         if source is TransformersModel:
-            model.towers = dict(_borrow_towers(config, context))
+            model.towers = dict(borrow_towers(config, context))
         return model, selection
     spec = cast(DecoderSpec, spec)
     block_size = choose_block_size(spec, context, select, is_given=config.cache.is_block_size_given)
@@ -258,7 +249,8 @@ def build_model(
         context = dataclasses.replace(
             context, block_size=block_size, backend=open_backend(selection, plan, communicator)
         )
-    model = _build_decoder(config, spec, context, platform)
+    slots = _torch_dtype(capabilities.slot_dtype.value, "slot_dtype")
+    model = build_decoder(config, spec, context, platform, slots)
     _warn_of_experts(model, config.model.quantization)
     return model, selection
 
@@ -277,58 +269,6 @@ def open_backend(selection: Selection, plan: ParallelPlan, communicator: Communi
     if communicator.prompts is not None:
         return SplitPrompt(backend, communicator.prompts)
     return SplitContext(backend, communicator, plan.context)
-
-
-def _build_decoder(config: EngineConfig, spec: DecoderSpec, context: ModelContext, platform: Platform) -> Decoder:
-    """The decoder, with what reads besides text, or beside the prompt."""
-    if spec.encoder is not None and config.multimodal is not None:
-        own = _beside(context, spec.encoder.trunk, platform, config.multimodal.encoder_budget)
-        slots = _torch_dtype(platform.capabilities().slot_dtype.value, "slot_dtype")
-        return CrossDecoder(spec, context, Encoder(spec.encoder, own, slots))
-    towers = dict(_build_towers(config, spec, context, platform))
-    return TowerDecoder(spec, context, towers) if towers else Decoder(spec, context)
-
-
-def _beside(context: ModelContext, trunk: DecoderSpec, platform: Platform, max_tokens: int) -> ModelContext:
-    """What an encoder beside a decoder is made from: whole on every rank, in plain numbers."""
-    requests = attention_requests(trunk, context.dtype, context.block_size, deterministic=context.deterministic)
-    return dataclasses.replace(
-        context,
-        kv_dtype=context.dtype,
-        max_tokens=max_tokens,
-        max_logits=1,
-        max_positions=0,
-        backend=select_backend(requests, platform.attention_backends()).backend(),
-        linear_method=BoundedLinear() if trunk.bounded else UnquantizedLinear(),
-        plan=ParallelPlan(),
-        communicator=SingleRank(),
-    )
-
-
-def _build_towers(
-    config: EngineConfig, spec: DecoderSpec, context: ModelContext, platform: Platform
-) -> Iterator[tuple[str, Tower]]:
-    """The model's eyes and ears, by modality."""
-    settings, slots = config.multimodal, _torch_dtype(platform.capabilities().slot_dtype.value, "slot_dtype")
-    if settings is not None and spec.vision is not None and spec.vision.trunk.patches is not None:
-        patches = spec.vision.trunk.patches
-        # An image may be one patch, with a class token beside it.
-        max_tokens = settings.encoder_budget * (patches.merge**2 + patches.class_token)
-        yield IMAGE, VisionTower(spec.vision, _beside(context, spec.vision.trunk, platform, max_tokens), slots)
-    else:
-        yield from _borrow_towers(config, context)
-    if settings is not None and spec.hearing is not None:
-        hearing = spec.hearing
-        own = _beside(context, hearing.trunk, platform, HEARD_TOGETHER * hearing.length)
-        yield AUDIO, Encoder(hearing, own, slots)
-
-
-def _borrow_towers(config: EngineConfig, context: ModelContext) -> Iterator[tuple[str, Tower]]:
-    """Transformers' eyes, of a model that Quire has no description of."""
-    if config.multimodal is not None and IMAGE in config.model.modalities:
-        if context.stage.count > 1:
-            raise cannot_part("pictures and sounds are read beside the first layers")
-        yield IMAGE, BorrowedTower(context, is_random=config.load.load_format == "dummy")
 
 
 def _refuse_stored_format(config: EngineConfig, source: type) -> None:
