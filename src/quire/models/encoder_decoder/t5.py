@@ -37,7 +37,8 @@ def _names(part: str, ends: int, is_gated: bool) -> WeightNames:
 
 
 def _half(hf: HFConfig, part: str, kind: str, *, own_tables: bool) -> DecoderSpec:
-    is_decoder, heads, layers = part == "decoder", hf.get("num_heads", 8), hf.get("num_layers", 6)
+    is_decoder, is_first = part == "decoder", hf.architectures[0].startswith("T5")
+    heads, layers = hf.get("num_heads", 8 if is_first else 6), hf.get("num_layers", 6 if is_first else 8)
     layers = hf.get("num_decoder_layers", layers) if is_decoder else layers
     first = BucketAttention(
         heads,
@@ -54,7 +55,8 @@ def _half(hf: HFConfig, part: str, kind: str, *, own_tables: bool) -> DecoderSpe
         layers=layers,
         mixer=(first, *[first if own_tables else dataclasses.replace(first, table_layer=0)] * (layers - 1)),
         mlp=(GatedMLP if kind.startswith("gated-") else MLP)(
-            hf.get("d_ff", 2048), act="gelu_new" if kind == "gated-gelu" else kind.rpartition("-")[2]
+            hf.get("d_ff", 2048 if is_first else 1024),
+            act="gelu_new" if kind == "gated-gelu" else kind.rpartition("-")[2],
         ),
         norm=RMSNorm(hf.get("layer_norm_epsilon", 1e-6)),
         weights=_names(part, 2 + is_decoder, kind.startswith("gated-")),
