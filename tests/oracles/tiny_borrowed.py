@@ -2,6 +2,7 @@
 beside them; and what Transformers itself makes of a text with images.
 """
 
+import importlib.util
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -329,6 +330,11 @@ SPECIALS = {
     "image_id_start_token": "<image_id>",
     "image_id_end_token": "</image_id>",
 }
+
+
+def lacks(architecture: str) -> list[str]:
+    """Of the libraries that an architecture needs, those that are not installed."""
+    return [name for name in NEEDS.get(architecture, ()) if importlib.util.find_spec(name) is None]
 
 
 def make_tiny_borrowed(architecture: str, path: Path, *, seed: int = 0) -> Path:

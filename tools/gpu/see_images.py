@@ -57,6 +57,8 @@ PIXELS = {
 
 def check(kind: str, architecture: str, tokens: int) -> float:
     """The largest difference of any logprob from Transformers': to `images` or `videos`, in steps of so many tokens."""
+    if kind == "borrowed":
+        return check_borrowed(architecture)
     from tests.models.test_parity_video import LONG, OWN
     from tests.oracles.media_parity import COMMON, expected_logprobs, largest_difference
     from tests.oracles.tiny_video import VideoOracle
@@ -76,6 +78,22 @@ def check(kind: str, architecture: str, tokens: int) -> float:
             largest_difference(expected_logprobs(oracle, items, output), output)
             for items, output in zip(seen, outputs, strict=True)
         )
+
+
+def check_borrowed(architecture: str) -> float:
+    """The same of a model that sees through Transformers' modules, in small steps."""
+    from tests.models.test_parity_borrowed import PROMPTS, ask_and_compare, settings_of
+    from tests.oracles.media_parity import CHUNKS, largest_difference
+    from tests.oracles.tiny_borrowed import OPTIONS, BorrowedOracle, make_tiny_borrowed
+
+    from quire import LLM
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = make_tiny_borrowed(architecture, Path(folder))
+        with LLM(model=str(path), dtype="float32", **settings_of(architecture, CHUNKS)) as llm:
+            oracle = BorrowedOracle(path, OPTIONS.get(architecture))
+            found = ask_and_compare(llm, oracle, PROMPTS, max_tokens=6)
+            return max(largest_difference(expected, output) for _, output, expected in found)
 
 
 def ask_of_images(llm: Any, _: str) -> tuple[list[list[Any]], list[Any]]:
@@ -176,19 +194,26 @@ def main() -> None:
     parser.add_argument("--input-len", type=int, default=128)
     parser.add_argument("--output-len", type=int, default=128)
     parser.add_argument("--tolerance", type=float, default=2e-2)
+    parser.add_argument(
+        "--kind", choices=("images", "videos", "borrowed"), help="check these alone, and measure nothing"
+    )
     parser.add_argument("--no-check", action="store_true")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     report: dict[str, Any] = {"shape": args.shape, "requests": args.requests, "side": args.side}
     if not args.no_check:
+        from tests.oracles import tiny_borrowed
         from tests.oracles.tiny_video import ARCHITECTURES
         from tests.oracles.tiny_vision import CONFIGS
 
         of_kinds = [("images", name) for name in CONFIGS] + [("videos", name) for name in ARCHITECTURES]
         small = dict.fromkeys(CONFIGS, 48) | {"PaliGemmaForConditionalGeneration": 128}  # a prompt is one step
         jobs = [(*each, tokens) for each in of_kinds for tokens in (small[each[1]], 512)]
+        jobs += [("borrowed", name, 9) for name in tiny_borrowed.CONFIGS if not tiny_borrowed.lacks(name)]
+        jobs = [job for job in jobs if args.kind in (None, job[0])]
         report["differences"] = differences(check, jobs, args.tolerance)
-    report["figures"] = measure(args)
+    if args.kind is None:
+        report["figures"] = measure(args)
     if args.output:
         args.output.write_text(json.dumps(report, indent=1))
     if any(value >= args.tolerance for value in report.get("differences", {}).values()):
