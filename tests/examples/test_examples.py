@@ -85,6 +85,15 @@ def test_tool_calls(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert called.startswith("calculate(") and called.endswith("= 84") and "84" in answered
 
 
+def test_questions_about_a_picture(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving("quire-demo-vision") as address:
+        run("image_chat", address)
+    assert capsys.readouterr().out.splitlines() == [
+        "How many circles are there? 3",
+        "What colour is the square? It is blue.",
+    ]
+
+
 def test_a_sound_is_written(capsys: pytest.CaptureFixture[str]) -> None:
     with serving("quire-demo-speech") as address:
         run("transcribe", address)

@@ -1,10 +1,37 @@
-"""The built-in model that hears writes sounds that training never had; drawings for one that sees are drawn as they are told."""
+"""The built-in models that see and hear answer rightly about pictures and sounds that training never had."""
+
+from collections.abc import Iterator
 
 import pytest
 from tools.demo_model.drawings import KINDS, draw
-from tools.demo_model.evaluate_parts import heard
+from tools.demo_model.evaluate_parts import heard, seen
 
-from quire import LLM
+from quire import LLM, SamplingParams
+
+GREEDY = SamplingParams(temperature=0, max_tokens=40)
+TEXTS = ["What is 17 + 25?", "Sort these words: pear, apple, fig", "Who are you?", "My name is Ada. What is my name?"]
+SETTINGS = {"max_model_len": 1024, "kv_cache_memory_bytes": 32 << 20}
+
+
+@pytest.fixture(scope="module")
+def vision() -> Iterator[LLM]:
+    with LLM("quire-demo-vision", **SETTINGS) as llm:
+        yield llm
+
+
+def test_questions_about_fresh_pictures_are_answered(vision: LLM) -> None:
+    answers = list(seen(vision, 12))
+    right = sum(wanted == said for _, _, wanted, said in answers)
+    assert len(answers) > 100 and right >= 0.85 * len(answers)
+
+
+def test_answers_without_a_picture_are_the_demo_models_own(vision: LLM) -> None:
+    asked = [[{"role": "user", "content": text}] for text in TEXTS]
+    with LLM(**SETTINGS) as demo:
+        expected = [output.outputs[0].text for output in demo.chat(asked, GREEDY, use_tqdm=False)]
+    assert [output.outputs[0].text for output in vision.chat(asked, GREEDY, use_tqdm=False)] == expected
+    assert expected[0] == "17 + 25 = 42"
+
 
 SIZES = {"1 to 4 keys": 0.9, "5 to 8 keys": 0.55}
 """At least so large a share of them is written without a fault."""

@@ -75,7 +75,8 @@ class EngineSettings:
     model: str | None = setting(
         None,
         TEXT,
-        "a local folder or a hub id; none, or quire-demo, means the built-in demo model (quire-demo-speech hears)",
+        "a local folder or a hub id; none, or quire-demo, means the built-in demo model "
+        "(quire-demo-vision sees, quire-demo-speech hears)",
     )
     tokenizer: str | None = setting(None, TEXT, "folder or hub id of the tokenizer, if it is not the model's")
     tokenizer_mode: str = setting(

@@ -45,7 +45,7 @@ export class Attachments {
 
   async take(file) {
     if (IMAGES.has(file.type)) {
-      if (!(await this.seesImages())) throw new Error(`${file.name}: this model reads text only. Serve a model that sees, such as Qwen2.5-VL.`);
+      if (!(await this.seesImages())) throw new Error(`${file.name}: this model reads text only. Serve a model that sees, such as quire-demo-vision.`);
       if (file.size > MOST_IMAGE) throw new Error(`${file.name} has more than 8 MiB: make the picture smaller.`);
       this.images.push({ name: file.name, url: await dataUrl(file) });
       return;

@@ -35,7 +35,7 @@ logger = init_logger(__name__)
 Hub = HuggingFaceHub | ModelScopeHub
 DEMO_MODEL = "quire-demo"
 """The demo model, which is also used if no model is named."""
-BUILT_IN = {DEMO_MODEL: "demo", "quire-demo-speech": "demo_speech"}
+BUILT_IN = {DEMO_MODEL: "demo", "quire-demo-vision": "demo_vision", "quire-demo-speech": "demo_speech"}
 """The folders of the models that are part of an installation, by the names that they have."""
 
 
