@@ -23,7 +23,7 @@ pytestmark = pytest.mark.exhaustive  # each starts six processes that import tor
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model("LlamaForCausalLM", tmp_path_factory.mktemp("llama"))
+    return make_tiny_model("LlamaForCausalLM", tmp_path_factory.mktemp("llama"), max_position_embeddings=1024)
 
 
 @contextlib.asynccontextmanager
@@ -31,7 +31,7 @@ async def two_ranks(llama: Path, **settings: Any):
     args = EngineArgs(
         model=str(llama),
         dtype="float32",
-        max_model_len=2048,
+        max_model_len=1024,
         kv_cache_memory_bytes=4 << 20,
         tensor_parallel_size=2,
         skip_tokenizer_init=True,
@@ -46,7 +46,7 @@ async def two_ranks(llama: Path, **settings: Any):
 
 
 async def generate(engine: AsyncLLM, prompt: list[int]) -> list[int]:
-    params = SamplingParams(max_tokens=1500, seed=prompt[0], ignore_eos=True, detokenize=False)
+    params = SamplingParams(max_tokens=600, seed=prompt[0], ignore_eos=True, detokenize=False)
     outputs = await collect(engine.generate({"prompt_token_ids": prompt}, params, f"r{prompt[0]}"))
     return list(outputs[-1].outputs[0].token_ids)
 
