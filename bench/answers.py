@@ -14,7 +14,7 @@ from bench.tables import print_records
 from starlette.responses import Response
 
 from quire.benchmarks.common import flag, machine
-from quire.entrypoints.http.long_bodies import encode, json_body
+from quire.entrypoints.http.long_bodies import encode, json_response
 from quire.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs_json
 from quire.entrypoints.pooling_api.pooling_protocol import PoolingData, PoolingResponse, PoolingUsage
 from quire.logprobs import Logprob
@@ -91,7 +91,7 @@ async def _one(make: Callable[[bool], Any], whole: bool) -> tuple[float, float, 
     task = asyncio.create_task(others())
     await asyncio.sleep(0)
     began = time.thread_time()
-    response = Response(encode(make(True))) if whole else json_body(make(False))
+    response = Response(encode(make(True))) if whole else json_response(make(False))
     await response({"type": "http"}, receive, send)
     total = time.thread_time() - began
     await asyncio.sleep(0)

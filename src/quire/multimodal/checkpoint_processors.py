@@ -19,6 +19,7 @@ from quire.logger import init_logger
 from quire.media import AUDIO, IMAGE, VIDEO
 from quire.multimodal.content import require_library
 from quire.multimodal.granite_frames import GraniteFrames
+from quire.multimodal.image_families import FAMILIES
 from quire.multimodal.whole_processor import WholeProcessor, read_processor
 
 logger = init_logger(__name__)
@@ -121,7 +122,8 @@ def read_ahead(config: EngineConfig) -> threading.Thread | None:
     model = config.model
     if config.multimodal is None or not model.modalities:
         return None
-    see = whole_processor if sees_through_transformers(model.architecture, model.hf_config) else image_processor
+    is_borrowed = model.architecture not in FAMILIES and sees_through_transformers(model.architecture, model.hf_config)
+    see = whole_processor if is_borrowed else image_processor
     readers = {IMAGE: see, VIDEO: video_options, AUDIO: partial(feature_extractor, hf=model.hf_config)}
     reads = [readers[modality] for modality in model.modalities]
     thread = threading.Thread(target=_try, args=(reads, model.path), name="processor-loader", daemon=True)
