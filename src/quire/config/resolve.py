@@ -224,10 +224,8 @@ def _with_halves(values: dict[str, Any]) -> dict[str, Any]:
 
 def rows_of_stages(eyes: dict[str, Any]) -> int:
     """The rows that a Swin makes of an image: each stage but the first halves both sides."""
-    size, cell = (
-        eyes.get("image_size", 224),
-        eyes.get("patch_size", 4) * 2 ** (len(eyes.get("depths", (2, 2, 6, 2))) - 1),
-    )
+    size = eyes.get("image_size", 224)
+    cell = eyes.get("patch_size", 4) * 2 ** (len(eyes.get("depths", (2, 2, 6, 2))) - 1)
     sides = size if is_sequence(size) else (size, size)
     return math.prod(-(-side // cell) for side in sides)
 

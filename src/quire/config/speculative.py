@@ -28,19 +28,15 @@ METHODS = ("auto", "ngram", "suffix", *MODEL_METHODS)
 NOT_YET = ("dflash", "custom_class")
 """Methods of vLLM that Quire does not have yet."""
 NO_EFFECT = (
-    *(
-        "attention_backend",
-        "disable_eagle_block_drop",
-        "disable_lookahead_block_hashes",
-        "disable_padded_drafter_batch",
-    ),
-    *(
-        "enforce_eager",
-        "max_model_len",
-        "moe_backend",
-        "num_speculative_tokens_per_batch_size",
-        "use_local_argmax_reduction",
-    ),
+    "attention_backend",
+    "disable_eagle_block_drop",
+    "disable_lookahead_block_hashes",
+    "disable_padded_drafter_batch",
+    "enforce_eager",
+    "max_model_len",
+    "moe_backend",
+    "num_speculative_tokens_per_batch_size",
+    "use_local_argmax_reduction",
 )
 """Keys of vLLM's for what is measured here: kernels of a drafter, and how many guesses a step's size allows."""
 MOST_TOKENS = 64

@@ -40,10 +40,8 @@ class LmcacheClient:
                 f"{SETTING}.kv_connector_extra_config.remote_url={url!r} must be lm://HOST:PORT of an LMCache server"
             )
             raise ConfigError(message, setting=SETTING)
-        self._place, self._key = (
-            (place.hostname, place.port),
-            f"quire@{parallel.world_size}@{parallel.world_rank}@%s@uint8",
-        )
+        self._place = place.hostname, place.port
+        self._key = f"quire@{parallel.world_size}@{parallel.world_rank}@%s@uint8"
         self._lock = threading.Lock()
         self._stream: io.BufferedRWPair | None = None
 

@@ -10,8 +10,9 @@ Legend: T tokens, N query heads, K KV heads, H head size, V vocabulary.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -54,14 +55,20 @@ class Given(torch.nn.Module):
         return self
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        from transformers.modeling_outputs import MoEModelOutputWithPastAndCrossAttentions
+        return _output_class()(last_hidden_state=self.hidden)
 
-        class Output(MoEModelOutputWithPastAndCrossAttentions):
-            def __getattr__(self, name: str) -> None:  # what images were, and the like
-                if name.startswith("_"):
-                    raise AttributeError(name)
 
-        return Output(last_hidden_state=cast(Any, self.hidden))
+@functools.cache
+def _output_class() -> Any:
+    """Of answers. One for all steps: torch keeps every class of this kind."""
+    from transformers.modeling_outputs import MoEModelOutputWithPastAndCrossAttentions
+
+    class Output(MoEModelOutputWithPastAndCrossAttentions):
+        def __getattr__(self, name: str) -> None:  # what images were, and the like
+            if name.startswith("_"):
+                raise AttributeError(name)
+
+    return Output
 
 
 class _PlainAttention:

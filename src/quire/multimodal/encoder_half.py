@@ -84,7 +84,7 @@ class EncoderHalf:
     """
 
     def __init__(self, model: ModelConfig, settings: MultiModalConfig, encode: Encode) -> None:
-        self._hf, self._path, self._vocab_size = model.hf_config, model.path, model.vocab_size
+        self._hf, self._path = model.hf_config, model.path
         self.kind = HALVES[model.architecture]
         self.modality, self.longest = self.kind.modality, self.kind.longest(model.hf_config)
         self.media = None if self.modality == TEXT else MediaProcessor(model, settings, encode)
