@@ -49,7 +49,7 @@ class StructuredOutputsParams(
 ):
     """A constraint on the output: exactly one of the first six fields."""
 
-    json: str | dict[str, Any] | None = None
+    json: str | bool | dict[str, Any] | None = None
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
@@ -104,6 +104,8 @@ def _check_depth(name: str, value: Any, left: int) -> None:
         raise RequestError(
             f"structured_outputs.{name} is nested deeper than {limits.MAX_JSON_DEPTH} levels", param=name
         )
+    if is_mapping(value) and not all(isinstance(key, str) for key in value):
+        checks.refuse(name, value, "JSON, where the keys of an object are text")
     for entry in _entries(value):
         _check_depth(name, entry, left - 1)
 

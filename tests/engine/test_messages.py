@@ -22,7 +22,7 @@ from quire.request import (
     SchedulerStats,
     token_array,
 )
-from quire.sampling_params import SamplingParams
+from quire.sampling_params import SamplingParams, StructuredOutputsParams
 
 PARAMS = SamplingParams(
     n=2, seed=3, stop=["a"], logit_bias={5: 1.5}, bad_words=["x"], bad_words_token_ids=[[1, 2]], extra_args={"k": [1]}
@@ -52,6 +52,26 @@ OUTPUT = EngineCoreOutput(
 )
 def test_messages_to_the_core_survive(message):
     assert messages.decoder_at_core()(encode(message)) == message
+
+
+ODD = (True, False, 0, 1, -1, 1.5, "1", "{}", b"1", [], [1], ["a"], [[1]], (1,), {}, {"a": 1}, {1: 1}, {"1": [True]})
+
+
+@pytest.mark.parametrize("kind", [SamplingParams, StructuredOutputsParams])
+def test_parameters_that_are_accepted_survive(kind):
+    """One that did not would end each core that it is sent to."""
+    accepted = 0
+    for name in {*kind.__struct_fields__} - {"thinking", "eos_token_ids", "bad_words_token_ids"}:  # never a user's
+        for value in ODD:
+            try:
+                params = kind(**{name: value})
+            except RequestError:
+                continue
+            accepted += 1
+            given = params if kind is SamplingParams else SamplingParams(structured_outputs=params)
+            message = messages.AddRequests([EngineRequest("r", [1], given)])
+            assert messages.decoder_at_core()(encode(message)) == message, (name, value)
+    assert accepted > 9
 
 
 @pytest.mark.parametrize(

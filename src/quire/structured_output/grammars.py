@@ -14,7 +14,6 @@ import hashlib
 import json
 import threading
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
 
 import msgspec
 
@@ -201,9 +200,8 @@ class Grammars:
             RequestError: it is too large, or no JSON.
         """
         params = self._as_set(params)
-        schema: Any = params.json
-        if isinstance(schema, bool):  # is one, too
-            params = msgspec.structs.replace(params, json=json.dumps(schema))
+        if isinstance(params.json, bool):  # is a schema, too
+            params = msgspec.structs.replace(params, json=json.dumps(params.json))
         try:
             encoded = msgspec.msgpack.encode((params, list(eos_token_ids)))
         except (TypeError, ValueError, OverflowError, RecursionError) as error:

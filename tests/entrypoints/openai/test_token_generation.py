@@ -60,6 +60,8 @@ def test_a_request_can_be_rendered_here_and_run_there(engine):
     rendered = post(engine, "/v1/chat/completions/render", request_id="mine", **asked).json()
     assert rendered["request_id"] == "chatcmpl-mine" and rendered["sampling_params"]["logit_bias"] == {"5": 1.5}
     assert generate(engine, **(rendered | {"output_mode": "text"}))["choices"][0]["text"] == answer
+    longest = post(engine, "/v1/chat/completions/render", request_id="i" * 256, **asked).json()
+    assert generate(engine, **longest)["request_id"] == "generate-tokens-chatcmpl-" + "i" * 256
     thread = {"system": MESSAGES[0]["content"], "messages": MESSAGES[1:], "max_tokens": 8}
     assert post(engine, "/v1/messages/render", **thread).json()["token_ids"] == rendered["token_ids"]
     parts = post(engine, "/v1/completions/render", prompt=["one two three", [5, 6]], **GREEDY).json()

@@ -3,7 +3,7 @@
 Names and types only. A field that is read but cannot be served is refused by name in `token_generation.py`.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -15,6 +15,8 @@ OutputMode = Literal["tokens", "text", "derender"]
 class GenerateRequest(QueuedFields, kw_only=True):
     """Body of `POST /inference/v1/generate`. `sampling_params` has the names of `SamplingParams`."""
 
+    # A renderer writes its route's prefix before a client's id, which may be as long as RequestId says.
+    request_id: Annotated[str, msgspec.Meta(min_length=1, max_length=512)] | None = None
     token_ids: list[int]
     sampling_params: dict[str, Any]
     output_mode: OutputMode = "tokens"
