@@ -99,6 +99,20 @@ def test_the_chosen_kernel_equals_the_reference(rows, dtype):
         assert_close(result, wanted, dtype)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_many_rows_of_an_odd_length_are_padded(dtype, monkeypatch):
+    monkeypatch.setattr(linear_configs, "choose", lambda *_: None)
+    rows, columns = linear.MANY_ROWS, 67
+    x_TK, norm_K, residual_TN = randn(rows, columns, dtype=dtype), randn(columns), randn(rows, 20, dtype=dtype)
+    plain, pair = matrix(20, columns, dtype, True), matrix(40, columns, dtype)
+    seen = [each.shape for each in linear._operands(x_TK, plain)]
+    assert seen == [(rows, 72 if dtype == torch.bfloat16 else 68), (seen[0][1], 20)]
+    results = run_all(linear, x_TK, norm_K, plain, pair, "silu", residual_TN)
+    expected = run_all(reference, x_TK, norm_K, plain, pair, "silu", residual_TN)
+    for result, wanted in zip(results, expected, strict=True):
+        assert_close(result, wanted, dtype)
+
+
 @pytest.mark.parametrize("rows", [1, 3, 7, 200])
 def test_logits_are_float32_of_bfloat16_weights(rows):
     x_TK, head = randn(rows, 64, dtype=torch.bfloat16), matrix(101, 64, torch.bfloat16)

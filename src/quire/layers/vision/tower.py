@@ -5,6 +5,7 @@ Legend: T rows of the step, P numbers of a patch, E embeddings, D columns of an 
 """
 
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -29,6 +30,10 @@ PLACES = "places"
 """What an item has besides its pixels where its embeddings stand in another order in the prompt: for each place the embedding,
 counted over the item's squares; -1: a row's end. With `SHARES`, several embeddings for each place and their shares in it."""
 SHARES = "shares"
+with warnings.catch_warnings(
+    action="ignore"
+):  # torch warns once of arrays that may not be written: here, as `_rows` writes none
+    torch.from_numpy(np.frombuffer(b"\0", np.uint8))
 
 
 class _RowEnd:
@@ -116,8 +121,8 @@ class VisionTower(LayeredTower):
 
     def _rows(self, items: Sequence[Arrays], layout: Layout) -> torch.Tensor:
         """The patches' numbers [T, P], in the step's order."""
-        parts = [self._cut(torch.from_numpy(np.asarray(item["pixels"]).copy())) for item in items]
-        rows = torch.cat(parts).to(self._context.device, self._context.activation_dtype)
+        device, dtype = self._context.device, self._context.activation_dtype
+        rows = torch.cat([self._cut(torch.from_numpy(item["pixels"]).to(device)).to(dtype) for item in items])
         source_T = torch.from_numpy(layout.source_T).to(rows.device)
         rows_TP = rows.index_select(0, source_T.clamp(min=0))
         return rows_TP.masked_fill_((source_T < 0)[:, None], 0.0) if self.patches.class_token else rows_TP

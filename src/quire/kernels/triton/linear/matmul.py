@@ -15,6 +15,9 @@ from quire.kernels.triton.linear.gemv import launch_gemv
 from quire.kernels.triton.norm.activations import KINDS
 from quire.kernels.types import LinearWeight
 
+MANY_ROWS = 512
+"""From here on zeros behind every row cost less than a kernel that reads them as they are."""
+
 
 def _matrix(weight: LinearWeight) -> torch.Tensor:
     if weight.data is None:
@@ -96,9 +99,17 @@ def _choose(x_TK: torch.Tensor, weight: LinearWeight, is_pair: bool = False, is_
 # With cuBLAS.
 
 
+def _operands(x_TK: torch.Tensor, weight: LinearWeight) -> tuple[torch.Tensor, torch.Tensor]:
+    """x and the matrix [K, N]; rows that are no multiple of 16 bytes, which cuBLAS's fast kernels need, get zeros behind."""
+    matrix_NK, x_TK = _matrix(weight), x_TK.to(weight.dtype)
+    if x_TK.shape[0] >= MANY_ROWS and (beyond := x_TK.shape[1] % (16 // x_TK.itemsize)):
+        zeros = (0, 16 // x_TK.itemsize - beyond)
+        x_TK, matrix_NK = torch.nn.functional.pad(x_TK, zeros), torch.nn.functional.pad(matrix_NK, zeros)
+    return x_TK, matrix_NK.t()
+
+
 def _library_linear(x_TK: torch.Tensor, weight: LinearWeight, out_TN: torch.Tensor) -> None:
-    matrix_KN = _matrix(weight).t()
-    x_TK = x_TK.to(weight.dtype)
+    x_TK, matrix_KN = _operands(x_TK, weight)
     if out_TN.dtype == weight.dtype:
         if weight.packed is None:
             torch.mm(x_TK, matrix_KN, out=out_TN)
@@ -114,11 +125,12 @@ def _library_linear(x_TK: torch.Tensor, weight: LinearWeight, out_TN: torch.Tens
 
 
 def _library_add(x_TK: torch.Tensor, weight: LinearWeight, residual_TN: torch.Tensor) -> None:
-    matrix_KN = _matrix(weight).t()
-    x_TK = x_TK.to(weight.dtype)
-    if weight.bias is not None:
-        residual_TN.add_(weight.bias)
-    if residual_TN.dtype == weight.dtype:
+    x_TK, matrix_KN = _operands(x_TK, weight)
+    is_same = residual_TN.dtype == weight.dtype
+    bias = weight.packed if is_same else weight.bias
+    if bias is not None:
+        residual_TN.add_(bias)
+    if is_same:
         residual_TN.addmm_(x_TK, matrix_KN)
     else:
         residual_TN.add_(torch.mm(x_TK, matrix_KN))
