@@ -3,16 +3,14 @@
 Thin: what may be asked is checked by the input processor before anything is queued, and the engine does the rest.
 """
 
+import contextlib
 import copy
 import dataclasses
 import functools
 import itertools
 import operator
-import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar, Unpack
 
 from quire import param_checks as checks
 from quire.adapters import LoRARequest
@@ -27,6 +25,7 @@ from quire.engine.frontend import with_processor_options
 from quire.engine.input_processor import ProcessedRequest, TokenizedPrompt, check_params
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.tokenization import Tokenization
+from quire.entrypoints.ahead import PART, Ahead, Prepare
 from quire.entrypoints.conversations import (
     Adapters,
     adapters_per_prompt,
@@ -37,8 +36,10 @@ from quire.entrypoints.conversations import (
     split_conversations,
     with_media,
 )
+from quire.entrypoints.interrupt import DeferredInterrupt
 from quire.entrypoints.media_parts import MediaMessages
 from quire.entrypoints.pooling import PoolingMethods
+from quire.entrypoints.progress import Progress, Tqdm
 from quire.errors import EngineDeadError, EngineError, RequestError
 from quire.inputs import PromptType
 from quire.logprobs import LogprobsOnePosition
@@ -50,6 +51,13 @@ from quire.tokenizers.interface import Tokenizer, check_template_variables
 
 if TYPE_CHECKING:
     from quire.metrics.snapshot import Metric
+
+
+class _Call(NamedTuple):
+    """What makes the requests of some of a call's prompts, and how many prompts there are."""
+
+    prepare: Prepare
+    count: int
 
 
 @dataclasses.dataclass(slots=True)
@@ -94,7 +102,6 @@ def build_output(search: BeamSearch) -> BeamSearchOutput:
 
 ParamsPerPrompt = SamplingParams | Sequence[SamplingParams] | None
 Priority = int | Sequence[int] | None
-Tqdm = bool | Callable[..., Any]
 
 
 class ChatOptions(TypedDict, total=False):
@@ -176,9 +183,8 @@ class LLM(PoolingMethods, EngineControl):
             tokenization_kwargs: `add_special_tokens`, `truncate_prompt_tokens`, `truncation_side`.
             mm_processor_kwargs: options of the model's media processor, for prompts that name none of their own.
         """
-        with CollectorPause() as pause:
-            tokenized = self._tokenize(prompts, tokenization_kwargs, mm_processor_kwargs, lora_request)
-            return self._run(self._process(tokenized, sampling_params, priority, lora_request), use_tqdm, pause)
+        call = self._prompts(prompts, sampling_params, lora_request, priority, tokenization_kwargs, mm_processor_kwargs)
+        return self._run_all(call, use_tqdm)
 
     def enqueue(
         self,
@@ -192,22 +198,54 @@ class LLM(PoolingMethods, EngineControl):
     ) -> list[str]:
         """Queue prompts as `generate` does and return their ids; `wait_for_completion` gives the outputs."""
         del use_tqdm
-        tokenized = self._tokenize(prompts, tokenization_kwargs, mm_processor_kwargs, lora_request)
-        return self._enqueue(self._process(tokenized, sampling_params, priority, lora_request))
+        call = self._prompts(prompts, sampling_params, lora_request, priority, tokenization_kwargs, mm_processor_kwargs)
+        return self._enqueue(call)
 
-    def _tokenize(
+    def _prompts(
         self,
         prompts: PromptType | Sequence[PromptType],
+        sampling_params: ParamsPerPrompt,
+        lora_request: Adapters,
+        priority: Priority,
         tokenization_kwargs: dict[str, Any] | None,
         mm_processor_kwargs: dict[str, Any] | None,
+    ) -> "_Call":
+        tokenization = Tokenization.of(tokenization_kwargs)
+        special = tokenization.add_special_tokens is not False
+        read = functools.partial(self.llm_engine.input_processor.tokenize_batch, add_special_tokens=special)
+        given = with_processor_options(as_prompts(prompts), mm_processor_kwargs)
+        return self._call(given, read, tokenization, sampling_params, priority, lora_request)
+
+    def _call(
+        self,
+        given: Sequence[ItemT],
+        read: Callable[[list[ItemT]], list[TokenizedPrompt]],
+        tokenization: Tokenization,
+        sampling_params: ParamsPerPrompt,
+        priority: Priority,
+        lora_request: Adapters,
+    ) -> "_Call":
+        count = len(given)
+        params, priorities = self._params_per_prompt(sampling_params, count), _priorities(priority, count)
+        adapters = adapters_per_prompt(lora_request, count)
+
+        def prepare(part: slice) -> list[ProcessedRequest]:
+            prompts = self._read(given[part], read, tokenization, adapters[part])
+            return self._process(prompts, params[part], priorities[part], adapters[part])
+
+        return _Call(prepare, count)
+
+    def _read(
+        self,
+        given: Sequence[ItemT],
+        read: Callable[[list[ItemT]], list[TokenizedPrompt]],
+        tokenization: Tokenization,
         lora_request: Adapters,
     ) -> list[TokenizedPrompt]:
-        processor, tokenization = self.llm_engine.input_processor, Tokenization.of(tokenization_kwargs)
-        given = with_processor_options(as_prompts(prompts), mm_processor_kwargs)
-        special, tokenized = tokenization.add_special_tokens is not False, list[TokenizedPrompt]()
+        tokenized: list[TokenizedPrompt] = []
         for own, some in self._by_tokenizer(given, lora_request):
             with asking(own):
-                tokenized += processor.tokenize_batch(some, special)
+                tokenized += read(some)
         return tokenization.cut(tokenized, self.model_config.max_model_len)
 
     def _by_tokenizer(
@@ -219,7 +257,8 @@ class LLM(PoolingMethods, EngineControl):
         for adapter, some in itertools.groupby(pairs, key=operator.itemgetter(0)):
             yield adapter, [each for _, each in some]
 
-    def _enqueue(self, requests: list[ProcessedRequest]) -> list[str]:
+    def _enqueue(self, call: "_Call") -> list[str]:
+        requests = call.prepare(slice(None))
         self.llm_engine.add_processed(requests)
         ids = [request.request_id for request in requests]
         self._enqueued |= dict.fromkeys(ids)
@@ -258,8 +297,7 @@ class LLM(PoolingMethods, EngineControl):
             messages: a list of messages (`role`, `content`), or a list of such lists.
             options: see `ChatOptions`.
         """
-        with CollectorPause() as pause:
-            return self._run(self._process_chat(messages, sampling_params, lora_request, **options), use_tqdm, pause)
+        return self._run_all(self._conversations(messages, sampling_params, lora_request, **options), use_tqdm)
 
     def enqueue_chat(
         self,
@@ -271,9 +309,9 @@ class LLM(PoolingMethods, EngineControl):
     ) -> list[str]:
         """Queue conversations as `chat` does and return their ids; `wait_for_completion` gives the outputs."""
         del use_tqdm
-        return self._enqueue(self._process_chat(messages, sampling_params, lora_request, **options))
+        return self._enqueue(self._conversations(messages, sampling_params, lora_request, **options))
 
-    def _process_chat(
+    def _conversations(
         self,
         messages: Sequence[Any],
         sampling_params: ParamsPerPrompt,
@@ -288,7 +326,7 @@ class LLM(PoolingMethods, EngineControl):
         tools: list[dict[str, Any]] | None = None,
         tokenization_kwargs: dict[str, Any] | None = None,
         mm_processor_kwargs: dict[str, Any] | None = None,
-    ) -> list[ProcessedRequest]:
+    ) -> "_Call":
         check_template_variables(chat_template_kwargs or {})
         tokenization = Tokenization.of(tokenization_kwargs)
         template = {
@@ -298,12 +336,12 @@ class LLM(PoolingMethods, EngineControl):
             "continue_final_message": continue_final_message,
             "content_format": check_content_format(chat_template_content_format),
         } | (chat_template_kwargs or {})
-        special, prompts = tokenization.add_special_tokens is True, list[TokenizedPrompt]()
-        for own, some in self._by_tokenizer(split_conversations(messages), lora_request):
-            with asking(own):
-                prompts += self._render(some, template, special, mm_processor_kwargs)
-        prompts = tokenization.cut(prompts, self.model_config.max_model_len)
-        return self._process(prompts, sampling_params, priority, lora_request)
+        special = tokenization.add_special_tokens is True
+        read = functools.partial(
+            self._render, template=template, add_special_tokens=special, mm_processor_kwargs=mm_processor_kwargs
+        )
+        given = split_conversations(messages)
+        return self._call(given, read, tokenization, sampling_params, priority, lora_request)
 
     def _render(
         self,
@@ -353,14 +391,11 @@ class LLM(PoolingMethods, EngineControl):
     def _process(
         self,
         prompts: list[TokenizedPrompt],
-        sampling_params: ParamsPerPrompt,
-        priority: Priority,
-        lora_request: Adapters,
+        params: list[SamplingParams],
+        priorities: Sequence[int],
+        adapters: Sequence[LoRARequest | None],
     ) -> list[ProcessedRequest]:
         """Check all, so that all or none are queued."""
-        params = self._params_per_prompt(sampling_params, len(prompts))
-        priorities = _priorities(priority, len(prompts))
-        adapters = adapters_per_prompt(lora_request, len(prompts))
         process, processed = self.llm_engine.input_processor.process, list[ProcessedRequest]()
         for prompt, one, rank, adapter in zip(prompts, params, priorities, adapters, strict=True):
             with asking(adapter):
@@ -377,15 +412,26 @@ class LLM(PoolingMethods, EngineControl):
         final = {id(params): _final_only(params) for params in given}
         return [final[id(params)] for params in given]
 
+    def _run_all(self, call: "_Call", use_tqdm: Tqdm) -> list[Any]:
+        """Prepare and run everything; prompts of a model that reads media in parts, of which the next ones are read meanwhile."""
+        part = call.count if self.llm_engine.input_processor.media is None else PART
+        with CollectorPause() as pause, contextlib.closing(Ahead(call.prepare, call.count, part)) as ahead:
+            return self._run(ahead.first, use_tqdm, pause, ahead)
+
     def _run(
-        self, requests: list[ProcessedRequest], use_tqdm: Tqdm = False, pause: CollectorPause | None = None
+        self,
+        requests: list[ProcessedRequest],
+        use_tqdm: Tqdm = False,
+        pause: CollectorPause | None = None,
+        ahead: Ahead | None = None,
     ) -> list[Any]:
-        """Run requests to their end; Ctrl-C and errors take all of them back. `pause` is settled when all are queued."""
+        """Run requests, and then those of `ahead`, to their end; Ctrl-C and errors take all of them back. `pause` is settled when
+        these are queued."""
         with DeferredInterrupt() as interrupt:
             self.llm_engine.add_processed(requests)
             if pause is not None:
                 pause.settle(len(requests))
-            return self._finish([request.request_id for request in requests], use_tqdm, interrupt)
+            return self._finish([request.request_id for request in requests], use_tqdm, interrupt, ahead)
 
     def _stands_still(self) -> bool:
         """Whether no step would go on with a request. A core that dies under the question is started again, and does."""
@@ -396,16 +442,21 @@ class LLM(PoolingMethods, EngineControl):
         except EngineError:
             return False
 
-    def _finish(self, ids: list[str], use_tqdm: Tqdm, interrupt: "DeferredInterrupt") -> list[Any]:
+    def _finish(
+        self, ids: list[str], use_tqdm: Tqdm, interrupt: DeferredInterrupt, ahead: Ahead | None = None
+    ) -> list[Any]:
         """Step until these requests have ended; what was enqueued and ends meanwhile is kept for `wait_for_completion`."""
         engine = self.llm_engine
         finished = {request_id: output for request_id in ids if (output := self._enqueued.get(request_id)) is not None}
         wanted = set(ids)
-        progress = _Progress(len(ids), use_tqdm)
+        progress = Progress(len(ids) if ahead is None else ahead.count, use_tqdm)
         try:
             if len(finished) < len(ids) and self._stands_still():
                 raise RequestError("the engine sleeps or is paused; wake it up first (wake_up)", param="wake_up")
-            while len(finished) < len(ids):
+            while len(finished) < len(ids) or (ahead is not None and ahead.is_left):
+                if ahead is not None:
+                    ids += (more := self._queue_more(ahead, len(ids) - len(finished)))
+                    wanted.update(more)
                 for output in engine.step():
                     if output.request_id in self._enqueued:
                         self._enqueued[output.request_id] = output
@@ -419,6 +470,14 @@ class LLM(PoolingMethods, EngineControl):
                 engine.abort_request([request_id for request_id in ids if request_id not in finished])
                 engine.discard_aborted()
         return [finished[request_id] for request_id in ids]
+
+    def _queue_more(self, ahead: Ahead, num_unfinished: int) -> list[str]:
+        """Queue the part that is prepared, if it would run soon."""
+        if num_unfinished > self.llm_engine.config.scheduler.max_num_seqs + PART:
+            return []
+        requests = ahead.take(wait=not num_unfinished)
+        self.llm_engine.add_processed(requests)
+        return [request.request_id for request in requests]
 
     def beam_search(
         self,
@@ -434,7 +493,8 @@ class LLM(PoolingMethods, EngineControl):
         if concurrency_limit is not None and concurrency_limit < 1:
             raise RequestError(f"concurrency_limit is {concurrency_limit}; at least 1", param="concurrency_limit")
         engine = self.llm_engine
-        tokenized = self._tokenize(prompts, None, None, lora_request)
+        given = as_prompts(prompts)
+        tokenized = self._read(given, engine.input_processor.tokenize_batch, Tokenization(), lora_request)
         model, count = engine.config.model, len(tokenized)
         priorities, adapters = _priorities(priority, count), adapters_per_prompt(lora_request, count)
         searches = list[BeamSearch]()
@@ -510,35 +570,6 @@ class LLM(PoolingMethods, EngineControl):
         self.shutdown()
 
 
-class _Progress:
-    """The progress bar, if one is wanted: finished requests, and tokens a second. tqdm is imported only then."""
-
-    def __init__(self, total: int, wanted: Tqdm) -> None:
-        self._bar: Any = None
-        self._num_input = self._num_output = 0
-        if wanted:
-            from tqdm import tqdm
-
-            make = wanted if callable(wanted) else tqdm
-            self._bar = make(total=total, desc="Processed prompts", dynamic_ncols=True)
-
-    def advance(self, output: AnyOutput) -> None:
-        if self._bar is None:
-            return
-        self._num_input += len(output.prompt_token_ids or ())
-        if isinstance(output, RequestOutput):
-            self._num_output += sum(len(completion.token_ids) for completion in output.outputs)
-        elapsed = self._bar.format_dict["elapsed"] if hasattr(self._bar, "format_dict") else 0.0
-        if elapsed:
-            speed = f"in {self._num_input / elapsed:.1f} tok/s, out {self._num_output / elapsed:.1f} tok/s"
-            self._bar.set_postfix_str(speed, refresh=False)
-        self._bar.update(1)
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-
 def _priorities(given: Priority, count: int) -> Sequence[int]:
     """One for each prompt. Raises RequestError: there are more or fewer, or one is no whole number."""
     listed = given if isinstance(given, Sequence) else [given or 0] * count
@@ -553,36 +584,3 @@ def _final_only(params: SamplingParams) -> SamplingParams:
     final = copy.copy(params)
     final.output_kind = RequestOutputKind.FINAL_ONLY
     return final
-
-
-class DeferredInterrupt:
-    """While it is entered, Ctrl-C is remembered; `check` raises it. A second Ctrl-C does not wait.
-
-    Does nothing outside the main thread, or where the program handles Ctrl-C in its own way.
-    """
-
-    def __init__(self) -> None:
-        self._is_pending = False
-        self._is_installed = False
-
-    def __enter__(self) -> "DeferredInterrupt":
-        in_main = threading.current_thread() is threading.main_thread()
-        if in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            signal.signal(signal.SIGINT, self._remember)
-            self._is_installed = True
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self._is_installed:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    def _remember(self, number: int, frame: FrameType | None) -> None:
-        if self._is_pending:
-            raise KeyboardInterrupt
-        self._is_pending = True
-
-    def check(self) -> None:
-        """Raise the KeyboardInterrupt that came."""
-        if self._is_pending:
-            self._is_pending = False
-            raise KeyboardInterrupt
