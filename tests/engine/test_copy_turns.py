@@ -18,11 +18,12 @@ from tests.engine.builders import make_config
 from tests.oracles.hash_model import HashExecutor
 
 from quire.config import EngineConfig
+from quire.config.engine import SharingCopies
 from quire.core.output import SchedulerOutput, Turn
 from quire.engine import messages
 from quire.engine.core_client import ThreadClient
 from quire.engine.data_parallel import CopiesClient, config_of_copy
-from quire.request import EngineRequest
+from quire.request import EngineRequest, token_array
 from quire.sampling_params import SamplingParams
 from quire.worker.shared_steps import SharedSteps
 
@@ -36,7 +37,8 @@ class SharingExecutor(HashExecutor):
     def __init__(self, config: EngineConfig, *arguments: Any, **options: Any) -> None:
         super().__init__(config, *arguments, **options)
         parallel = config.parallel
-        barrier, sent, executors = DESKS[parallel.copies_rendezvous]
+        assert parallel.sharing is not None
+        barrier, sent, executors = DESKS[parallel.sharing.rendezvous]
         ranks = ThreadRanks(parallel.data_parallel_rank, parallel.data_parallel_size, barrier, sent)
         self.shared, self.turns = SharedSteps(ranks, [], torch.device("cpu")), list[Turn]()
         executors.append(self)
@@ -64,7 +66,8 @@ class Copies:
         name = f"{id(self)}"
         DESKS[name] = (barrier, {}, self.executors)
         config = make_config(max_model_len=200, executor=f"{__name__}:SharingExecutor", min_prefill_tokens=1)
-        parallel = {"enable_expert_parallel": True, "data_parallel_size": count, "copies_rendezvous": name}
+        sharing = SharingCopies(name, 0, count)
+        parallel = {"enable_expert_parallel": True, "data_parallel_size": count, "sharing": sharing}
         config = dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, **parallel))
         self.lengths: dict[str, int] = {}
         self.results: dict[int, concurrent.futures.Future[Any]] = {}
@@ -97,7 +100,7 @@ class Copies:
         name = f"r{len(self.lengths)}"
         self.lengths[name] = 0
         params = SamplingParams(max_tokens=length, seed=1, ignore_eos=True)
-        request = EngineRequest(name, [5, 6, 7], sampling_params=params, copy=copy % len(self.client.clients))
+        request = EngineRequest(name, token_array([5, 6, 7]), sampling_params=params, copy=copy % len(self.client.clients))
         self.client.send(messages.AddRequests([request]))
 
     def call(self, name: str, *args: Any) -> Any:

@@ -71,6 +71,22 @@ def exchanges_tokens(backend: str) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
+class SharingCopies:
+    """Copies of the model that share experts, as one of them knows them.
+
+    Attributes:
+        rendezvous: the address where their ranks meet.
+        number: this copy's among them; `count`: how many they are.
+        address: of this host, as other hosts' copies reach it; empty where all are here.
+    """
+
+    rendezvous: str
+    number: int
+    count: int
+    address: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
 class ParallelConfig:
     """Parallel layout.
 
@@ -93,7 +109,7 @@ class ParallelConfig:
         data_parallel_start: the number of the first of them among those of all engines.
         data_parallel_rank: which of this engine's copies this is; set when the copy starts.
         copies_everywhere: of the model, those of all engines.
-        copies_rendezvous: where the ranks of copies that share experts meet; set when a copy starts.
+        sharing: what a copy needs to know of those with which it shares experts; set when it starts.
         device_index: the worker's device among those that its process sees; None: as its number is among all workers.
         stage: which of the pipeline's stages it belongs to. `stage_rendezvous`: where stages meet; both set with the rank.
         nnodes: hosts among which the workers are divided, in their order. `node_rank`: which of them this one is; the first one
@@ -119,7 +135,7 @@ class ParallelConfig:
     data_parallel_start: int = 0
     data_parallel_rank: int = 0
     copies_everywhere: int = 1
-    copies_rendezvous: str = ""
+    sharing: SharingCopies | None = None
     rank: int = 0
     prompt_part: int = 0
     rendezvous: str = ""
@@ -152,11 +168,6 @@ class ParallelConfig:
     def num_copies_here(self) -> int:
         """Copies on this host."""
         return self.data_parallel_size - self.data_parallel_elsewhere
-
-    @property
-    def shares_experts(self) -> bool:
-        """Whether the experts are divided among all copies, which take their steps together then."""
-        return self.enable_expert_parallel and self.data_parallel_size == self.num_copies_here > 1
 
     @property
     def num_devices(self) -> int:

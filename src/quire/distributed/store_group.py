@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from quire.config import ParallelConfig
+from quire.config.engine import SharingCopies
 from quire.distributed.communicator import Communicator
 from quire.distributed.groups import open_group, open_store
 from quire.distributed.torch_group import TIMEOUT
@@ -69,13 +70,16 @@ class CopiesGroup(StoreGroup):
     A copy that ends breaks the group; then all copies are started again, by who started them, and meet anew.
 
     Args:
-        parallel: has this worker's place, and where copies meet.
+        ranks, rank: of this copy: how many there are, and which this is.
     """
 
-    def __init__(self, parallel: ParallelConfig, device: torch.device) -> None:
-        ranks = parallel.tensor_parallel_size
-        place = (parallel.data_parallel_rank * ranks + parallel.rank, parallel.data_parallel_size * ranks)
-        super().__init__(open_store(parallel.copies_rendezvous, is_host=False), *place, device)
+    def __init__(self, copies: SharingCopies, ranks: int, rank: int, device: torch.device) -> None:
+        number = copies.number * ranks + rank
+        try:
+            store = open_store(copies.rendezvous, is_host=number == 0)
+            super().__init__(store, number, copies.count * ranks, device)
+        except RuntimeError as error:
+            _end(error)
 
     def _run(self, begin: Any, came: torch.Tensor, out: torch.Tensor) -> None:
         try:

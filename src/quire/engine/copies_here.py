@@ -26,8 +26,8 @@ class CopiesHere:
         return self.count - self.elsewhere
 
     def shares_experts(self, args: EngineSettings) -> bool:
-        """Whether the experts are divided among all copies: those of one host do that."""
-        return args.enable_expert_parallel and self.count == self.on_this_host > 1
+        """Whether the experts are divided among all copies."""
+        return args.enable_expert_parallel and self.count > 1
 
 
 def copies_here(args: EngineSettings) -> CopiesHere:
@@ -75,7 +75,7 @@ def parallel_settings(args: EngineSettings) -> dict[str, Any]:
         "eplb": read_eplb_config(
             args.enable_eplb,
             args.eplb_config,
-            args.enable_expert_parallel and (args.tensor_parallel_size > 1 or copies.shares_experts(args)),
+            args.enable_expert_parallel and args.tensor_parallel_size * args.data_parallel_size > 1,
         ),
     }
 

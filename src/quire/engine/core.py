@@ -381,7 +381,9 @@ class EngineCore(WeightVerbs, ProfileVerbs, AdapterVerbs):
         """Call a control verb by its name. Raises EngineError: there is none of this name."""
         if name not in UTILITIES:
             raise EngineError(f"the engine core has no utility {name!r}")
-        if self.config.parallel.shares_experts and self._takes_part:  # a call may wait for all copies, as a step does
+        if (
+            self.config.parallel.sharing is not None and self._takes_part
+        ):  # a call may wait for all copies, as a step does
             self._drain()
             self.turns.meet()
         return getattr(self, name)(*args, **kwargs)

@@ -11,19 +11,28 @@ import threading
 
 from quire.codec import encode
 from quire.config import EngineConfig
+from quire.config.engine import SharingCopies
 from quire.engine import messages
+from quire.engine.core_client import CoreClient
 from quire.engine.core_loop import last_words
 from quire.engine.data_parallel import config_of_copy
 from quire.engine.nodes import SETTINGS, place_of_head
-from quire.engine.process_client import ProcessClient
+from quire.engine.process_client import ProcessClient, open_seated
+from quire.engine.shared_copies import CopySeat, Gathering
 from quire.engine.spare_core import SpareCores, wants_spare
+from quire.engine.weights import fetch_missing_weights
 from quire.errors import ConfigError, QuireError
 from quire.executor.host_door import Join, ask, shared_settings, visit
 from quire.executor.host_link import HostLink
+from quire.executor.host_network import free_place
 from quire.logger import init_logger
 from quire.version import __version__
 
 logger = init_logger(__name__)
+
+
+Incoming = queue.SimpleQueue[messages.FrontendMessage | None]
+"""What the head node has said; None behind the last."""
 
 
 class HeadlessCopy:
@@ -43,11 +52,16 @@ class HeadlessCopy:
 
     def _serve(self, link: HostLink) -> bool:
         """Join, and run a core until it or the head node ends; whether to join again."""
-        answer = ask(link, Join(self._number, __version__, shared_settings(self._config)), messages.Start)
+        join = Join(self._number, __version__, shared_settings(self._config), [free_place(link.address)])
+        answer = ask(link, join, messages.Start)
         if answer is None:
             return True
+        gathering, came = Gathering(lambda: answer.rendezvous, 1), Incoming()
+        gathering.seats[0].spares = self._spares
+        arguments = link, came, gathering
+        threading.Thread(target=_listen, args=arguments, name="headless-listener", daemon=True).start()
         try:
-            client = self._start_core(link, answer.standing)
+            client = self._start_core(link, answer, gathering.seats[0])
         except QuireError as error:
             link.send(encode(last_words(error)))
             if isinstance(error, ConfigError):
@@ -55,12 +69,12 @@ class HeadlessCopy:
             logger.error("copy %d: %s", self._number, error)
             return True
         try:
-            return self._relay(link, client)
+            return self._relay(came, client)
         finally:
             link.close()  # first: the end of this core is not a death
             client.shutdown()
 
-    def _start_core(self, link: HostLink, standing: messages.Standing | None) -> ProcessClient:
+    def _start_core(self, link: HostLink, start: messages.Start, seat: CopySeat) -> CoreClient:
         self._core_died = False
 
         def tell(message: messages.CoreMessage) -> None:
@@ -69,21 +83,35 @@ class HeadlessCopy:
                 self._core_died = True
                 link.end()
 
-        client = ProcessClient(self._config, tell, standing, spares=self._spares)
+        parallel = self._config.parallel
+        if start.rendezvous:
+            sharing = SharingCopies("", self._number, parallel.copies_everywhere, link.address)
+            client = open_seated(seat, self._config, sharing, tell, start.standing)
+        else:
+            client = ProcessClient(self._config, tell, start.standing, spares=self._spares)
         link.send(encode(client.ready))
         logger.info("copy %d serves the head node at %s", self._number, link.peer)
         return client
 
-    def _relay(self, link: HostLink, client: ProcessClient) -> bool:
+    def _relay(self, came: Incoming, client: CoreClient) -> bool:
         """Give the core what the head node says, until that ends; whether to join again."""
-        decode = messages.decoder_at_core()
-        while (data := link.receive()) is not None:
-            message = decode(data)
+        while (message := came.get()) is not None:
             if isinstance(message, messages.Shutdown):
                 return self._core_died
             client.send(message)
         logger.warning("copy %d has lost its head node, and looks for it", self._number)
         return True
+
+
+def _listen(link: HostLink, came: Incoming, gathering: Gathering) -> None:
+    """Take in what the head node says. When it is lost, a core that shares experts is of no use, even if it only starts."""
+    decode, message = messages.decoder_at_core(), None
+    while not isinstance(message, messages.Shutdown) and (data := link.receive()) is not None:
+        came.put(message := decode(data))
+    if not isinstance(message, messages.Shutdown):
+        gathering.close()
+        gathering.seats[0].kill()
+    came.put(None)
 
 
 def serve_headless(config: EngineConfig) -> None:
@@ -98,6 +126,7 @@ def serve_headless(config: EngineConfig) -> None:
             ends.put(error)
 
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
+    fetch_missing_weights(config)  # before a head node waits
     copies = [HeadlessCopy(config_of_copy(config, number)) for number in range(config.parallel.data_parallel_size)]
     for copy in copies:
         threading.Thread(target=run, args=(copy,), name="headless-copy", daemon=True).start()

@@ -31,12 +31,14 @@ class Standing(msgspec.Struct, tag="standing", array_like=True):
 
 class Start(msgspec.Struct, tag="start", array_like=True):
     """First message to a new core process: its configuration as plain data, the class path of its executor, if not the usual
-    one, how it stands, if it takes the place of one that died, whose requests wait for it, and the sender's patches."""
+    one, how it stands, if it takes the place of one that died, whose requests wait for it, the sender's patches, and where a copy
+    on another host meets those with which it shares experts."""
 
     config: dict[str, Any]
     executor: str | None = None
     standing: Standing | None = None
     patches: list[str] = []
+    rendezvous: str = ""
 
 
 class AddRequests(msgspec.Struct, tag="add", array_like=True):

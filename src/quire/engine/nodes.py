@@ -8,6 +8,7 @@ from quire.engine import messages
 from quire.engine.core_client import OnMessage
 from quire.engine.messages import CoreMessage, Dead
 from quire.engine.remote_client import RemoteClient
+from quire.engine.shared_copies import CopySeat
 from quire.errors import EngineDeadError
 from quire.executor.host_door import HostDoor
 from quire.logger import init_logger
@@ -36,6 +37,7 @@ class NodeClient(RemoteClient):
 
     Args:
         standing: of the core in whose place it is started.
+        seat: of a copy that shares experts.
 
     Raises:
         ConfigError: the core refuses its configuration.
@@ -43,10 +45,16 @@ class NodeClient(RemoteClient):
     """
 
     def __init__(
-        self, door: HostDoor, number: int, on_message: OnMessage, standing: messages.Standing | None = None
+        self,
+        door: HostDoor,
+        number: int,
+        on_message: OnMessage,
+        standing: messages.Standing | None = None,
+        *,
+        seat: CopySeat | None = None,
     ) -> None:
         super().__init__(on_message)
-        self._door, self._number, self._is_ending = door, number, False
+        self._door, self._number, self._seat, self._is_ending = door, number, seat, False
         while not self._starts(standing):
             logger.warning("copy %d does not start: %s; the next one is waited for", number, self._goodbye)
         logger.info("copy %d runs on %s", number, self._link.peer)
@@ -54,10 +62,13 @@ class NodeClient(RemoteClient):
 
     def _starts(self, standing: messages.Standing | None) -> bool:
         """Whether the next host starts its core; not if it is gone before."""
-        (self._link, _), is_ready = self._door.take(self._number), False
-        self._is_gone = False
-        self.send(messages.Start({}, None, standing, marks()))
+        (self._link, join), is_ready = self._door.take(self._number), False
+        self._is_gone, rendezvous = False, ""
         try:
+            if self._seat is not None:
+                rendezvous = self._seat.join(join.meeting_places[0])
+                self._seat.hold(self._link.close)
+            self.send(messages.Start({}, None, standing, marks(), rendezvous))
             is_ready = self._await_ready(float("inf"))
         except EngineDeadError:
             if not self._is_gone:
@@ -65,6 +76,8 @@ class NodeClient(RemoteClient):
         finally:
             if not is_ready:
                 self._link.close()
+                if self._seat is not None:
+                    self._seat.leave()
         return is_ready
 
     @property

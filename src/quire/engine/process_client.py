@@ -5,6 +5,7 @@ folder that only the owner may enter. `open_client` chooses between a process an
 """
 
 import abc
+import dataclasses
 import functools
 import os
 import shutil
@@ -12,10 +13,12 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from socket import gethostbyname
 from typing import Any
 
 from quire import envs
 from quire.config import EngineConfig
+from quire.config.engine import SharingCopies
 from quire.config.wire import config_to_plain
 from quire.descriptors import memory_file
 from quire.engine import core_process, messages
@@ -26,12 +29,13 @@ from quire.engine.messages import CoreMessage, Dead, Stalled
 from quire.engine.nodes import NodeClient, open_door
 from quire.engine.recovery import RecoveringClient, StartCore
 from quire.engine.remote_client import RemoteClient
-from quire.engine.shared_copies import CopySeat, Gathering
+from quire.engine.shared_copies import CopySeat, Gathering, place_in_folder
 from quire.engine.spare_core import SpareCores, wants_spare
 from quire.engine.watchdog import Watchdog, show_stacks
 from quire.engine.weights import fetch_missing_weights
 from quire.errors import ConfigError, EngineDeadError
 from quire.executor.host_door import HostDoor
+from quire.executor.host_network import free_place
 from quire.logger import init_logger
 from quire.patch import marks
 from quire.platforms import current_platform
@@ -276,43 +280,82 @@ def open_client(config: EngineConfig, core: str | None, on_message: OnMessage) -
         raise ConfigError(f"core is {core!r}; it may be 'inproc' or 'process'", setting="core")
     num_copies, num_here = config.parallel.data_parallel_size, config.parallel.num_copies_here
     if num_copies == num_here == 1:
-        return _open_process(config, on_message)
-    if config.parallel.enable_expert_parallel and num_copies > num_here:
-        logger.warning("copies on several hosts have all experts each: only those of one host share them")
-    gathering = Gathering() if config.parallel.shares_experts else None
+        return _open_process(config, None, on_message)
+    gathering = _gathering(config) if config.parallel.enable_expert_parallel and num_copies > 1 else None
     starts: list[StartCopy] = [
-        functools.partial(_open_process, config_of_copy(config, number), gathering=gathering)
-        for number in range(num_here)
+        functools.partial(_open_process, config_of_copy(config, number), gathering) for number in range(num_here)
     ]
     if num_copies > num_here:
         door = open_door(config)
-        starts += [functools.partial(_open_elsewhere, config, door, number) for number in range(num_here, num_copies)]
+        starts += [
+            functools.partial(_open_elsewhere, config, door, number, gathering)
+            for number in range(num_here, num_copies)
+        ]
         starts = [functools.partial(_open_or_close, start, door) for start in starts]
+    if gathering is not None:
+        starts = [functools.partial(_open_or_close, start, gathering) for start in starts]
     return CopiesClient(starts, on_message, gathering)
 
 
-def _open_process(config: EngineConfig, on_message: OnMessage, gathering: Gathering | None = None) -> CoreClient:
+def _gathering(config: EngineConfig) -> Gathering:
+    """Where copies that share experts meet: on one host through a file, else at a port of the first one's host."""
+    parallel = config.parallel
+    if parallel.num_copies_here:
+        fetch_missing_weights(config)  # before others wait
+    is_here = not parallel.data_parallel_elsewhere
+    place = place_in_folder() if is_here else functools.partial(free_place, parallel.data_parallel_address)
+    return Gathering(place, parallel.data_parallel_size)
+
+
+def _open_process(config: EngineConfig, gathering: Gathering | None, on_message: OnMessage) -> CoreClient:
     """Start one core in a process."""
-    is_alone = config.parallel.recovery is False
+    parallel = config.parallel
+    is_alone = parallel.recovery is False
     spares = SpareCores() if not is_alone and wants_spare(config) else None
     start: StartCore = functools.partial(ProcessClient, config, spares=spares)
     if gathering is not None:
-        start = functools.partial(gathering.seat(spares).open, ProcessClient, config)
+        seat = gathering.seats[parallel.data_parallel_rank]
+        seat.spares = spares
+        address = gethostbyname(parallel.data_parallel_address) if parallel.data_parallel_elsewhere else ""
+        sharing = SharingCopies("", parallel.data_parallel_rank, parallel.data_parallel_size, address)
+        start = functools.partial(open_seated, seat, config, sharing)
     return start(on_message, None) if is_alone else RecoveringClient(start, on_message, spares)
 
 
-def _open_elsewhere(config: EngineConfig, door: HostDoor, number: int, on_message: OnMessage) -> CoreClient:
+def open_seated(
+    seat: CopySeat,
+    config: EngineConfig,
+    sharing: SharingCopies,
+    on_message: OnMessage,
+    standing: messages.Standing | None,
+) -> CoreClient:
+    """Start a copy that shares experts, as a process of this host."""
+
+    def start(on_message: OnMessage, standing: messages.Standing | None) -> CoreClient:
+        place = dataclasses.replace(sharing, rendezvous=seat.join())
+        parallel = dataclasses.replace(config.parallel, sharing=place)
+        return ProcessClient(dataclasses.replace(config, parallel=parallel), on_message, standing, spares=seat)
+
+    return seat.open(start, on_message, standing)
+
+
+def _open_elsewhere(
+    config: EngineConfig, door: HostDoor, number: int, gathering: Gathering | None, on_message: OnMessage
+) -> CoreClient:
     """Wait for one core of another host."""
-    start = functools.partial(NodeClient, door, number)
-    return start(on_message) if config.parallel.recovery is False else RecoveringClient(start, on_message, door)
+    seat = None if gathering is None else gathering.seats[number]
+    start: StartCore = functools.partial(NodeClient, door, number, seat=seat)
+    if seat is not None:
+        start = functools.partial(seat.open, start)
+    return start(on_message, None) if config.parallel.recovery is False else RecoveringClient(start, on_message, door)
 
 
-def _open_or_close(start: StartCopy, door: HostDoor, on_message: OnMessage) -> CoreClient:
-    """Start a copy. Where it cannot start, those that wait for hosts wait no more."""
+def _open_or_close(start: StartCopy, awaited: HostDoor | Gathering, on_message: OnMessage) -> CoreClient:
+    """Start a copy. Where it cannot start, those that wait for hosts or for copies wait no more."""
     try:
         return start(on_message)
     except BaseException:
-        door.close()
+        awaited.close()
         raise
 
 

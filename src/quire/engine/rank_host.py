@@ -13,8 +13,9 @@ from quire.engine.weights import fetch_missing_weights
 from quire.envs import with_defaults
 from quire.executor.host_door import Join, ask, shared_settings, visit
 from quire.executor.host_link import HostLink
+from quire.executor.host_network import beyond_host, free_place
 from quire.executor.node_executor import SETTINGS, Goodbye, Started, StartRanks
-from quire.executor.remote_ranks import beyond_host, connect, free_place
+from quire.executor.remote_ranks import connect
 from quire.logger import init_logger
 from quire.platforms import current_platform
 from quire.processes import Child

@@ -54,7 +54,9 @@ def shared_settings(config: EngineConfig) -> dict[str, Any]:
     """What the hosts of one model must have in common."""
     plain = config_to_plain(config)
     names = ("dtype", "quantization", "max_model_len", "seed", "hf_config", "max_logprobs")
-    sizes = ("tensor_parallel_size", "pipeline_parallel_size", "nnodes", "enable_expert_parallel")
+    sizes = ["tensor_parallel_size", "pipeline_parallel_size", "nnodes", "enable_expert_parallel", "copies_everywhere"]
+    if config.parallel.enable_expert_parallel and config.parallel.copies_everywhere > 1:
+        sizes += ["prefill_context_parallel_size", "all2all_backend", "eplb"]
     shared = {name: plain["model"][name] for name in names} | {name: plain["parallel"][name] for name in sizes}
     return shared | {"enable_lora": config.lora is not None}
 

@@ -28,6 +28,7 @@ from quire.descriptors import wait_readable
 from quire.errors import EngineError, RequestError
 from quire.executor import wire
 from quire.executor.broadcast_ring import Broadcast, RingWriter
+from quire.executor.host_network import rank_process
 from quire.executor.interface import Executor
 from quire.executor.rank_processes import RankProcesses
 from quire.executor.wire import (
@@ -45,7 +46,6 @@ from quire.executor.wire import (
 )
 from quire.logger import init_logger
 from quire.patch import marks
-from quire.platforms import current_platform
 from quire.platforms.interface import WorkerProcess
 from quire.processes import read_message
 from quire.request import EngineRequest
@@ -130,7 +130,7 @@ class MultiprocExecutor(Executor):
 
     def _start_as(self, rank: int) -> WorkerProcess:
         """How a rank's process starts."""
-        return current_platform(self.config.device.device).worker_process(self.config, rank)
+        return rank_process(self.config, rank)
 
     def _make_ranks(self, *arguments: Any) -> RankProcesses:
         return RankProcesses(*arguments)

@@ -20,9 +20,10 @@ from quire.errors import ConfigError, EngineDeadError, EngineError
 from quire.executor.broadcast_ring import Broadcast, RingWriter
 from quire.executor.host_door import HostDoor, Join
 from quire.executor.host_link import HostLink
+from quire.executor.host_network import beyond_host, free_place
 from quire.executor.multiproc import MultiprocExecutor
 from quire.executor.rank_processes import RankProcesses
-from quire.executor.remote_ranks import MESSAGES, Links, RankDoor, RemoteChild, RemoteRanks, beyond_host, free_place
+from quire.executor.remote_ranks import MESSAGES, Links, RankDoor, RemoteChild, RemoteRanks
 from quire.executor.socket_ring import SocketWriter
 from quire.logger import init_logger
 from quire.patch import marks

@@ -11,11 +11,12 @@ from typing import Any
 from quire import envs
 from quire.config import EngineConfig, ParallelConfig
 from quire.errors import ConfigError
+from quire.executor.host_network import beyond_host
 from quire.executor.multiproc import MultiprocExecutor
 from quire.executor.rank_processes import RankProcesses
 from quire.executor.ray import initialize_ray_cluster
 from quire.executor.ray_rank import RayRank
-from quire.executor.remote_ranks import MESSAGES, RankDoor, RemoteChild, RemoteRanks, beyond_host
+from quire.executor.remote_ranks import MESSAGES, RankDoor, RemoteChild, RemoteRanks
 from quire.executor.socket_ring import SocketWriter
 from quire.logger import init_logger
 from quire.platforms import current_platform

@@ -18,7 +18,7 @@ class RayRank:
 
     def meeting_place(self) -> str:
         """An address on this node at which ranks can meet."""
-        from quire.executor.remote_ranks import free_place
+        from quire.executor.host_network import free_place
 
         util: Any = importlib.import_module("ray.util")  # only in an actor
         return free_place(str(util.get_node_ip_address()))

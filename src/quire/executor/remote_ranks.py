@@ -6,13 +6,10 @@ words. Whoever places ranks (`ray_executor.py`, `node_executor.py`) knows how th
 
 import abc
 import contextlib
-import dataclasses
-import fcntl
 import hmac
 import os
 import secrets
 import socket
-import sys
 import time
 from typing import Any, NoReturn
 
@@ -29,9 +26,6 @@ MESSAGES, LIFE = b"m", b"l"
 _TOKEN_BYTES = 32
 _GREETING_BYTES = _TOKEN_BYTES + 1 + 4
 _CONNECT_S = 60.0
-_GET_ADDRESS = 0x8915
-"""`SIOCGIFADDR` of Linux."""
-
 Links = dict[tuple[bytes, int], socket.socket]
 
 
@@ -152,36 +146,6 @@ class RemoteRanks(RankProcesses):
         if rank not in self._children:
             return super()._spawn(rank, options)
         return Rank(self._children[rank], os.dup(self._links[MESSAGES, rank].fileno()))
-
-
-def beyond_host(process: WorkerProcess, address: str | None = None) -> WorkerProcess:
-    """How a rank starts whose group spans hosts: not kept to the loopback device, but to the one that has an address."""
-    suffix = "_SOCKET_IFNAME"
-    own = {name: value for name, value in process.environment.items() if not name.endswith(suffix)}
-    if (interface := _interface_of(address)) is not None:
-        own |= {f"{library}{suffix}": interface for library in ("GLOO", "NCCL")}
-    return dataclasses.replace(process, environment=own)
-
-
-def _interface_of(address: str | None) -> str | None:
-    """The name of the network interface that has an IPv4 address, where the system tells it (Linux)."""
-    if address is None or sys.platform != "linux":
-        return None
-    packed = socket.inet_aton(address)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):  # it has none
-                found = fcntl.ioctl(asked, _GET_ADDRESS, name.encode().ljust(256, b"\0"))
-                if found[20:24] == packed:
-                    return name
-    return None
-
-
-def free_place(address: str) -> str:
-    """Where ranks can meet: a port of this host that is free."""
-    with socket.socket() as found:
-        found.bind((address, 0))
-        return f"tcp://{address}:{found.getsockname()[1]}"
 
 
 def serve_rank(

@@ -9,10 +9,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from quire import envs
 from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.core.output import ModelRunnerOutput, SchedulerOutput
 from quire.errors import EngineError
+from quire.executor.host_network import rank_process
 from quire.executor.interface import Executor, find_method
 from quire.executor.selector import make_worker
 from quire.patch import bootstrap, settle
@@ -32,6 +34,9 @@ class UniprocExecutor(Executor):
         self._results: deque[ModelRunnerOutput | PendingStep] = deque()
         self._preparing: dict[str, concurrent.futures.Future[Any]] = {}
         self._problems: dict[str, str] = {}
+        if config.parallel.sharing is not None:  # this process is a rank of a group
+            for name, value in rank_process(config, 0).environment.items():
+                envs.set_default(name, value)
         self._worker = make_worker(config)
 
     def kv_cache_specs(self) -> list[KVCacheSpec]:

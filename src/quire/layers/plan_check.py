@@ -64,12 +64,13 @@ def check_split_prompts(config: EngineConfig, spec: DecoderSpec | None) -> None:
             )
 
 
-def check_balanced(config: EngineConfig, spec: DecoderSpec | None) -> None:
+def check_balanced(config: EngineConfig, spec: DecoderSpec | None, plan: ParallelPlan) -> None:
     """Raises ConfigError: experts of such a model cannot be moved between ranks, or not with such a setting."""
     mixtures = [] if spec is None else [mlp for mlp in spec.mlps() if isinstance(mlp, MoE)]
     if not mixtures:
         raise ConfigError.of("enable_eplb", f"{config.model.architecture} has no experts that ranks could move.")
     reasons = {
+        "a single rank": plan.size * plan.copies == 1,
         "experts in a number format of their own (quantization)": config.model.quantization is not None,
         "enable_lora": config.lora is not None,
         "deterministic": config.model.deterministic,

@@ -188,7 +188,7 @@ def build_model(
     parallel, communicator = config.parallel, communicator or SingleRank()
     sizes = (parallel.tensor_parallel_size, parallel.rank)
     redundant = None if parallel.eplb is None else parallel.eplb.num_redundant_experts
-    copies = (1, 0) if communicator.copies is None else (parallel.data_parallel_size, parallel.data_parallel_rank)
+    copies = (1, 0) if parallel.sharing is None else (parallel.sharing.count, parallel.sharing.number)
     context_size = parallel.decode_context_parallel_size
     plan = ParallelPlan(*sizes, parallel.enable_expert_parallel, context_size, redundant, *copies)
     stage = StagePlan(parallel.stage, parallel.pipeline_parallel_size, parallel.layer_split)
@@ -198,7 +198,7 @@ def build_model(
     if communicator.prompts is not None:
         check_split_prompts(config, spec)
     if plan.redundant is not None:
-        check_balanced(config, spec)
+        check_balanced(config, spec, plan)
 
     def select(block_size: int) -> Selection:
         needs = (kv_dtype, block_size // plan.context, plan, config.model.deterministic)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from quire import envs
 from quire.adapters import LoRARequest
 from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec
@@ -61,11 +60,10 @@ class Worker:
         if config.parallel.prefill_context_parallel_size > 1:
             self._communicator = self._communicator or SingleRank()
             self._communicator.prompts = open_prompt_group(config.parallel, self.runtime.device())
-        if config.parallel.copies_rendezvous:
-            for name, value in platform.worker_process(config, config.parallel.world_rank).environment.items():
-                envs.set_default(name, value)
+        if (copies := config.parallel.sharing) is not None:
             self._communicator = self._communicator or SingleRank()
-            self._communicator.copies = CopiesGroup(config.parallel, self.runtime.device())
+            sizes = config.parallel.tensor_parallel_size, config.parallel.rank
+            self._communicator.copies = CopiesGroup(copies, *sizes, self.runtime.device())
         self._link: StageLink | None = None
         if config.parallel.pipeline_parallel_size > 1:
             link_class = import_class(platform.stage_link_class(), "device")
@@ -370,7 +368,7 @@ class Worker:
     def save_sharded_state(self, path: str, pattern: str | None = None, max_size: int | None = None) -> list[str]:
         """Write this rank's finished weights (`model_loader/sharded_state.py`); returns the files' names."""
         parallel = self.config.parallel
-        if parallel.eplb is not None or parallel.shares_experts:
+        if parallel.eplb is not None or parallel.sharing is not None:
             what = "enable_eplb" if parallel.eplb is not None else "copies that share experts"
             raise RequestError(
                 f"with {what} a rank's experts are not those of a checkpoint: leave it out", param="path"
