@@ -100,7 +100,9 @@ class Copies:
         name = f"r{len(self.lengths)}"
         self.lengths[name] = 0
         params = SamplingParams(max_tokens=length, seed=1, ignore_eos=True)
-        request = EngineRequest(name, token_array([5, 6, 7]), sampling_params=params, copy=copy % len(self.client.clients))
+        request = EngineRequest(
+            name, token_array([5, 6, 7]), sampling_params=params, copy=copy % len(self.client.clients)
+        )
         self.client.send(messages.AddRequests([request]))
 
     def call(self, name: str, *args: Any) -> Any:
