@@ -178,7 +178,7 @@ TYPES: dict[str, Type] = {
     "modernbert-decoder": Type("transformers", COMMON | {"local_attention": 16}),
     "moshi": Type("transformers", COMMON | {"head_dim": 16, "ffn_dim": 96, "sliding_window": 32}),
     "phi4_multimodal": Type(
-        "transformers",
+        "spec",
         COMMON | {
             "vision_config": EYES | {"num_hidden_layers": 2, "crop_size": 28},
             "audio_config": {

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from tests.oracles.tiny_encoder_decoder import RATE
 from tests.oracles.tiny_models import TEXT, load_oracle, randomize, write_tiny_tokenizer
+from tests.oracles.tiny_phi4 import ARCHITECTURE as PHI4
+from tests.oracles.tiny_phi4 import phi4_embeddings, phi4_fields
 from tests.oracles.tiny_video import Film, in_pairs
 
 AUDIO = 300
@@ -87,6 +89,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "window_size": 6, "downsample_rate": 3, "audio_token_index": AUDIO, "has_lora_adapter": False,
         "tie_word_embeddings": False,
     },
+    PHI4: phi4_fields(AUDIO + 3, AUDIO),
     "UltravoxModel": {
         "model_type": "ultravox",
         "text_config": TEXT | {"model_type": "llama"},
@@ -129,6 +132,8 @@ def make_tiny_listener(architecture: str, path: str | Path, *, seed: int = 0, **
     elif architecture.startswith("Granite"):
         fields = {"feature_extractor_type": "GraniteSpeechFeatureExtractor"}
         (path / "preprocessor_config.json").write_text(json.dumps(fields))
+    elif architecture == PHI4:
+        transformers.Phi4MultimodalFeatureExtractor().save_pretrained(path)
     elif architecture != "UltravoxModel":  # it has none
         extractor = transformers.WhisperFeatureExtractor(feature_size=16, chunk_length=1, sampling_rate=RATE)
         extractor.save_pretrained(path)
@@ -274,6 +279,9 @@ class HearingOracle:
                 inputs["video_second_per_grid"] = torch.tensor([2 / (film.rate or 24.0)])
         if sounds:
             inputs |= self._inputs(list(sounds))
+        if (given := inputs.pop("phi4", None)) is not None:
+            inputs = {"inputs_embeds": phi4_embeddings(self.model, inputs["input_ids"], {}, given)}
+            return self.model(**inputs).logits[0].log_softmax(-1)
         self.model.rope_deltas = None
         if (
             sounds and "inputs_embeds" in inputs
@@ -291,6 +299,8 @@ class HearingOracle:
         if config.model_type == "ultravox":
             options = {"padding": "longest", "truncation": False, "pad_to_multiple_of": 160}
             return {"sounds": [extract(sound, **options).input_features[0] for sound in sounds]}
+        if config.model_type == "phi4_multimodal":
+            return {"phi4": [extract(sound) for sound in sounds]}
         if config.model_type == "granite_speech":
             return {"inputs_embeds": [extract(sound) for sound in sounds]}
         if config.model_type == "voxtral":

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 from tests.oracles.tiny_models import TEXT, load_oracle, randomize, write_tiny_tokenizer
+from tests.oracles.tiny_phi4 import ARCHITECTURE as PHI4
+from tests.oracles.tiny_phi4 import SquaresProcessor, phi4_embeddings, phi4_fields
 
 IMAGE = 300
 """The marker of an image in the tiny models' prompts: an id that no text makes."""
@@ -311,6 +313,7 @@ CONFIGS["Glm4vMoeForConditionalGeneration"] = _GLM_SIGHT | {
         "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "attention_bias": True,
     },
 } | _APART  # fmt: skip
+CONFIGS[PHI4] = phi4_fields(IMAGE, IMAGE + 1)
 _QWEN_PIXELS: dict[str, Any] = {
     "image_processor_type": "Qwen2VLImageProcessor",
     "patch_size": 4,
@@ -389,6 +392,7 @@ PROCESSORS: dict[str, dict[str, Any]] = {
         "size": {"shortest_edge": 256, "longest_edge": 1600},
     },
     **dict.fromkeys(("Exaone4_5_ForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"), _QWEN_PIXELS),
+    PHI4: {},
     "Qwen3_5ForConditionalGeneration": _QWEN_PIXELS,
     "Qwen3_5MoeForConditionalGeneration": _QWEN_PIXELS,
     "Qwen2VLForConditionalGeneration": _QWEN_PIXELS,
@@ -432,7 +436,14 @@ def rename_tensors(file: Path, written: str, published: str) -> None:
 @functools.cache
 def register_tiles() -> None:
     """A processor for models whose own needs torchvision: squares row by row, and how many rows and columns they are."""
-    from transformers import AutoImageProcessor, Cohere2VisionConfig, Gemma4UnifiedConfig, Llama4Config
+    from transformers import (
+        AutoImageProcessor,
+        Cohere2VisionConfig,
+        Gemma4UnifiedConfig,
+        Llama4Config,
+        Phi4MultimodalConfig,
+    )
+    from transformers.image_processing_utils import BaseImageProcessor
     from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
     from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import (
         GotOcr2ImageProcessorPil,
@@ -450,6 +461,8 @@ def register_tiles() -> None:
     backends = dict.fromkeys(("pil", "torchvision"), TilesImageProcessor)
     for config in (Cohere2VisionConfig, Llama4Config):
         AutoImageProcessor.register(config, image_processor_classes=backends, exist_ok=True)
+    cut = dict.fromkeys(("pil", "torchvision"), type("Squares", (SquaresProcessor, BaseImageProcessor), {}))
+    AutoImageProcessor.register(Phi4MultimodalConfig, image_processor_classes=cut, exist_ok=True)
     squares = dict.fromkeys(("pil", "torchvision"), Gemma4ImageProcessorPil)  # which are cut whole
     AutoImageProcessor.register(Gemma4UnifiedConfig, image_processor_classes=squares, exist_ok=True)
 
@@ -497,6 +510,11 @@ class VisionOracle:
         inputs: dict[str, Any] = {"input_ids": torch.tensor([list(token_ids)])}
         if len(images):
             name = type(self.model).__name__
+            if name == PHI4:
+                embeds = phi4_embeddings(
+                    self.model, inputs["input_ids"], self.processor(list(images), return_tensors="pt"), ()
+                )
+                return self.model(inputs_embeds=embeds).logits[0].log_softmax(-1)
             options = {"patch_size": 8} if name.startswith(("Mistral3", "LightOn")) else {}
             each = [self.processor([image], return_tensors="pt", **options) for image in images]
             if self.model.config.vision_config.model_type == "pixtral":  # of several sizes: the smaller ones are padded

@@ -35,8 +35,11 @@ class RunPages:
         """Memory of the pages of a run of so many rows."""
         return self._pages_of([length]) * max((spec.page_bytes for spec in self._decoder.kv_cache_specs()), default=0)
 
-    def describe(self, lengths: Sequence[int], positions_T: torch.Tensor) -> AttentionMetadata:
-        """A step of runs of these lengths, one after another; there are pages for it from now on."""
+    def describe(
+        self, lengths: Sequence[int], positions_T: torch.Tensor, seen: Sequence[int] | None = None
+    ) -> AttentionMetadata:
+        """A step of runs of these lengths, one after another; there are pages for it from now on. `seen`: the rows of each that
+        are seen, the first ones; None: all are."""
         self._reserve(self._pages_of(lengths))
         size, device = self._context.block_size, self._context.device
         lengths_B = np.array(lengths, dtype=np.int32)
@@ -52,7 +55,7 @@ class RunPages:
         return AttentionMetadata(
             block_size=size,
             query_start=on_device(np.concatenate(([0], np.cumsum(lengths_B)))),
-            seq_lens=on_device(lengths_B),
+            seq_lens=on_device(lengths_B if seen is None else np.array(seen)),
             rows=torch.arange(len(lengths), dtype=torch.int32, device=device),
             block_table=on_device(np.where(np.arange(pages_B.max()) < pages_B[:, None], table_BP, 0)),
             slot_mapping=on_device(np.repeat(first_B * size, lengths_B) + within_T, self._slot_dtype),

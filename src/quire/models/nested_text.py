@@ -41,6 +41,7 @@ OTHER_PARTS = (
     "model.encoder.*",
     "*audio_tower.*",
     "*embed_audio.*",
+    "*embed_tokens_extend.*",
 )
 
 

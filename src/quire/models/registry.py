@@ -30,6 +30,7 @@ BUILT_IN_FAMILIES = (
     "gpt",
     "gemma",
     "layer_norm",
+    "phi4_multimodal",
     "granite",
     "olmo",
     "glm",

@@ -26,8 +26,10 @@ class Patches:
         is_cut: the processor has cut the patches; without it, it gives whole images.
         window: patches of a side of the windows within which the layers in `windowed` look.
         stretch: the learned positions are a square grid that is stretched over the image: `corners` on corners with two by two
-            neighbours for each patch, or whole cells with two by two (`linear`) or four by four (`cubic`). Or they are two
-            tables, of columns and of rows, whose entries are added: one after the other (`apart`), or in turn (`turns`).
+            neighbours for each patch, or whole cells with two by two (`linear`) or four by four (`cubic`), or the one in which
+            it begins (`cells`). Or they are two tables, of columns and of rows, whose entries are added: one after the other
+            (`apart`), or in turn (`turns`).
+        fills: an image's grid tells of the patches that are seen; others fill its last blocks, which see and are not seen.
         norms_first: the embedding's norm comes before positions.
         norm: of a patch's numbers, before the matrix.
         embeds_class, embeds_all: an image has one embedding, made of its class token or of all its rows.
@@ -42,13 +44,14 @@ class Patches:
     is_cut: bool = False
     window: int = 0
     windowed: tuple[int, ...] = ()
-    stretch: Literal["", "corners", "linear", "cubic", "apart", "turns"] = ""
+    stretch: Literal["", "corners", "linear", "cubic", "cells", "apart", "turns"] = ""
     norms_first: bool = False
     embeds_class: bool = False
     embeds_all: bool = False
     class_last: bool = False
     keeps_class: bool = False
     channels_last: bool = False
+    fills: bool = False
     norm: Norm | None = None
 
     @property
@@ -59,17 +62,22 @@ class Patches:
 
 @dataclasses.dataclass(frozen=True)
 class Modules:
-    """An encoder of images whose modules are Transformers' own, in the place of layers.
+    """An encoder whose modules are Transformers' own, in the place of layers.
 
     Attributes:
-        model: Transformers' class that has them. A weight's name there is that in the checkpoint, behind the trunk's prefix.
+        model: Transformers' class that has them. A weight's name there is that in the checkpoint, behind the trunk's prefix
+            and what is `within` it.
         section: of config.json, that the class is made from; empty: all of it, and its `language_model` is left out.
-        call: its method that reads `pixel_values`, and gives rows.
+        call: its method that reads images, or sounds as frames, under the name `reads`, and gives rows. `others`: what else
+            it must be called with, and is None.
     """
 
     model: str
     section: str = ""
     call: str = "forward"
+    reads: str = "pixel_values"
+    others: tuple[str, ...] = ()
+    within: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -342,14 +342,15 @@ class VisionSpec:
         projector: from the trunk's rows to embeddings, in order.
         taps: of each of the trunk's `taps` in order, a projector whose output is added behind the decoder's layer of the same
             number; empty: the taps side by side are what the projector reads, if there are any.
-        row_end: columns of a learned embedding that ends each row of an image which is cut into squares (the module
-            `row_end`); 0: there is none.
+        between: modules of learned rows that stand between those of an image: places in a prompt that are -1 have the first
+            of them, -2 the second. `projects_between`: they are rows of the trunk's, and the projector makes embeddings of them.
     """
 
     trunk: DecoderSpec
     projector: tuple[Stage, ...]
     taps: tuple[tuple[Stage, ...], ...] = ()
-    row_end: int = 0
+    between: tuple[str, ...] = ()
+    projects_between: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -360,11 +361,13 @@ class EncoderSpec:
         trunk: the encoder. Of text it has the decoder's embeddings.
         length: rows of the longest that it may read at once.
         projector: from the trunk's rows to embeddings, for sounds in a prompt; its modules are in the trunk's table of names.
+        beside: the same of sounds in a prompt that has images, too; empty: there is no other.
     """
 
     trunk: DecoderSpec
     length: int
     projector: tuple[Stage, ...] = ()
+    beside: tuple[Stage, ...] = ()
 
     @property
     def group(self) -> int:

@@ -79,6 +79,7 @@ class Family:
         number: from the tokens before an image, as they are before the first one, those before another of the prompt.
         is_whole: the checkpoint's processor of images and text together says what stands for an image.
         samples_each: of an embedding, for sounds of any length; 0: what is too long is cut off.
+        sees_images: a sound has other embeddings in a prompt that has images, too.
     """
 
     token: tuple[str, ...]
@@ -93,6 +94,7 @@ class Family:
     leads: bool = False
     of_embeds: Callable[[HFConfig, int, Sequence[int]], Expansion] | None = None
     samples_each: int = 0
+    sees_images: bool = False
     marker_text: str = ""
     is_whole: bool = False
     number: Callable[[list[int], int], list[int]] = lambda before, number: before
@@ -107,7 +109,10 @@ class Family:
 
 
 def _first(hf: HFConfig, names: tuple[str, ...], usual: int) -> int:
-    return int(next((hf.get(name) for name in names if hf.get(name) is not None), usual))
+    """The first of these fields that there is; `section.name` is one of a section."""
+    paths = (name.rpartition(".") for name in names)
+    values = ((hf.get(section, HFConfig({})) if section else hf).get(name) for section, _, name in paths)
+    return int(next((value for value in values if value is not None), usual))
 
 
 def _llava(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
@@ -310,6 +315,35 @@ def _gemma4_sees(hf: HFConfig) -> str:
     return "runs" if hf.text_config.get("use_bidirectional_attention", usual) == "vision" else ""
 
 
+def _phi4(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
+    """Phi-4-multimodal: squares, of which only the patches that show something are read, and the whole image behind them; a
+    learned embedding ends each row, and another stands before the whole image."""
+    pixels, masks, size = (
+        arrays["image_pixel_values"],
+        arrays["image_attention_mask"] > 0,
+        hf.vision_config.get("patch_size", 14),
+    )
+    down, across = (int(length) // pixels.shape[-1] for length in arrays["image_sizes"].reshape(2))
+    seen = [(int(mask[:, 0].sum()), int(mask[0].sum())) for mask in masks[: 1 + down * across]]
+    cells = [(-(-rows // 2), -(-columns // 2)) for rows, columns in seen]
+    ends = np.cumsum([rows * columns for rows, columns in cells])
+    whole, *places = (
+        np.arange(end - math.prod(each), end).reshape(each) for end, each in zip(ends, cells, strict=True)
+    )
+    squares = np.block([places[row * across : (row + 1) * across] for row in range(down)])
+    ended = [np.pad(grid, ((0, 0), (0, 1)), constant_values=-1).reshape(-1) for grid in (squares, whole)]
+    order = np.concatenate([ended[0], [-2], ended[1]])
+    patches = [_blocks(square, size, *each) for square, each in zip(pixels, cells, strict=False)]
+    grid = np.array([(1, *each) for each in seen])
+    return Expansion([EMBEDDED] * len(order), {"pixels": np.concatenate(patches), "grid": grid, "places": order})
+
+
+def _blocks(square: npt.NDArray[Any], size: int, rows: int, columns: int) -> npt.NDArray[Any]:
+    """The patches of so many rows and columns of blocks of two by two, block by block."""
+    cut = square[:, : 2 * rows * size, : 2 * columns * size].reshape(-1, rows, 2, size, columns, 2, size)
+    return cut.transpose(1, 4, 2, 5, 0, 3, 6).reshape(4 * rows * columns, -1)
+
+
 def _janus(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
     """Janus: one square, between two tokens."""
     square = _llava(hf, arrays, encode)
@@ -390,6 +424,7 @@ def _florence(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
     return Expansion([EMBEDDED] * (1 + math.prod(sides)), {"pixels": pixels})
 
 
+PHI4 = Family(("vision_config.image_token_id",), 200010, _phi4)
 STAGES = Family((), 0, _stages, is_alone=True)
 FLORENCE = Family((), 0, _florence, is_alone=True)
 LIGHTON = Family(("image_token_id",), 151655, _lighton, options=_mistral_options)
@@ -450,6 +485,7 @@ FAMILIES: dict[str, Family] = {
     "ColQwen2ForRetrieval": QWEN_VL,
     "PaddleOCRVLForConditionalGeneration": PADDLE,
     "PaliGemmaForConditionalGeneration": PALIGEMMA,
+    "Phi4MultimodalForCausalLM": PHI4,
     "SiglipModel": PAIRED,
     "VipLlavaForConditionalGeneration": LLAVA,
     "DeepseekVLForConditionalGeneration": DEEPSEEK,

@@ -142,6 +142,8 @@ class MediaProcessor:
             modality: self._process_all(modality, items, uuids, options, (fields or {}).get(modality))
             for modality, items in found.items()
         }
+        if found.get(IMAGE) and found.get(AUDIO) and self._families[AUDIO].sees_images:
+            processed[AUDIO] = [(f"{key}/beside", each.beside_images()) for key, each in processed[AUDIO]]
         return self._expand(token_ids, processed)
 
     def _read(self, data: Any) -> dict[str, list[Any]]:

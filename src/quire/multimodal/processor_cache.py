@@ -5,6 +5,8 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 
+import numpy as np
+
 from quire.media import MediaTensor
 
 
@@ -22,6 +24,10 @@ class Processed:
     modality: str
     interval: float = 1.0
     others: "tuple[Processed, ...]" = ()
+
+    def beside_images(self) -> "Processed":
+        """A sound in a prompt that has images, too, of an encoder that makes other embeddings of such sounds."""
+        return dataclasses.replace(self, tensors=self.tensors | {"beside": MediaTensor.from_array(np.ones(1))})
 
     @property
     def num_bytes(self) -> int:

@@ -99,6 +99,17 @@ def _granite(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
 GRANITE = Family(TOKEN, 49155, _granite, of_embeds=_of_embeds, samples_each=10 * HOP, marker_text="<|audio|>")
 
 
+def _phi4(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
+    """Phi-4-multimodal: eight frames are an embedding."""
+    rows = int(arrays["audio_embed_sizes"])
+    return _expansion(np.ascontiguousarray(arrays["audio_input_features"].T)[None], [(rows, rows)])
+
+
+PHI4 = Family(
+    ("audio_config.audio_token_id",), 200011, _phi4, of_embeds=_of_embeds, samples_each=8 * HOP, sees_images=True
+)
+
+
 def _in_parts(mel: Any, frames: int) -> Any:
     """Frames in parts of so many, behind the last ones zeros [parts, B, F]."""
     padded = np.pad(mel, ((0, 0), (0, -mel.shape[1] % frames)))
@@ -156,6 +167,7 @@ SOUND_FAMILIES: dict[str, Family] = {
     "Gemma4ForConditionalGeneration": GEMMA4,
     "Gemma4UnifiedForConditionalGeneration": GEMMA4_UNIFIED,
     "GraniteSpeechForConditionalGeneration": GRANITE,
+    "Phi4MultimodalForCausalLM": PHI4,
     "Qwen2AudioForConditionalGeneration": QWEN2_AUDIO,
     "UltravoxModel": ULTRAVOX,
     "VoxtralForConditionalGeneration": VOXTRAL,

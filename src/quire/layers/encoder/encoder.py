@@ -34,15 +34,19 @@ PIXELS = "pixels"
 """Beside token ids, of which those below zero are the places of an image's rows: the image [3, H, W]."""
 COUNTS = "counts"
 """With frames of several parts [parts, B, F]: the rows, the embeddings and the frames of each; rows behind these are silence."""
+BESIDE = "beside"
+"""With frames in a prompt that has images, too: a number, if the encoder makes other embeddings of such sounds."""
 
 
 class _Piece(NamedTuple):
-    """What is read at once: token ids, rows, or frames and how many embeddings these are; and an image for some of the ids."""
+    """What is read at once: token ids, rows, or frames and how many embeddings these are, and whether beside images; and an image
+    for some of the ids."""
 
     array: torch.Tensor
     rows: int
     embeds: int
     pixels: torch.Tensor | None = None
+    is_beside: bool = False
 
 
 class Encoder(LayeredTower):
@@ -51,8 +55,8 @@ class Encoder(LayeredTower):
     def __init__(self, spec: EncoderSpec, context: ModelContext, slot_dtype: torch.dtype = torch.int64) -> None:
         self.spec = spec
         self._front = _front_of(spec.trunk.frames, context)
-        self._projector = Projector(spec.projector, spec.trunk.hidden)
-        parts = [self._projector] if self._front is None else [self._front, self._projector]
+        self._projector, self._beside = (Projector(each, spec.trunk.hidden) for each in (spec.projector, spec.beside))
+        parts = [*([] if self._front is None else [self._front]), self._projector, self._beside]
         super().__init__(PREFIX, spec.trunk, parts, context, slot_dtype)
 
     def encode(self, items: Sequence[Arrays]) -> list[torch.Tensor]:
@@ -80,7 +84,11 @@ class Encoder(LayeredTower):
         """The embeddings of each piece; rows that are missing in the last group are zeros."""
         group, given, parts = self.spec.group, self.spec.given, rows_TD.split([piece.rows for piece in pieces])
         padded = [torch.nn.functional.pad(part, (0, 0, 0, -len(part) % group)) for part in parts]
-        embeddings = self._projector(torch.cat(padded)).split([len(part) // group * given for part in padded])
+        counts, rows = [len(part) // group * given for part in padded], torch.cat(padded)
+        embeddings = self._projector(rows).split(counts)
+        if any(piece.is_beside for piece in pieces):
+            pairs = zip(embeddings, self._beside(rows).split(counts), strict=True)
+            embeddings = [pair[piece.is_beside] for pair, piece in zip(pairs, pieces, strict=True)]
         return [each[: piece.embeds].clone() for each, piece in zip(embeddings, pieces, strict=True)]
 
     def _read(self, array: torch.Tensor) -> torch.Tensor:
@@ -137,7 +145,7 @@ def _pieces(item: Arrays, longest: int) -> Iterator[_Piece]:
     mel = torch.from_numpy(item[MEL].copy())
     counts = item.get(COUNTS, np.array([[mel.shape[-1] // 2, mel.shape[-1] // 2, mel.shape[-1]]]))
     for part, (rows, embeds, frames) in zip(mel.reshape(-1, *mel.shape[-2:]), counts.tolist(), strict=True):
-        yield _Piece(part[:, :frames], rows, embeds)
+        yield _Piece(part[:, :frames], rows, embeds, is_beside=BESIDE in item)
 
 
 def _num_rows(piece: _Piece) -> int:

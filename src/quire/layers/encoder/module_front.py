@@ -1,7 +1,7 @@
-"""Rows of images through Transformers' own modules, for encoders that are worth no layers of ours.
+"""Rows of images, or of sounds, through Transformers' own modules, for encoders that are worth no layers of ours.
 
 Knows names of modules and weights. Knows no architecture.
-Legend: N images, C channels, H height, W width, E rows of an image, D columns.
+Legend: N images or sounds, C channels, H height, W width, B bins, F frames, E rows of an item, D columns.
 """
 
 import math
@@ -26,33 +26,35 @@ class ModuleFront:
 
     def __init__(self, modules: Modules, context: ModelContext) -> None:
         self._tree = _build(modules, context).to(context.device, context.activation_dtype)
-        self._call = getattr(self._tree, modules.call)
-        self._parameters = {TREE + name: parameter for name, parameter in self._tree.named_parameters()}
+        self._modules, self._call = modules, getattr(self._tree, modules.call)
+        own = self._tree.state_dict()
+        self._tensors = {TREE + name: tensor for name, tensor in own.items() if tensor.is_floating_point()}
 
     def modules(self, builder: ModuleBuilder) -> Iterator[Module]:
         """One for each tensor."""
-        for name, parameter in self._parameters.items():
-            rows, *dims = parameter.shape
-            source, columns = (name.removeprefix(TREE),), math.prod(dims) if dims else 0
+        for name, tensor in self._tensors.items():
+            rows, *dims = tensor.shape
+            source, columns = (self._modules.within + name.removeprefix(TREE),), math.prod(dims) if dims else 0
             yield Module(name, "table", source, (RowBlock(rows, 1),), columns, dims=tuple(dims))
 
     def set_weight(self, name: str, weight: Weight) -> None:
         """Take one of its tensors."""
-        parameter = self._parameters[name]
-        parameter.data.copy_(cast(torch.Tensor, weight).view_as(parameter))
+        own = self._tensors[name]
+        own.copy_(cast(torch.Tensor, weight).view_as(own))
 
-    def __call__(self, pixels_NCHW: torch.Tensor) -> torch.Tensor:
-        """The rows [N * E, D] of images of one size."""
-        given: Any = self._call(pixel_values=pixels_NCHW)
+    def __call__(self, read: torch.Tensor) -> torch.Tensor:
+        """The rows [N * E, D] of images [N, C, H, W] of one size, or of sounds [N, B, F]."""
+        read = read.transpose(1, 2) if read.ndim == 3 else read
+        given: Any = self._call(**{self._modules.reads: read}, **dict.fromkeys(self._modules.others))
         if not isinstance(given, torch.Tensor):
             given = given.last_hidden_state if self._call == self._tree.forward else given.pooler_output
         return given.flatten(0, 1)
 
 
 def _build(modules: Modules, context: ModelContext) -> torch.nn.Module:
-    """The class with only those of its modules that read images, and no numbers in them yet."""
-    needs = "this model's encoder of images is made of Transformers' modules"
-    transformers = import_optional("transformers", "vision", "model", needs)
+    """The class with only those of its modules that read images or sounds, and no numbers in them yet."""
+    needs = "this model's encoder is made of Transformers' modules"
+    transformers = import_optional("transformers", "transformers", "model", needs)
     kind: Any = getattr(transformers, modules.model, None)
     if kind is None:
         raise ConfigError(f"{needs}; the installed one has no {modules.model}: install a newer one", setting="model")

@@ -5,6 +5,7 @@ Legend: T rows of the step (patches and class tokens), E embeddings, G rows of a
 """
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -25,7 +26,8 @@ class Layout:
         source_T: for each row the patch that stands there, counted over all images; -1 for a class token.
         positions_T: its place in its image, the class token's included.
         axes_T2: its row and column in its image.
-        whole, windows: lengths of the runs of rows that see one another: of an image's frames, and of windows.
+        whole, windows: lengths of the runs of rows that see one another: of an image's frames, and of windows. `seen`: how
+            many of an image's first rows are seen, where those behind them fill it.
         picked_E: the rows that make the embeddings, one after another, in the order in which these stand in the prompt.
         counts: embeddings of each image.
     """
@@ -37,13 +39,14 @@ class Layout:
     windows: list[int]
     picked_E: IntArray
     counts: list[int]
+    seen: list[int]
 
 
 def lay_out(patches: Patches, grids: Sequence[Grid]) -> Layout:
     """The rows of these images, one after another."""
     parts = [_one(patches, grid) for grid in grids]
     num_patches = np.cumsum([0, *(len(part.source_T) for part in parts)])
-    num_sources = np.cumsum([0, *(frames * rows * columns for frames, rows, columns in grids)])
+    num_sources = np.cumsum([0, *(math.prod(filled(patches, grid)) for grid in grids)])
     return Layout(
         np.concatenate(
             [np.where(p.source_T < 0, -1, p.source_T + at) for p, at in zip(parts, num_sources, strict=False)]
@@ -54,13 +57,29 @@ def lay_out(patches: Patches, grids: Sequence[Grid]) -> Layout:
         [length for part in parts for length in part.windows],
         np.concatenate([part.picked_E + at for part, at in zip(parts, num_patches, strict=False)]),
         [count for part in parts for count in part.counts],
+        [length for part in parts for length in part.seen],
     )
+
+
+def filled(patches: Patches, grid: Grid) -> Grid:
+    """The grid with what fills its last blocks."""
+    merge = patches.merge if patches.fills else 1
+    return grid[0], -(-grid[1] // merge) * merge, -(-grid[2] // merge) * merge
+
+
+def _is_seen(patches: Patches, grid: Grid) -> npt.NDArray[np.bool_]:
+    """Which patches fill nothing, in the order in which the processor gives them."""
+    h, w = coordinates(patches, filled(patches, grid))
+    return (h < grid[1]) & (w < grid[2])
 
 
 def _one(patches: Patches, grid: Grid) -> Layout:
     """One image."""
+    seen = [math.prod(grid)] if patches.fills else []
+    first = np.argsort(~_is_seen(patches, grid), kind="stable")  # those that are seen
+    grid = filled(patches, grid)
     frames, rows, columns = grid
-    order, windows = _in_windows(patches, grid) if patches.window else (np.arange(frames * rows * columns), [])
+    order, windows = _in_windows(patches, grid) if patches.window else (first, [])
     h, w = (axis[order] for axis in coordinates(patches, grid))
     source, positions, picked = order, order % (rows * columns), np.empty(len(order), dtype=np.int64)
     picked[order] = np.arange(len(order))  # embeddings stand in the order of the processor's patches, in blocks
@@ -74,7 +93,7 @@ def _one(patches: Patches, grid: Grid) -> Layout:
         picked, whole = np.insert(picked + 1, 0, [0] * patches.keeps_class), [length + 1 for length in whole]
     picked = np.zeros(1, dtype=np.int64) if patches.embeds_class else picked
     count = 1 if patches.embeds_class or patches.embeds_all else len(picked) // patches.merge**2
-    return Layout(source, positions, np.stack((h, w), axis=1), whole, windows, picked, [count])
+    return Layout(source, positions, np.stack((h, w), axis=1), whole, windows, picked, [count], seen)
 
 
 def coordinates(patches: Patches, grid: Grid) -> tuple[IntArray, IntArray]:
@@ -123,6 +142,9 @@ def blend(
         places_2T = step * layout.axes_T2.T[::-1] + np.array([[0], [rows_at]])
         return places_2T, np.ones(places_2T.shape, np.float32)
     grid_side = round(count**0.5)
+    if patches.stretch == "cells":
+        cells_T = np.concatenate([_cells(patches, grid, grid_side) for grid in grids])[None, layout.source_T]
+        return cells_T, np.ones(cells_T.shape, np.float32)
     near = {"corners": _near_corners, "linear": _near_lines, "cubic": _near_cells}[patches.stretch]
     for frames, rows, columns in grids:
         at_h, at_w = coordinates(patches, (frames, rows, columns))
@@ -130,6 +152,14 @@ def blend(
         places.append((top[:, None, at_h] * grid_side + left[None, :, at_w]).reshape(-1, len(at_h)))
         weights.append((down[:, None, at_h] * across[None, :, at_w]).reshape(-1, len(at_h)))
     return np.concatenate(places, axis=1)[:, layout.source_T], np.concatenate(weights, axis=1)[:, layout.source_T]
+
+
+def _cells(patches: Patches, grid: Grid, side: int) -> IntArray:
+    """The cell of a square that is spread over a grid in which each of its patches begins; the first one of those that fill."""
+    edges = np.arange(1, side, dtype=np.float32) / np.float32(side)
+    axes = zip(coordinates(patches, filled(patches, grid)), grid[1:], strict=True)
+    row, column = (np.searchsorted(edges, at * (np.float32(1) / np.float32(count)), "right") for at, count in axes)
+    return np.where(_is_seen(patches, grid), row * side + column, 0)
 
 
 def _near_corners(count: int, side: int) -> tuple[IntArray, npt.NDArray[np.float32]]:

@@ -18,17 +18,16 @@ from quire.layers.interface import ModelContext, PatchInputs, StepInputs
 from quire.layers.modules import Module, ModuleBuilder, RowBlock
 from quire.layers.projector import Projector
 from quire.layers.tower import Arrays, LayeredTower
-from quire.layers.vision.patch_layout import Grid, Layout, blend, lay_out
+from quire.layers.vision.patch_layout import Grid, Layout, blend, filled, lay_out
 from quire.media import in_batches
-from quire.models.sight import Patches
+from quire.models.sight import Patches, Product
 from quire.models.spec import VisionSpec
 
 PREFIX = "vision."
 """Of its modules' names within the whole model."""
-ROW_END = "row_end"
 PLACES = "places"
 """What an item has besides its pixels where its embeddings stand in another order in the prompt: for each place the embedding,
-counted over the item's squares; -1: a row's end. With `SHARES`, several embeddings for each place and their shares in it."""
+counted over the squares; below zero: a learned one. With `SHARES`, several embeddings for each place and their shares in it."""
 SHARES = "shares"
 with warnings.catch_warnings(
     action="ignore"
@@ -36,20 +35,25 @@ with warnings.catch_warnings(
     torch.from_numpy(np.frombuffer(b"\0", np.uint8))
 
 
-class _RowEnd:
-    """The learned embedding that ends a row of an image which is cut into squares, where there is one."""
+class _Between:
+    """The learned rows that stand between those of an image."""
 
-    def __init__(self, columns: int) -> None:
-        self._columns = columns
-        self.vector = torch.empty(0)
+    def __init__(self, spec: VisionSpec) -> None:
+        self._spec = spec
+        self._vectors: dict[str, torch.Tensor] = {}
 
     def modules(self, builder: ModuleBuilder) -> Iterator[Module]:
-        if self._columns:
-            yield builder.vector(ROW_END, RowBlock(self._columns, 1))
+        outputs = [stage.outputs for stage in self._spec.projector if isinstance(stage, Product)]
+        columns = self._spec.trunk.hidden if self._spec.projects_between else (outputs or [0])[-1]
+        yield from (builder.vector(name, RowBlock(columns, 1)) for name in self._spec.between)
 
     def set_weight(self, name: str, weight: Weight) -> None:
         assert isinstance(weight, torch.Tensor)
-        self.vector = weight
+        self._vectors[name] = weight
+
+    def rows(self) -> torch.Tensor:
+        """All of them, the last one first."""
+        return torch.stack([self._vectors[name] for name in reversed(self._spec.between)])
 
 
 class VisionTower(LayeredTower):
@@ -62,9 +66,9 @@ class VisionTower(LayeredTower):
         width = spec.trunk.hidden * (1 if spec.taps else max(len(spec.trunk.taps), 1))
         self._projector = Projector(spec.projector, width)
         self._taps = [Projector(stages, spec.trunk.hidden) for stages in spec.taps]
-        self._row_end = _RowEnd(spec.row_end)
+        self._between = _Between(spec)
         groups = [int(layer in self.patches.windowed) for layer in range(spec.trunk.layers)]
-        parts = (self._projector, *self._taps, self._row_end)
+        parts = (self._projector, *self._taps, self._between)
         super().__init__(PREFIX, spec.trunk, parts, context, slot_dtype, groups)
 
     def encode(self, items: Sequence[Arrays]) -> list[torch.Tensor]:
@@ -85,15 +89,17 @@ class VisionTower(LayeredTower):
         return [item] if self.patches.is_cut or pixels.ndim < 4 else [{"pixels": square} for square in pixels]
 
     def _num_rows(self, piece: Arrays) -> int:
-        return sum(math.prod(grid) + self.patches.class_token for grid in self._grids(piece))
+        return sum(math.prod(filled(self.patches, grid)) + self.patches.class_token for grid in self._grids(piece))
 
     def _arrange(self, item: Arrays, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """An item's embeddings as they stand in the prompt."""
         if PLACES not in item:
             return parts[0] if len(parts) == 1 else torch.cat(list(parts))
-        rows_ED = torch.cat([*parts, self._row_end.vector[None].to(parts[0].dtype)])
-        places = torch.from_numpy(item[PLACES].copy()).to(rows_ED.device)
-        found = rows_ED[torch.where(places < 0, len(rows_ED) - 1, places)]
+        between = self._between.rows().to(parts[0].dtype)
+        if self.spec.projects_between:
+            between = self._projector(between.repeat_interleave(self.patches.merge**2, 0))
+        rows_ED = torch.cat([*parts, between])
+        found = rows_ED[torch.from_numpy(item[PLACES].copy()).to(rows_ED.device)]
         if SHARES not in item:
             return found
         shares = torch.from_numpy(item[SHARES].copy()).to(rows_ED.device)
@@ -153,12 +159,13 @@ class VisionTower(LayeredTower):
             patches.weights_KT = on_device(weights, rows_TP.dtype)
         positions = on_device(layout.positions_T)
         runs = [layout.whole, layout.windows] if self.patches.window else [layout.whole]
+        seen = layout.seen or None
         rotation = torch.arange(count, dtype=torch.int32, device=device)
         return StepInputs(
             input_ids=positions,
             positions=positions,
             logits_index=positions[:0],
-            attention=[self._pages.describe(lengths, rotation) for lengths in runs],
+            attention=[self._pages.describe(lengths, rotation, seen) for lengths in runs],
             num_tokens=count,
             axes=on_device(layout.axes_T2),
             patches=patches,

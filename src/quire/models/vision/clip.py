@@ -272,7 +272,7 @@ def vipllava_vision(hf: HFConfig) -> VisionSpec:
 def llava_next_vision(hf: HFConfig) -> VisionSpec:
     """LLaVA-NeXT (1.6): LLaVA over the squares of an image, and of the whole image made small; a learned embedding ends each
     row."""
-    return dataclasses.replace(llava_vision(hf), row_end=hf.text_config.get("hidden_size", 4096))
+    return dataclasses.replace(llava_vision(hf), between=("row_end",))
 
 
 def llava_onevision_vision(hf: HFConfig) -> VisionSpec:
