@@ -76,7 +76,9 @@ class MultiModalConfig:
         limit_mm_per_prompt: most items of each modality in one prompt; a modality that is not named has no limit of its own.
         mm_processor_kwargs: options of the model's processor, for all requests.
         video_reading: which frames of videos' files are read.
-        mm_processor_cache_gb: GiB of host memory in which a frontend keeps what it has processed; 0 keeps nothing.
+        mm_processor_cache_gb: GiB of host memory in which what was processed is kept; 0 keeps nothing.
+        mm_shm_cache_max_object_size_mb: MiB of the largest item that several frontends share.
+        shared_cache: the folder in which they share it; None: there is one frontend.
         encoder_budget: embeddings that one step may compute; also the most that one item may have.
         encoder_cache_size: embeddings that a worker keeps.
         prompt_embeds: a prompt may consist of embeddings.
@@ -89,6 +91,8 @@ class MultiModalConfig:
     mm_processor_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     video_reading: VideoReading = VideoReading()
     mm_processor_cache_gb: float = 4.0
+    mm_shm_cache_max_object_size_mb: int = 128
+    shared_cache: str | None = None
     encoder_budget: int = 16384
     encoder_cache_size: int = 16384
     prompt_embeds: bool = False

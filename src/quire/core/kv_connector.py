@@ -25,6 +25,7 @@ from quire.core.prefix_hash import PrefixHasher
 from quire.core.request_state import Request
 from quire.errors import ConfigError, RequestError, refusing
 from quire.guards import is_dict
+from quire.kept_files import names_in
 from quire.request import EngineRequest
 
 _FORMAT = 1
@@ -266,9 +267,7 @@ class PagesOnDisk(NamedPages):
         return hashlib.blake2b(folder.parent.name.encode(), key=secret_of(folder.parent.parent)).digest()[:32]
 
     def scan(self) -> Iterator[bytes]:
-        for file in folder_of(self.config, 0).glob("??/*"):
-            if not file.suffix:
-                yield bytes.fromhex(file.name)
+        return names_in(folder_of(self.config, 0))
 
 
 def identity(config: EngineConfig, *, across_hosts: bool = False) -> str:

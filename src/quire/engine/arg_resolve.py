@@ -211,6 +211,7 @@ class Resolver:
             mm_processor_kwargs=dict(self.args.mm_processor_kwargs or {}),
             video_reading=video_reading(self.args.media_io_kwargs),
             mm_processor_cache_gb=float(self.args.mm_processor_cache_gb),
+            mm_shm_cache_max_object_size_mb=self.args.mm_shm_cache_max_object_size_mb,
             allowed_local_media_path=self._media_folder(),
             allowed_media_domains=None if domains is None else _several(domains),
             encoder_budget=budget,

@@ -90,6 +90,8 @@ class Frontend(Generic[ClientT]):
             try_grammars_apart=for_server,
             open_files=not for_server,
         )
+        if metrics is not None and self.input_processor.media is not None:
+            metrics.media = self.input_processor.media.cache
         if reading is not None:
             reading.join()
         self.pooling_processor = PoolingProcessor(config, source, self.input_processor)

@@ -347,7 +347,12 @@ class EngineSettings:
         None, mapping(), 'JSON object: options of the model\'s media processor, for example {"max_pixels": 1003520}'
     )
     mm_processor_cache_gb: float = setting(
-        4.0, number(0.0), "GiB of host memory in which a frontend keeps processed media for their next use; 0: none"
+        4.0,
+        number(0.0),
+        "GiB of host memory in which processed media are kept for their next use, by all frontends; 0: none",
+    )
+    mm_shm_cache_max_object_size_mb: int = setting(
+        128, whole(1, 2**20), "MiB of the largest item that several frontends keep (--api-server-count)"
     )
 
     enable_lora: bool = setting(False, FLAG, "take requests with adapters (LoRA)")

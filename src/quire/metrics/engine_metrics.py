@@ -7,6 +7,7 @@ import bisect
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from quire.logger import init_logger
 from quire.metrics.events import EventKind, EventLog
@@ -121,6 +122,13 @@ class FinishedRequest:
     tenant: str = ""
 
 
+class Looked(Protocol):
+    """A cache that counts."""
+
+    num_queries: int
+    num_hits: int
+
+
 class EngineMetrics:
     """Counters, gauges and histograms of one engine.
 
@@ -135,6 +143,7 @@ class EngineMetrics:
         batch_lines: lines of batches that were answered, by how.
         adapters: what became of adapters, and the names of those that are in use; None until that is told.
         max_loras: adapters that can be on the device at once.
+        media: what was looked for among processed media, and found; None where there are none.
         copies: the figures of each of the model's copies, in order, which are told what it does first; none where there is one.
         first_copy: the number of the first of them.
     """
@@ -162,6 +171,7 @@ class EngineMetrics:
         self.generation_tokens = 0
         self.prompt_tokens_cached = 0
         self.num_steps = 0
+        self.media: Looked | None = None
         self.events = EventLog()
         self.tenants = TenantTable()
         self.batch_lines = {"completed": 0, "failed": 0}

@@ -50,6 +50,10 @@ _COUNTERS = (
     ("lora_evictions", "num_adapter_evictions", "Adapters that gave up their place on the device to another one."),
     ("engine_steps", "num_steps", "Steps that computed at least one token."),
 )
+_MEDIA = (
+    ("mm_cache_queries", "num_queries", "Items of media looked up among those that were processed."),
+    ("mm_cache_hits", "num_hits", "Items of media that were not processed again."),
+)
 _EVENTS = {
     EventKind.RESTART: ("engine_restarts", "Times that the engine core ended by itself and was started again."),
     EventKind.HANG: ("engine_hangs", "Times that the engine core made no progress and was ended."),
@@ -171,6 +175,8 @@ class EngineCollector(Collector):
         """What happened besides answers, and each tenant's part."""
         for kind, (name, text) in _EVENTS.items():
             yield _counter(prefix + name, text, _LABELS, {labels: self._metrics.events.totals[kind]})
+        for name, field, text in _MEDIA:
+            yield _counter(prefix + name, text, _LABELS, {labels: getattr(self._metrics.media, field, 0)})
         lines = {(*labels, status): count for status, count in self._metrics.batch_lines.items()}
         yield _counter(prefix + "batch_requests", "Answered lines of batches.", [*_LABELS, "status"], lines)
         yield _counter(

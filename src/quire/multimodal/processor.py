@@ -5,20 +5,19 @@ frontend, in any thread.
 """
 
 import contextlib
-import dataclasses
 import functools
 import json
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from quire.config import ModelConfig, MultiModalConfig, limits
 from quire.config.borrowed_sight import sees_through_transformers
 from quire.config.hf_config import HFConfig
-from quire.config.multimodal import GIB
 from quire.errors import RequestError
 from quire.guards import is_mapping
 from quire.media import AUDIO, EMBEDS, IMAGE, MADE_BEFORE, MODALITIES, SPAN, VIDEO, MediaItem, MediaTensor
@@ -29,7 +28,7 @@ from quire.multimodal.image_embeds import GivenEmbeds
 from quire.multimodal.image_families import EMBEDDED, FAMILIES, PROMPT, Arrays, Encode, Expansion, Family
 from quire.multimodal.media_source import MediaSource
 from quire.multimodal.newlines import Newlines
-from quire.multimodal.processor_cache import Processed, ProcessorCache
+from quire.multimodal.processor_cache import Processed, cache_of
 from quire.multimodal.sound_families import SOUND_FAMILIES
 from quire.multimodal.video import as_videos, read_video
 from quire.multimodal.video_families import ONLY_VIDEO, VIDEO_FAMILIES, VideoFamily
@@ -74,7 +73,7 @@ class MediaProcessor:
         self._encode = encode
         self._model, self._vocab_size = model, model.vocab_size
         self.source = MediaSource(settings)
-        self.cache = ProcessorCache(int(settings.mm_processor_cache_gb * GIB))
+        self.cache = cache_of(settings)
 
     @functools.cached_property
     def _families(self) -> dict[str, Family]:
@@ -264,7 +263,7 @@ class MediaProcessor:
             except Exception as error:  # whatever comes of odd content, or of options that a processor does not have
                 raise RequestError(f"{where} cannot be processed: {error}", param=PARAM) from error
             first, *others = (self._processed(each, each.arrays, where, modality) for each in expansions)
-            return dataclasses.replace(first, others=tuple(others))
+            return msgspec.structs.replace(first, others=tuple(others))
 
         if uuid is None:
             assert content is not None

@@ -1,14 +1,10 @@
 """Tiers behind the device's pages: the host's memory, and files that outlive the engine.
 
-A file has one page of one worker: a digest of the rest, then the page's bytes. It is written under another name and renamed, so
-that it is whole or not there. Both tiers are bounded; what was used least recently goes first. Knows names and bytes.
+A file has one page of one worker (`quire.kept_files`). Both tiers are bounded; what was used least recently goes first. Knows
+names and bytes.
 """
 
-import contextlib
-import hashlib
-import os
 from collections import OrderedDict
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,10 +13,10 @@ from quire.config import EngineConfig
 from quire.config.kv_transfer import SETTING
 from quire.core.kv_connector import folder_of
 from quire.errors import ConfigError
+from quire.kept_files import KeptFiles
 from quire.platforms.interface import DeviceRuntime
 from quire.worker.page_connector import PageTier
 
-DIGEST = 16
 MAX_BYTES = {"memory": 4 << 30, "disk": 32 << 30, "device": 1 << 30}
 """What a tier of one engine may take, unless `max_bytes` says otherwise."""
 
@@ -75,72 +71,12 @@ class DiskTier(PageTier):
     """Pages in files. Keys of `kv_connector_extra_config`: `path` (a folder of this machine), `max_bytes`."""
 
     def __init__(self, config: EngineConfig, runtime: DeviceRuntime) -> None:
-        self._most, self._folder = _share(config, "disk", "path"), folder_of(config, config.parallel.world_rank)
-        self._sizes, self._bytes = OrderedDict[bytes, int](), 0
-        for _, name, size in sorted(self._scan()):
-            self._sizes[name] = size
-            self._bytes += size
+        folder = folder_of(config, config.parallel.world_rank)
+        self._files = KeptFiles(folder, _share(config, "disk", "path"), lasting=True)
         super().__init__(config, runtime)
 
-    def _scan(self) -> list[tuple[float, bytes, int]]:
-        """The files that are there: when they were used last, name, size. What was not written to its end is removed."""
-        found: list[tuple[float, bytes, int]] = []
-        for file in self._folder.glob("??/*"):
-            with contextlib.suppress(OSError):  # another engine may have removed it
-                if file.suffix:
-                    file.unlink()
-                else:
-                    about = file.stat()
-                    found.append((about.st_mtime, bytes.fromhex(file.name), about.st_size))
-        return found
-
-    def _file(self, name: bytes) -> Path:
-        return self._folder / name[:1].hex() / name.hex()
-
     def read(self, name: bytes) -> torch.Tensor:
-        file = self._file(name)
-        try:
-            data = file.read_bytes()
-            if hashlib.blake2b(data[DIGEST:], digest_size=DIGEST, key=name).digest() != data[:DIGEST]:
-                raise ValueError(f"{file} is damaged")
-        except (OSError, ValueError):
-            self._forget(name)
-            raise
-        with self._lock:
-            if name in self._sizes:
-                self._sizes.move_to_end(name)
-        with contextlib.suppress(OSError):
-            os.utime(file)
-        return torch.from_numpy(np.frombuffer(bytearray(data), dtype=np.uint8)[DIGEST:])
+        return torch.from_numpy(np.frombuffer(bytearray(self._files.read(name)), dtype=np.uint8))
 
     def write(self, name: bytes, page: torch.Tensor) -> list[bytes]:
-        file, data = self._file(name), page.numpy().tobytes()
-        if not file.exists():
-            file.parent.mkdir(mode=0o700, exist_ok=True)
-            part = file.with_suffix(f".{os.getpid()}")
-            try:
-                with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as made:
-                    made.write(hashlib.blake2b(data, digest_size=DIGEST, key=name).digest() + data)
-                part.rename(file)
-            except OSError:
-                part.unlink(missing_ok=True)
-                raise
-        with self._lock:
-            if name not in self._sizes:
-                self._sizes[name] = len(data) + DIGEST
-                self._bytes += len(data) + DIGEST
-        return self._make_room()
-
-    def _make_room(self) -> list[bytes]:
-        removed: list[bytes] = []
-        while self._bytes > self._most:
-            with self._lock:
-                oldest = next(iter(self._sizes))
-            self._forget(oldest)
-            removed.append(oldest)
-        return removed
-
-    def _forget(self, name: bytes) -> None:
-        with self._lock:
-            self._bytes -= self._sizes.pop(name, 0)
-        self._file(name).unlink(missing_ok=True)
+        return self._files.write(name, [page.numpy().tobytes()])

@@ -147,9 +147,14 @@ def _shared_memory(folder: Path) -> Finding:
     try:
         size = shutil.disk_usage(folder).total
     except OSError:
-        return Finding("shared memory", LOOK, f"there is no {folder}", "several ranks need it: mount a tmpfs there")
+        return Finding(
+            "shared memory",
+            LOOK,
+            f"there is no {folder}",
+            "several ranks or frontends need it: mount a tmpfs there",
+        )
     if size < _SMALL_SHARED:
-        to_do = "several ranks need more: docker run --shm-size 8g, or an emptyDir with medium Memory"
+        to_do = "several ranks or frontends need more: docker run --shm-size 8g, or an emptyDir with medium Memory"
         return Finding("shared memory", LOOK, f"{size / _GB:.2f} GB in {folder}", to_do)
     return Finding("shared memory", FINE, f"{size / _GB:.1f} GB in {folder}")
 

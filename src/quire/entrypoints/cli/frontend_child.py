@@ -17,7 +17,8 @@ def main(arguments: list[str]) -> int:
     """Serve until a signal ends it, or its parent dies."""
     del arguments
     told = json.load(sys.stdin)
-    end_with_parent(told["life_fd"], functools.partial(shutil.rmtree, told["folder"], ignore_errors=True))
+    media = told["config"]["multimodal"] or {}
+    end_with_parent(told["life_fd"], functools.partial(_remove, [told["folder"], media.get("shared_cache")]))
     args = argparse.Namespace(**told["args"])
     options = ListenOptions(**{**told["options"], "quiet_paths": tuple(told["options"]["quiet_paths"])})
     from quire.config.wire import config_from_plain
@@ -64,3 +65,8 @@ def main(arguments: list[str]) -> int:
     options = dataclasses.replace(options, uds=None)  # the parent removes it
     build = build_engine if engine is None else lambda: engine
     return ServerProcess(app, state, listener, options, build, announce, private).run()
+
+
+def _remove(folders: list[str | None]) -> None:
+    for folder in filter(None, folders):
+        shutil.rmtree(folder, ignore_errors=True)

@@ -52,6 +52,7 @@ def serve_frontends(
     if args.api_server_count > MAX_COUNT:
         raise ConfigError.of("api_server_count", f"{args.api_server_count} processes; at most {MAX_COUNT}.")
     from quire.engine.arg_resolve import UsageContext
+    from quire.multimodal.processor_cache import sharing
 
     listener, options = open_socket(options, shared=True, listen=bool(options.uds))
     folder = tempfile.mkdtemp(prefix="quire-", dir=envs.QUIRE_RPC_BASE_PATH)
@@ -59,7 +60,8 @@ def serve_frontends(
         if args.responses_store is None:
             args.responses_store = f"{folder}/responses.sqlite"
         config = engine_args.create_engine_config(UsageContext.API_SERVER)
-        return Frontends(args, options, listener, folder, config, keys, announce).run()
+        with sharing(config, args.api_server_count) as config:
+            return Frontends(args, options, listener, folder, config, keys, announce).run()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         if options.uds and os.path.exists(options.uds):
