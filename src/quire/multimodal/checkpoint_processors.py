@@ -17,6 +17,7 @@ from quire.config.hf_config import HFConfig
 from quire.extras import install_command
 from quire.logger import init_logger
 from quire.media import AUDIO, IMAGE, VIDEO
+from quire.multimodal.byte_pixels import BytePixels, leaves_bytes
 from quire.multimodal.content import require_library
 from quire.multimodal.granite_frames import GraniteFrames
 from quire.multimodal.image_families import FAMILIES
@@ -64,7 +65,9 @@ def _read(kind: str, path: str, bins: int | None = None) -> Any:
     if kind == "whole":
         return read_processor(path, processor)
     is_torchvisions = any(base.__name__ == "TorchvisionBackend" for base in type(processor).__mro__)
-    return _WithTensors(processor) if is_torchvisions else processor
+    if is_torchvisions:
+        return _WithTensors(processor)
+    return BytePixels(processor) if leaves_bytes(processor) else processor
 
 
 class _WithTensors:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from quire.config.hf_config import HFConfig
 from quire.guards import is_sequence
+from quire.multimodal.byte_pixels import VALUES
 
 IntArray = npt.NDArray[np.int64]
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -444,7 +445,8 @@ def _qwen_vl(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
     merge = int(hf.vision_config.get("spatial_merge_size", 2))
     grid = (frames, rows // merge, columns // merge)
     tokens = [EMBEDDED] * math.prod(grid)
-    return Expansion(tokens, {"pixels": arrays["pixel_values"], "grid": arrays["image_grid_thw"]}, grid=grid)
+    read = {"pixels": arrays["pixel_values"], "grid": arrays["image_grid_thw"]}
+    return Expansion(tokens, read | {name: arrays[name] for name in (VALUES,) if name in arrays}, grid=grid)
 
 
 def _paddle(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:

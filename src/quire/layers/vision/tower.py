@@ -25,6 +25,8 @@ from quire.models.spec import VisionSpec
 
 PREFIX = "vision."
 """Of its modules' names within the whole model."""
+VALUES = "values"
+"""What bytes stand for, channel by channel, where an item's pixels are bytes."""
 PLACES = "places"
 """What an item has besides its pixels where its embeddings stand in another order in the prompt: for each place the embedding,
 counted over the squares; below zero: a learned one. With `SHARES`, several embeddings for each place and their shares in it."""
@@ -127,11 +129,21 @@ class VisionTower(LayeredTower):
 
     def _rows(self, items: Sequence[Arrays], layout: Layout) -> torch.Tensor:
         """The patches' numbers [T, P], in the step's order."""
-        device, dtype = self._context.device, self._context.activation_dtype
-        rows = torch.cat([self._cut(torch.from_numpy(item["pixels"]).to(device)).to(dtype) for item in items])
+        dtype = self._context.activation_dtype
+        rows = torch.cat([self._cut(self._pixels(item)).to(dtype) for item in items])
         source_T = torch.from_numpy(layout.source_T).to(rows.device)
         rows_TP = rows.index_select(0, source_T.clamp(min=0))
         return rows_TP.masked_fill_((source_T < 0)[:, None], 0.0) if self.patches.class_token else rows_TP
+
+    def _pixels(self, item: Arrays) -> torch.Tensor:
+        """On the device: numbers, or bytes [T, P] of patches of one frame, of which a table says what they stand for."""
+        pixels = torch.from_numpy(item["pixels"]).to(self._context.device)
+        if VALUES not in item:
+            return pixels
+        values_CB = torch.from_numpy(item[VALUES]).to(pixels.device)
+        places = pixels.view(len(pixels), len(values_CB), -1).long()
+        numbers = values_CB.expand(len(pixels), -1, -1).gather(2, places)
+        return numbers[:, :, None].expand(-1, -1, self.patches.frames, -1)
 
     def _cut(self, pixels: torch.Tensor) -> torch.Tensor:
         """An item's patches, one a row: red first, then its rows of pixels; or pixel by pixel."""
