@@ -25,7 +25,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tests.oracles import tiny_models
+from tests.oracles import tiny_models, tiny_molmo
 from tests.oracles.tiny_encoder_decoder import (
     CONFIGS,
     PROCESSORS,
@@ -69,6 +69,7 @@ ELSEWHERE |= dict.fromkeys(
 )
 CLASSIFIERS = ("ViTForImageClassification", "ViTModel")
 ELSEWHERE |= dict.fromkeys(CLASSIFIERS, "Transformers (`tests/pooling/test_image_classes.py`)")
+ELSEWHERE[tiny_molmo.ARCHITECTURE] = "Transformers (`tests/models/test_parity_vision.py`)"
 ELSEWHERE["UltravoxModel"] = "Transformers' parts (`tests/models/test_parity_hearing.py`)"
 OMNI = "Qwen2_5OmniThinkerForConditionalGeneration"
 SPEAKS = ("Qwen2_5OmniModel", "Qwen2_5OmniForConditionalGeneration")
@@ -84,8 +85,9 @@ LIKE = {
 }
 """Of which Transformers has no config, or one that wraps another, and whose config stands for it."""
 
-SEEING_HALVES = {name: CONFIGS[name] for name in PROCESSORS}
-"""Configs of models whose encoder sees, beside a decoder."""
+OWN_CONFIGS = {name: CONFIGS[name] for name in PROCESSORS}
+OWN_CONFIGS[tiny_molmo.ARCHITECTURE] = tiny_molmo.config(tiny_models.TEXT, tiny_models.VOCAB_SIZE)
+"""Configs of models whose encoder sees, beside a decoder; and of one whose own function reads it whole."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,9 +117,9 @@ def _transformers_config(architecture: str) -> HFConfig | None:
     if model_class is None or architecture in LIKE:
         return None
     is_whole = ModelRegistry.resolve(architecture).load() is text_part
-    if architecture in SEEING_HALVES:
+    if architecture in OWN_CONFIGS:
         return HFConfig(
-            model_class.config_class(**SEEING_HALVES[architecture]).to_dict() | {"architectures": [architecture]}
+            model_class.config_class(**OWN_CONFIGS[architecture]).to_dict() | {"architectures": [architecture]}
         )
     if "text_config" in getattr(model_class.config_class, "sub_configs", {}) and not is_whole:
         return None
@@ -174,7 +176,7 @@ def check(architecture: str) -> Result:
     answer = features(architecture)
     if isinstance(answer, str):
         return Result(architecture, "skipped", answer, compared_with="nothing")
-    if _transformers_config(architecture) is None:
+    if architecture in ELSEWHERE or _transformers_config(architecture) is None:
         kin = _kin(architecture)
         where = f"the table is {kin}'s" if kin else "a model that computes the same (`tests/models/`)"
         where = ELSEWHERE.get(architecture, where)

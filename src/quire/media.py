@@ -25,7 +25,7 @@ MADE_BEFORE = {IMAGE: IMAGE_EMBEDS, AUDIO: AUDIO_EMBEDS}
 
 
 SPAN = -2
-"""The token of an item without embeddings, which says of a whole prompt that its tokens see one another."""
+"""The token of an item without embeddings, which says of a prompt or a part of it that its tokens see one another."""
 BESIDE = -1
 """The token of an item that stands beside the whole prompt: a model's encoder reads it, and every token sees what it has read."""
 
@@ -56,7 +56,7 @@ class MediaItem(msgspec.Struct, array_like=True, omit_defaults=True):
         token_id: those of its tokens that are this one take an embedding each, in order; the others are text.
         num_embeds: how many these are.
         sees: which of its tokens see one another, in layers that let them, and are therefore computed in one step: `runs` of
-            embeddings, or all of the `item`; empty: none sees those behind itself.
+            embeddings, all of the `item`, or those of the `items` within it; empty: none sees those behind itself.
         modality: whose encoder reads it: that of images reads frames, too.
         grid: frames, rows and columns of its embeddings, where positions have several axes; else empty.
         interval: positions from one frame to the next.

@@ -4,6 +4,7 @@ Prompts have no image, one or three, of several sizes, some of them shared; text
 """
 
 import pytest
+from tests.oracles import tiny_molmo
 from tests.oracles.media_parity import CHUNKS, COMMON, FEW_PAGES, SETTINGS, ask, assert_parity, draw_prompts
 from tests.oracles.tiny_vision import CONFIGS, IMAGE, PROCESSORS, SIGLIP, VisionOracle, draw_image, make_tiny_vision
 
@@ -22,6 +23,7 @@ OWN_SETTINGS = {
         )
     },
     ("PaliGemmaForConditionalGeneration", CHUNKS): {"max_num_batched_tokens": 88},
+    ("Molmo2ForConditionalGeneration", CHUNKS): {"max_num_batched_tokens": 75},
     **{
         (f"{name}ForConditionalGeneration", FEW_PAGES): {"num_gpu_blocks_override": 40}
         for name in ("Gemma3", "Llama4", "PaliGemma")
@@ -127,6 +129,18 @@ def test_paligemmas_images_stand_before_the_text(tmp_path):
     long = {"prompt_token_ids": [5] * 107, "multi_modal_data": {"image": seen[:1]}}
     (refused,) = llm.generate(long, params, use_tqdm=False)
     assert "the whole prompt, has 134 tokens, which are computed in one step" in str(refused.error)
+
+
+def test_molmo2_of_published_configs_with_olmos_layers(tmp_path):
+    """Norms behind the halves and over all heads, a stretch in some layers, and the names that sections and fields have there."""
+    rope = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
+    text = CONFIGS[tiny_molmo.ARCHITECTURE]["text_config"]
+    text = text | {"qk_norm_type": "olmo", "norm_after": True, "rope_scaling_layers": [1], "rope_parameters": rope}
+    path = make_tiny_vision(tiny_molmo.ARCHITECTURE, tmp_path, text_config=text)
+    tiny_molmo.publish(path)
+    assert_sees(LLM(model=str(path), **(COMMON | SETTINGS["roomy"])), VisionOracle(path), PROMPTS[1:3], max_tokens=3)
+    (output,) = LLM(model=str(path), language_model_only=True, **COMMON).generate([{"prompt_token_ids": [5, 6]}])
+    assert output.error is None
 
 
 def test_gemma4_sees_without_bounds_and_shifts_and_token_by_token(tmp_path):

@@ -10,9 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from tests.oracles import tiny_molmo
 from tests.oracles.tiny_models import TEXT, load_oracle, randomize, write_tiny_tokenizer
 from tests.oracles.tiny_phi4 import ARCHITECTURE as PHI4
 from tests.oracles.tiny_phi4 import SquaresProcessor, phi4_embeddings, phi4_fields
+
+from quire.multimodal.whole_processor import read_processor
 
 IMAGE = 300
 """The marker of an image in the tiny models' prompts: an id that no text makes."""
@@ -314,6 +317,7 @@ CONFIGS["Glm4vMoeForConditionalGeneration"] = _GLM_SIGHT | {
     },
 } | _APART  # fmt: skip
 CONFIGS[PHI4] = phi4_fields(IMAGE, IMAGE + 1)
+CONFIGS[tiny_molmo.ARCHITECTURE] = tiny_molmo.config(TEXT, IMAGE)
 _QWEN_PIXELS: dict[str, Any] = {
     "image_processor_type": "Qwen2VLImageProcessor",
     "patch_size": 4,
@@ -347,6 +351,7 @@ PROCESSORS: dict[str, dict[str, Any]] = {
     "Mistral3ForConditionalGeneration": {
         "image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": 40}, "patch_size": 4,
     },
+    tiny_molmo.ARCHITECTURE: tiny_molmo.PROCESSOR,
     "SmolVLMForConditionalGeneration": {
         "image_processor_type": "SmolVLMImageProcessor", "size": {"longest_edge": 48}, "max_image_size": {"longest_edge": 24},
     },
@@ -420,8 +425,13 @@ def make_tiny_vision(
     model.save_pretrained(path)
     if architecture.startswith("Qianfan"):
         rename_tensors(path / "model.safetensors", "language_model.model.encoder.", "language_model.model.")
-    write_tiny_eyes_tokenizer(path, "<|image|>" if architecture.startswith("Llama4") else "<image>")
-    (path / "preprocessor_config.json").write_text(json.dumps(_PIXELS | (processor or PROCESSORS[architecture])))
+    is_molmo = architecture == tiny_molmo.ARCHITECTURE
+    marker = "<|image|>" if is_molmo or architecture.startswith("Llama4") else "<image>"
+    write_tiny_eyes_tokenizer(path, marker, (*tiny_molmo.TOKENS, *tiny_molmo.FRAMES) if is_molmo else ())
+    settings = _PIXELS | (processor or PROCESSORS[architecture])
+    (path / "preprocessor_config.json").write_text(json.dumps(settings))
+    if is_molmo:
+        tiny_molmo.finish(path, settings)
     return path
 
 
@@ -463,6 +473,7 @@ def register_tiles() -> None:
         AutoImageProcessor.register(config, image_processor_classes=backends, exist_ok=True)
     cut = dict.fromkeys(("pil", "torchvision"), type("Squares", (SquaresProcessor, BaseImageProcessor), {}))
     AutoImageProcessor.register(Phi4MultimodalConfig, image_processor_classes=cut, exist_ok=True)
+    tiny_molmo.register_processor()
     squares = dict.fromkeys(("pil", "torchvision"), Gemma4ImageProcessorPil)  # which are cut whole
     AutoImageProcessor.register(Gemma4UnifiedConfig, image_processor_classes=squares, exist_ok=True)
 
@@ -503,10 +514,14 @@ class VisionOracle:
 
         self.model = load_oracle(path)
         self.processor = AutoImageProcessor.from_pretrained(str(path), backend="pil")
+        if type(self.model).__name__ == tiny_molmo.ARCHITECTURE:
+            self.processor = read_processor(str(path), self.processor)._processor
 
     @torch.no_grad()
     def logprobs(self, token_ids: Sequence[int], images: Sequence[np.ndarray], num_prompt: int = 0) -> torch.Tensor:
         """Of each position of an expanded prompt and its answer: [tokens, V]."""
+        if type(self.model).__name__ == tiny_molmo.ARCHITECTURE:
+            return tiny_molmo.logprobs(self.model, self.processor, token_ids, images)
         inputs: dict[str, Any] = {"input_ids": torch.tensor([list(token_ids)])}
         if len(images):
             name = type(self.model).__name__

@@ -38,8 +38,8 @@ class AttentionMetadata:
             ever be): kernels that run there read `shape`, `query_start` and `seq_lens` on the device, where requests
             beyond the step's own have query_start equal to num_tokens and seq_lens 0, and slots beyond its tokens are -1.
         decodes: whether a request may compute a single token.
-        seen_end: int32 [max_T]; in layers that see items whole, each token sees what stands before this position, or before the
-            one behind itself where that is further; None for a step without items.
+        seen_end: int32 [max_T]; in layers that see items whole, each token also sees those behind itself that stand before this
+            position, as far as theirs is the same; None for a step without items.
         short_tokens: requests that compute 2 to so many tokens behind at least `LONG_CONTEXT` may be split over their keys;
             0: the step has none.
         parts: what `context_parallel.py` makes of it.
@@ -113,7 +113,7 @@ class AttentionParams:
         alibi_slopes: float32 [N]; a score grows by slope * (key's position - query's position).
         latent: a value is the first so many columns of its key, and that wide is a head's output; 0 means that values are a
             plane of the pages.
-        sees_items: a causal token also sees what is before its `AttentionMetadata.seen_end`: the end of the image that it is of.
+        sees_items: a causal token also sees what `AttentionMetadata.seen_end` says: the rest of the image that it is of.
         sinks: [N]; one more score of each softmax, whose value is zero.
         k_scale, v_scale: pages in fp8 hold keys and values divided by these (latents by the first); 1 in other pages.
         deterministic: a token's result must be the same to the bit in any batch and any chunking of its prompt.

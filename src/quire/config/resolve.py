@@ -186,7 +186,7 @@ def load_hf_config(path: str, overrides: "dict[str, Any] | Callable[[dict[str, A
 def _unwrapped(values: dict[str, Any]) -> dict[str, Any]:
     """The fields of a config that wraps them beside the others: retrievers wrap what a model that sees has at the top, and
     models that also speak what they think with. Of encoders of images alone, what the others tell of tokens; of those beside a
-    decoder, which has a section of its own, the rows that they make."""
+    decoder, which has a section of its own, the rows that they make. Of Molmo 2 the section of its eyes."""
     if values.get("model_type") == "vit":
         return _rows_of_images(values) | values
     if values.get("model_type") == "vision-encoder-decoder":
@@ -194,6 +194,8 @@ def _unwrapped(values: dict[str, Any]) -> dict[str, Any]:
     if values.get("model_type") == "florence2" and "dim_embed" in (values.get("vision_config") or ()):
         message = "config.json is Florence-2's in Microsoft's own format: use the model in Transformers' (florence-community/…)"
         raise ConfigError(message, setting="model")
+    if values.get("model_type") == "molmo2":
+        values = {"vision_config": values.get("vit_config")} | values
     for wrapper in ("vlm_config", "thinker_config"):
         if is_dict(inner := values.get(wrapper)):
             return inner | {name: value for name, value in values.items() if name != wrapper}

@@ -314,7 +314,10 @@ class InputProcessor:
                 token_ids = [operator.index(token_id) for token_id in token_ids]
         except TypeError:
             raise RequestError(f"{param} must be text or a list of token ids (whole numbers)", param=param) from None
-        self._check_ids(token_ids, param)
+        markers = (
+            set[int]() if self.media is None else set(self.media.markers.values())
+        )  # they may be behind the vocabulary
+        self._check_ids([token_id for token_id in token_ids if token_id not in markers], param)
         return token_ids
 
     @staticmethod

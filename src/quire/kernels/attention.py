@@ -80,7 +80,8 @@ def _hidden(
     if params.causal:
         hidden = distance < 0
         if seen_end_Q is not None and params.sees_items:
-            hidden &= k_position >= seen_end_Q[:, None]
+            seen_end_L = torch.nn.functional.pad(seen_end_Q, (k_position.shape[1] - len(seen_end_Q), 0))
+            hidden &= (k_position >= seen_end_Q[:, None]) | (seen_end_L != seen_end_Q[:, None])
         if params.window > 0:
             hidden |= distance >= params.window
     else:

@@ -24,6 +24,8 @@ OTHER_PARTS = (
     "*vision_tower.*",
     "*vision_embedder.*",
     "*vision_encoder.*",
+    "*vision_backbone.*",
+    "*wte.new_embedding",
     "*vision_projection.*",
     "*aligner.*",
     "*vision_embed_tokens.*",

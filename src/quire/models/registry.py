@@ -36,6 +36,7 @@ BUILT_IN_FAMILIES = (
     "glm",
     "renamed_llama",
     "text_part",
+    "molmo",
     "deepseek",
     "deepseek_v4",
     "inkling",
@@ -97,7 +98,7 @@ class Entry:
             return ModelRegistry.resolve(own).make_spec(hf)
         function, text = cast(SpecFunction, self.load()), nested_text(hf)
         is_nested = text is not None and not function.__module__.endswith(
-            ("text_part", "paired")
+            ("text_part", "paired", "molmo")
         )  # these read it themselves
         spec = function(completed(self.architecture, text if text is not None and is_nested else hf))
         spec = beside_other_parts(spec) if is_nested else spec

@@ -161,4 +161,19 @@ class Queries:
         return [("self", self.hidden), *([("rows", columns)] if layer % self.every == 0 else [])]
 
 
+@dataclasses.dataclass(frozen=True)
+class Pooled:
+    """The mean of a few rows attends them, through `pool_q`, `pool_kv` and `pool_out` (which have biases, or none).
+
+    Attributes:
+        outputs: columns of what it gives.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    outputs: int
+    bias: bool
+
+
 Stage: TypeAlias = Group | Normed | Product | Gated | Standard | Probe | Queries

@@ -24,7 +24,7 @@ from quire.models.recurrent import (
 )
 from quire.models.residual import PRE, HyperConnections, Joint, LayerInput, Norm, Placement, RMSNorm
 from quire.models.rope import Rope, Sinusoids
-from quire.models.sight import Group, Modules, Patches, Queries, Stage
+from quire.models.sight import Group, Modules, Patches, Pooled, Queries, Stage
 from quire.models.sound import BlockConformer, Conformer, Frames
 
 T = TypeVar("T")
@@ -343,7 +343,10 @@ class VisionSpec:
         taps: of each of the trunk's `taps` in order, a projector whose output is added behind the decoder's layer of the same
             number; empty: the taps side by side are what the projector reads, if there are any.
         between: modules of learned rows that stand between those of an image: places in a prompt that are -1 have the first
-            of them, -2 the second. `projects_between`: they are rows of the trunk's, and the projector makes embeddings of them.
+            of them, -2 the second; or one module, a table of `between_rows`. `projects_between`: they are rows of the trunk's,
+            and the projector makes embeddings of them.
+        pooled: how a few of the trunk's rows, which the frontend names, become one before the projector.
+        added: which of the learned rows is added to each of the projector's.
     """
 
     trunk: DecoderSpec
@@ -351,6 +354,9 @@ class VisionSpec:
     taps: tuple[tuple[Stage, ...], ...] = ()
     between: tuple[str, ...] = ()
     projects_between: bool = False
+    between_rows: int = 1
+    pooled: Pooled | None = None
+    added: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)

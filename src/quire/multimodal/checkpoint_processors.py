@@ -125,8 +125,9 @@ def read_ahead(config: EngineConfig) -> threading.Thread | None:
     model = config.model
     if config.multimodal is None or not model.modalities:
         return None
-    is_borrowed = model.architecture not in FAMILIES and sees_through_transformers(model.architecture, model.hf_config)
-    see = whole_processor if is_borrowed else image_processor
+    family = FAMILIES.get(model.architecture)
+    is_borrowed = family is None and sees_through_transformers(model.architecture, model.hf_config)
+    see = whole_processor if is_borrowed or (family is not None and family.is_whole) else image_processor
     readers = {IMAGE: see, VIDEO: video_options, AUDIO: partial(feature_extractor, hf=model.hf_config)}
     reads = [readers[modality] for modality in model.modalities]
     thread = threading.Thread(target=_try, args=(reads, model.path), name="processor-loader", daemon=True)

@@ -26,6 +26,8 @@ EMBEDDED = -1
 
 PROMPT = "prompt"
 """What `Family.sees` says where all tokens of a prompt see one another."""
+TOGETHER = "together"
+"""The same, where those of all of a prompt's images do."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +74,9 @@ class Family:
         options: of the processor, that follow from config.json.
         is_alone: an image is a whole prompt, and its one embedding the answer.
         joins_newlines: newlines around an image and those of the text beside it are one token, as in one text.
-        sees: from config.json, which tokens of an image see one another (`MediaItem.sees`); `prompt`: all of its prompt do.
+        sees: from config.json, which tokens of an image see one another (`MediaItem.sees`); `prompt`: all of its prompt do;
+            `together`: those of all images.
+        begins: prompts with images begin with the token that begins texts.
         leads: images stand before the text, which begins behind them and ends with a newline; prompts need not name them.
         of_embeds: what stands in the prompt for an image that is given as so many embeddings, with a grid of patches where
             one is given. None: whatever the model needs besides is not in embeddings.
@@ -93,6 +97,7 @@ class Family:
     joins_newlines: bool = False
     sees: Callable[[HFConfig], str] = lambda hf: ""
     leads: bool = False
+    begins: bool = False
     of_embeds: Callable[[HFConfig, int, Sequence[int]], Expansion] | None = None
     samples_each: int = 0
     sees_images: bool = False
@@ -475,6 +480,26 @@ def _qwen_vl_embeds(hf: HFConfig, count: int, grid: Sequence[int]) -> Expansion:
 QWEN_VL = Family(("image_token_id", "image_token_index"), 151655, _qwen_vl, of_embeds=_qwen_vl_embeds)
 QWEN_3_5 = dataclasses.replace(QWEN_VL, usual=248056)
 
+
+def _molmo(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
+    """Molmo 2: the whole image made small and overlapping squares, of which a few patches are an embedding. The tokens that its
+    processor writes for them are behind the vocabulary, and have embeddings, too."""
+    tokens, groups = arrays["input_ids"].reshape(-1), arrays["image_token_pooling"]
+    own = tokens[arrays["mm_token_type_ids"].reshape(-1) == 1]
+    is_patch = own == hf.get("image_patch_id", 151938)
+    places = np.where(is_patch, np.cumsum(is_patch) - 1, hf.text_config.get("vocab_size", 151936) - 1 - own)
+    size = int(hf.vision_config.get("patch_size", hf.vision_config.get("image_patch_size", 14)))
+    patches = arrays["pixel_values"].reshape(-1, *arrays["pixel_values"].shape[-2:])
+    side = math.isqrt(patches.shape[1])
+    pixels = patches.reshape(-1, side, side, size, size, 3).transpose(0, 5, 1, 3, 2, 4)
+    pixels = pixels.reshape(-1, 3, side * size, side * size)
+    return Expansion([EMBEDDED] * len(own), {"pixels": pixels, "groups": groups, "places": places})
+
+
+MOLMO = Family(
+    ("image_patch_id",), 151938, _molmo, marker_text="<|image|>", is_whole=True, begins=True, sees=lambda hf: TOGETHER
+)
+
 GLM_V = dataclasses.replace(QWEN_VL, usual=151343)
 PADDLE = dataclasses.replace(QWEN_VL, usual=100295, expand=_paddle)
 QWEN_OMNI = ("Qwen2_5OmniModel", "Qwen2_5OmniForConditionalGeneration", "Qwen2_5OmniThinkerForConditionalGeneration")
@@ -509,6 +534,7 @@ FAMILIES: dict[str, Family] = {
     "LlavaNextForConditionalGeneration": LLAVA_NEXT,
     "LlavaOnevisionForConditionalGeneration": LLAVA_ONEVISION,
     "Mistral3ForConditionalGeneration": MISTRAL,
+    "Molmo2ForConditionalGeneration": MOLMO,
     "Idefics3ForConditionalGeneration": IDEFICS,
     "SmolVLMForConditionalGeneration": IDEFICS,
     **dict.fromkeys(("ViTForImageClassification", "ViTModel"), ROWS),

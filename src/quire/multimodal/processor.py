@@ -25,7 +25,16 @@ from quire.multimodal.audio import as_sounds, read_audio
 from quire.multimodal.checkpoint_processors import feature_extractor, image_processor, video_options, whole_processor
 from quire.multimodal.content import PARAM, as_list, content_key, name_key, read_image, read_uuids
 from quire.multimodal.image_embeds import GivenEmbeds
-from quire.multimodal.image_families import EMBEDDED, FAMILIES, PROMPT, Arrays, Encode, Expansion, Family
+from quire.multimodal.image_families import (
+    EMBEDDED,
+    FAMILIES,
+    PROMPT,
+    TOGETHER,
+    Arrays,
+    Encode,
+    Expansion,
+    Family,
+)
 from quire.multimodal.media_source import MediaSource
 from quire.multimodal.newlines import Newlines
 from quire.multimodal.processor_cache import Processed, cache_of
@@ -326,6 +335,9 @@ class MediaProcessor:
             join = Newlines(self._encode).join
         if any(family.leads for family in families):
             token_ids = self._led(token_ids, len(processed[IMAGE]))
+        if any(family.begins for family in families) and any(processed.values()):
+            begin = whole_processor(self._path).begin
+            token_ids = token_ids if list(token_ids[:1]) == begin else [*begin, *token_ids]
         expanded: list[int] = []
         items: list[MediaItem] = []
         counts = dict.fromkeys(processed, 0)
@@ -336,7 +348,7 @@ class MediaProcessor:
             around = self._around(family, token_ids, at)
             expanded = join(expanded, list(token_ids[start : at - around]))
             sees = family.sees(self._hf)
-            sees = "" if sees == PROMPT else sees
+            sees = "" if sees in (PROMPT, TOGETHER) else sees
             for number, one in enumerate((first, *first.others)):
                 expanded = join(expanded, family.number(one.before, counts[modality]))
                 own = (len(expanded), len(one.token_ids), self._embedded_of(family), one.num_embeds)
@@ -345,9 +357,17 @@ class MediaProcessor:
                 expanded += [*one.token_ids, *one.after]
             start, counts[modality] = at + 1 + around, counts[modality] + 1
         expanded = join(expanded, list(token_ids[start:]))
-        if items and any(family.sees(self._hf) == PROMPT for family in families):
-            items.append(_whole(expanded, items))
-        return expanded, items
+        return expanded, items + self._spans(expanded, items)
+
+    def _spans(self, token_ids: Sequence[int], items: Sequence[MediaItem]) -> list[MediaItem]:
+        """What says of a part of the prompt that its tokens see one another."""
+        seen = {family.sees(self._hf) for family in self._families.values()}
+        if not items or not seen & {PROMPT, TOGETHER}:
+            return []
+        start, end, sees = (0, len(token_ids), "item") if PROMPT in seen else (items[0].offset, items[-1].end, "items")
+        keys = "".join(item.key for item in items).encode()
+        key = content_key(np.asarray(token_ids[start:end], dtype=np.int64), keys)
+        return [MediaItem(key, PROMPT, start, end - start, SPAN, 0, sees=sees)]
 
     def _led(self, token_ids: Sequence[int], count: int) -> list[int]:
         """A prompt's text behind its images, between the token that begins texts and a newline."""
@@ -379,13 +399,6 @@ class MediaProcessor:
                     param=PARAM,
                 )
         return places
-
-
-def _whole(token_ids: Sequence[int], items: Sequence[MediaItem]) -> MediaItem:
-    """A prompt whose tokens see one another, so that each depends on all of them."""
-    keys = "".join(item.key for item in items).encode()
-    key = content_key(np.asarray(token_ids, dtype=np.int64), keys)
-    return MediaItem(key, PROMPT, 0, len(token_ids), SPAN, 0, sees="item")
 
 
 def _at(param: str, function: Callable[..., ResultT], *args: Any) -> ResultT:

@@ -58,6 +58,13 @@ class WholeProcessor:
         """The marker's token."""
         return int(self._processor.tokenizer.convert_tokens_to_ids(self.marker))
 
+    @property
+    def begin(self) -> list[int]:
+        """The token that its tokenizer has for a text's beginning, or else for its end."""
+        tokenizer = self._processor.tokenizer
+        token = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+        return [] if token is None else [int(token)]
+
     def number(self, before: list[int], number: int) -> list[int]:
         """The tokens before an image, of one that is not the first, where they name its number."""
         first, other = (self._numbered(each) for each in (0, number))

@@ -52,8 +52,15 @@ def sees_items(spec: DecoderSpec) -> bool:
     return any(isinstance(mixer, Attention) and mixer.sees_items for mixer in mixers)
 
 
-def seen_ends(item: MediaItem, token_ids_I: IntArray) -> IntArray:
-    """The place in an item before which each of its tokens sees: the end of its run of embeddings, or of the item."""
+def seen_ends(item: MediaItem, token_ids_I: IntArray, others: Sequence[MediaItem] = ()) -> IntArray:
+    """The place in an item before which each of its tokens sees: the end of its run of embeddings, or of the item. Where those
+    of `others` see one another, those between them see none behind themselves."""
+    if item.sees == "items":
+        ends_I = np.zeros(len(token_ids_I), dtype=np.int32)
+        for other in others:
+            if other.num_embeds and other.offset >= item.offset:
+                ends_I[other.offset - item.offset : other.end - item.offset] = len(token_ids_I)
+        return ends_I
     if item.sees == "item":
         return np.full(len(token_ids_I), len(token_ids_I), dtype=np.int32)
     is_media_I = token_ids_I == item.token_id
@@ -151,7 +158,8 @@ class MediaSteps:
         ends_T = np.zeros(len(seen_end_T), dtype=np.int32)
         for item, row, first, last, at in pieces:
             if item.sees:
-                ends = item.offset + seen_ends(item, state.token_ids_RL[row, item.offset : item.end])
+                others = self._rows[row] if item.sees == "items" else ()
+                ends = item.offset + seen_ends(item, state.token_ids_RL[row, item.offset : item.end], others)
                 ends_T[at : at + last - first] = ends[first - item.offset : last - item.offset]
         seen_end_T.copy_(torch.from_numpy(ends_T))
 

@@ -25,8 +25,9 @@ def attend(
     out_QNH = torch.zeros_like(q_QNH)
     for i in range(new):
         position = length - new + i
-        end = position + 1 if seen_end_Q is None else max(position + 1, int(seen_end_Q[i]))
-        seen = [p for p in range(length) if _sees(position, p, params, end)]
+        seen = [
+            p for p in range(length) if _sees(position, p, params, _is_ahead(i, p - length + new, position, seen_end_Q))
+        ]
         for head in range(params.num_heads):
             keys, values = (side[seen, head // group].float() for side in (k_LKH, v_LKH))
             scores = keys @ q_QNH[i, head].float() * params.scale
@@ -40,12 +41,20 @@ def attend(
     return out_QNH
 
 
-def _sees(position: int, other: int, params: AttentionParams, end: int) -> bool:
+def _is_ahead(query: int, key: int, position: int, seen_end_Q: torch.Tensor | None) -> bool:
+    """Whether a key behind a query is of the same items."""
+    if seen_end_Q is None or key <= query:
+        return False
+    end = int(seen_end_Q[query])
+    return position + key - query < end == int(seen_end_Q[key])
+
+
+def _sees(position: int, other: int, params: AttentionParams, is_ahead: bool) -> bool:
     if params.chunk and position // params.chunk != other // params.chunk:
         return False
     if not params.causal:
         return params.window == 0 or abs(position - other) <= params.window // 2
-    return other < end and (params.window == 0 or position - other < params.window)
+    return (other <= position or is_ahead) and (params.window == 0 or position - other < params.window)
 
 
 @dataclasses.dataclass
@@ -151,13 +160,13 @@ def draw_step(
 
 
 def _draw_items(lengths: list[tuple[int, int]], generator: torch.Generator) -> torch.Tensor:
-    """In each request that computes several tokens an item of some of them, often up to its end: `seen_end`."""
+    """In each request that computes several tokens items of some of them, often up to its end, which may have text between
+    them: `seen_end`."""
     ends: list[int] = []
     for new, length in lengths:
-        first, second = (
-            torch.randint(0, new + new // 3 + 1, (2,), generator=generator).clamp(max=new).sort()[0].tolist()
-        )
-        ends += [length - new + second if first <= token < second else 0 for token in range(new)]
+        drawn = torch.randint(0, new + new // 3 + 1, (4,), generator=generator).clamp(max=new).sort()[0].tolist()
+        first, text, again, last = drawn
+        ends += [length - new + last if first <= token < text or again <= token < last else 0 for token in range(new)]
     return torch.tensor(ends, dtype=torch.int32)
 
 

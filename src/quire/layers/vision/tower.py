@@ -19,6 +19,7 @@ from quire.layers.modules import Module, ModuleBuilder, RowBlock
 from quire.layers.projector import Projector
 from quire.layers.tower import Arrays, LayeredTower
 from quire.layers.vision.patch_layout import Grid, Layout, blend, filled, lay_out
+from quire.layers.vision.row_pooling import Pooling
 from quire.media import in_batches
 from quire.models.sight import Patches, Product
 from quire.models.spec import VisionSpec
@@ -31,6 +32,8 @@ PLACES = "places"
 """What an item has besides its pixels where its embeddings stand in another order in the prompt: for each place the embedding,
 counted over the squares; below zero: a learned one. With `SHARES`, several embeddings for each place and their shares in it."""
 SHARES = "shares"
+GROUPS = "groups"
+"""Of a model that pools rows: those that become an embedding [E, G], counted over the squares; -1: none."""
 with warnings.catch_warnings(
     action="ignore"
 ):  # torch warns once of arrays that may not be written: here, as `_rows` writes none
@@ -47,7 +50,10 @@ class _Between:
     def modules(self, builder: ModuleBuilder) -> Iterator[Module]:
         outputs = [stage.outputs for stage in self._spec.projector if isinstance(stage, Product)]
         columns = self._spec.trunk.hidden if self._spec.projects_between else (outputs or [0])[-1]
-        yield from (builder.vector(name, RowBlock(columns, 1)) for name in self._spec.between)
+        if self._spec.between_rows > 1:
+            yield builder.table(*self._spec.between, (RowBlock(self._spec.between_rows, 1),), columns)
+        else:
+            yield from (builder.vector(name, RowBlock(columns, 1)) for name in self._spec.between)
 
     def set_weight(self, name: str, weight: Weight) -> None:
         assert isinstance(weight, torch.Tensor)
@@ -55,7 +61,7 @@ class _Between:
 
     def rows(self) -> torch.Tensor:
         """All of them, the last one first."""
-        return torch.stack([self._vectors[name] for name in reversed(self._spec.between)])
+        return torch.cat([torch.atleast_2d(self._vectors[name]) for name in self._spec.between]).flip(0)
 
 
 class VisionTower(LayeredTower):
@@ -66,11 +72,12 @@ class VisionTower(LayeredTower):
         self.spec = spec
         self.patches: Patches = spec.trunk.patches
         width = spec.trunk.hidden * (1 if spec.taps else max(len(spec.trunk.taps), 1))
-        self._projector = Projector(spec.projector, width)
+        self._projector = Projector(spec.projector, width if spec.pooled is None else spec.pooled.outputs)
         self._taps = [Projector(stages, spec.trunk.hidden) for stages in spec.taps]
         self._between = _Between(spec)
         groups = [int(layer in self.patches.windowed) for layer in range(spec.trunk.layers)]
-        parts = (self._projector, *self._taps, self._between)
+        self._pooling = None if spec.pooled is None else Pooling(spec.pooled, width)
+        parts = (self._projector, *self._taps, self._between, *([] if self._pooling is None else [self._pooling]))
         super().__init__(PREFIX, spec.trunk, parts, context, slot_dtype, groups)
 
     def encode(self, items: Sequence[Arrays]) -> list[torch.Tensor]:
@@ -95,13 +102,18 @@ class VisionTower(LayeredTower):
 
     def _arrange(self, item: Arrays, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """An item's embeddings as they stand in the prompt."""
+        rows_ED = parts[0] if len(parts) == 1 else torch.cat(list(parts))
+        if self._pooling is not None:
+            groups_EG = torch.from_numpy(item[GROUPS].copy()).to(rows_ED.device)
+            rows_ED = self._projector(self._pooling(rows_ED, groups_EG))
         if PLACES not in item:
-            return parts[0] if len(parts) == 1 else torch.cat(list(parts))
-        between = self._between.rows().to(parts[0].dtype)
+            return rows_ED
+        between = self._between.rows().to(rows_ED.dtype)
         if self.spec.projects_between:
             between = self._projector(between.repeat_interleave(self.patches.merge**2, 0))
-        rows_ED = torch.cat([*parts, between])
-        found = rows_ED[torch.from_numpy(item[PLACES].copy()).to(rows_ED.device)]
+        if self.spec.added is not None:
+            rows_ED = rows_ED + between[-1 - self.spec.added]
+        found = torch.cat((rows_ED, between))[torch.from_numpy(item[PLACES].copy()).to(rows_ED.device)]
         if SHARES not in item:
             return found
         shares = torch.from_numpy(item[SHARES].copy()).to(rows_ED.device)
@@ -191,6 +203,8 @@ class VisionTower(LayeredTower):
             rows = torch.cat(tapped, dim=1)
         else:
             rows = self.decoder.compute_hidden(step)
+        if self._pooling is not None:
+            return rows.index_select(0, picked)
         parts = [self._projector(rows.index_select(0, picked))]
         parts += [tap(rows.index_select(0, picked)) for tap, rows in zip(self._taps, tapped, strict=bool(self._taps))]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)

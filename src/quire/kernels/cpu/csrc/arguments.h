@@ -148,7 +148,7 @@ struct AttentionArguments {  // rows: tokens (unused: the batch is read from the
     const int64_t* shape;  // num_tokens, num_requests, max_query_len, max_seq_len
     const float* sinks;
     const float* alibi_slopes;
-    const int32_t* seen_end;  // a token also sees the keys before this position; null: no token does
+    const int32_t* seen_end;  // a token also sees the keys before this position with the same one; null: no token does
     float* lse;  // [tokens, heads]: the logarithm of each softmax's denominator; null: not wanted
     int64_t plane_stride, page_stride, qkv_stride, block_size, block_table_stride;  // strides in elements
     int32_t num_heads, num_kv_heads, head_dim, value_dim, window;

@@ -387,6 +387,7 @@ class BlockAttention {
         const int64_t high = end_visible(position) - base;
         const int64_t low = first_visible(position) - base;
         const bool masked = high < to || low > from;
+        const int64_t ahead = args_.seen_end ? high + base - position - 1 : 0;
         const bool shaped = args_.soft_cap > 0 || args_.alibi_slopes;
         vf top = set1(-INFINITY);
         vi lane;
@@ -399,7 +400,8 @@ class BlockAttention {
                 vi visible = (column < static_cast<int32_t>(high)) & (column >= static_cast<int32_t>(low));
                 s = visible ? s : set1(-INFINITY);
             }
-            if (shaped || masked) store(scores + j, s);
+            if (ahead > 0 && base + j + W > position + 1) hide_others(s, base + j, position, high + base);
+            if (shaped || masked || ahead > 0) store(scores + j, s);
             top = max(s, top);
         }
         const float old = state.largest[r], now = largest(top), new_largest = now > old ? now : old;
@@ -417,6 +419,14 @@ class BlockAttention {
         if (keep != 1.f) {
             float* values = state.values + r * stride_;
             for (int64_t i = 0; i < stride_; i += W) store(values + i, load(values + i) * keep);
+        }
+    }
+
+    // Of the keys from `first` on that stand behind the query, those that do not see as far as it does.
+    void hide_others(vf& s, int64_t first, int64_t position, int64_t end) const {
+        for (int i = 0; i < W; ++i) {
+            const int64_t key = first + i;
+            if (key > position && key < end && args_.seen_end[first_token_ + key - position_] != end) s[i] = -INFINITY;
         }
     }
 

@@ -52,6 +52,8 @@ def _attend_tiles(
     q_MD,
     position_M,
     last_M,
+    first_position,
+    ends,
     slope_M,
     pages,
     k_head,
@@ -72,9 +74,10 @@ def _attend_tiles(
     BLOCK_D: tl.constexpr,
     PAGE: tl.constexpr,
     TILE_S: tl.constexpr,
+    ITEMS: tl.constexpr,
 ):
-    """Keys low to high - 1 (low is a multiple of TILE_S) for all rows; a causal row sees them up to `last_M`. `scale` makes a
-    score a power of two."""
+    """Keys low to high - 1 (low is a multiple of TILE_S) for all rows; a causal row sees them up to `last_M`; those behind itself
+    if these see as far (`ends`). `scale` makes a score a power of two."""
     offset_S = tl.arange(0, TILE_S)
     d = tl.arange(0, BLOCK_D)
     for start in tl.range(low, high, TILE_S):  # type: ignore[attr-defined]
@@ -109,6 +112,10 @@ def _attend_tiles(
         if MASKED:
             if CAUSAL:
                 visible_MS = (k_position_S[None, :] <= last_M[:, None]) & inside_S[None, :]
+                if ITEMS:  # those behind a row are keys of the step
+                    end_S = tl.load(ends + k_position_S, mask=inside_S & (k_position_S > first_position), other=0)
+                    is_before_MS = k_position_S[None, :] <= position_M[:, None]
+                    visible_MS = visible_MS & (is_before_MS | (end_S[None, :] == last_M[:, None] + 1))
                 if WINDOW > 0:
                     visible_MS = visible_MS & (k_position_S[None, :] > position_M[:, None] - WINDOW)
                 if CHUNK > 0:
@@ -213,6 +220,7 @@ def _prefill_kernel(
     position_M = first_position + m // PACK
     last_position = tl.minimum(first_position + TOKENS, seq_len) - 1
     last_M = position_M
+    ends = seen_end + (query_begin - seq_len + query_len)  # of the key at a position
     if ITEMS:
         last_M = tl.maximum(position_M, tl.load(seen_end + row_M, mask=real_M, other=0) - 1)
     if ALIBI:
@@ -262,6 +270,8 @@ def _prefill_kernel(
             q_MD,
             position_M,
             last_M,
+            first_position,
+            ends,
             slope_M,
             pages,
             k_head,
@@ -282,6 +292,7 @@ def _prefill_kernel(
             BLOCK_D,
             PAGE,
             TILE_S,
+            ITEMS,
         )
         low = full_begin
     acc_MD, sum_M, max_M = _attend_tiles(
@@ -291,6 +302,8 @@ def _prefill_kernel(
         q_MD,
         position_M,
         last_M,
+        first_position,
+        ends,
         slope_M,
         pages,
         k_head,
@@ -311,6 +324,7 @@ def _prefill_kernel(
         BLOCK_D,
         PAGE,
         TILE_S,
+        ITEMS,
     )
     acc_MD, sum_M, max_M = _attend_tiles(
         acc_MD,
@@ -319,6 +333,8 @@ def _prefill_kernel(
         q_MD,
         position_M,
         last_M,
+        first_position,
+        ends,
         slope_M,
         pages,
         k_head,
@@ -339,6 +355,7 @@ def _prefill_kernel(
         BLOCK_D,
         PAGE,
         TILE_S,
+        ITEMS,
     )
 
     result_MD = acc_MD * (v_scale / tl.where(sum_M == 0.0, 1.0, sum_M))[:, None]

@@ -1,0 +1,57 @@
+"""A few rows of an encoder become one: their mean attends them.
+
+Legend: X rows, C their columns, E embeddings, G rows of an embedding, N heads, H head size.
+"""
+
+from collections.abc import Iterator
+from typing import cast
+
+import torch
+
+from quire.kernels import ops
+from quire.kernels.types import LinearWeight
+from quire.layers.assembly import Weight
+from quire.layers.modules import Module, ModuleBuilder, RowBlock
+from quire.models.sight import Pooled
+
+
+class Pooling:
+    """The matrices of it.
+
+    Args:
+        columns: of what it reads.
+    """
+
+    def __init__(self, pooled: Pooled, columns: int) -> None:
+        self._pooled, self._columns = pooled, columns
+        self._weights: dict[str, LinearWeight] = {}
+
+    def modules(self, builder: ModuleBuilder) -> Iterator[Module]:
+        """Three matrices."""
+        pooled, columns = self._pooled, self._columns
+        asked, kept = (RowBlock(heads * pooled.head_dim, 1) for heads in (pooled.heads, pooled.kv_heads))
+        yield builder.linear("pool_q", (asked,), columns, bias=pooled.bias)
+        yield builder.linear("pool_kv", (kept, kept), columns, bias=pooled.bias)
+        yield builder.linear("pool_out", (RowBlock(pooled.outputs, 1),), asked.rows, bias=pooled.bias)
+
+    def set_weight(self, name: str, weight: Weight) -> None:
+        """Take one of its matrices."""
+        self._weights[name] = cast(LinearWeight, weight)
+
+    def __call__(self, rows_XC: torch.Tensor, groups_EG: torch.Tensor) -> torch.Tensor:
+        """The rows [E, outputs] of groups; -1 is no row."""
+        is_there_EG = groups_EG >= 0
+        given_EGC = rows_XC[groups_EG.clamp(min=0)] * is_there_EG[..., None].to(rows_XC.dtype)
+        mean_EC = given_EGC.sum(1) / is_there_EG.sum(1, keepdim=True).clamp(min=1).to(rows_XC.dtype)
+        shape = (*groups_EG.shape, 2, self._pooled.kv_heads, self._pooled.head_dim)
+        k_ENGH, v_ENGH = self._multiply("pool_kv", given_EGC.flatten(0, 1)).view(shape).permute(2, 0, 3, 1, 4)
+        q_ENH = self._multiply("pool_q", mean_EC).view(len(mean_EC), self._pooled.heads, 1, -1)
+        attended = torch.nn.functional.scaled_dot_product_attention(
+            q_ENH, k_ENGH, v_ENGH, is_there_EG[:, None, None], enable_gqa=True
+        )
+        return self._multiply("pool_out", attended.flatten(1))
+
+    def _multiply(self, name: str, x_XC: torch.Tensor) -> torch.Tensor:
+        out = x_XC.new_empty(len(x_XC), self._weights[name].out_features)
+        ops.linear(x_XC.contiguous(), self._weights[name], out)
+        return out
