@@ -50,10 +50,10 @@ class _Between:
     def modules(self, builder: ModuleBuilder) -> Iterator[Module]:
         outputs = [stage.outputs for stage in self._spec.projector if isinstance(stage, Product)]
         columns = self._spec.trunk.hidden if self._spec.projects_between else (outputs or [0])[-1]
-        if self._spec.between_rows > 1:
-            yield builder.table(*self._spec.between, (RowBlock(self._spec.between_rows, 1),), columns)
-        else:
-            yield from (builder.vector(name, RowBlock(columns, 1)) for name in self._spec.between)
+        block = RowBlock(self._spec.between_rows, 1)
+        for name in self._spec.between:
+            is_one = block.rows == 1
+            yield builder.vector(name, RowBlock(columns, 1)) if is_one else builder.table(name, (block,), columns)
 
     def set_weight(self, name: str, weight: Weight) -> None:
         assert isinstance(weight, torch.Tensor)
