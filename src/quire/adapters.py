@@ -1,7 +1,7 @@
 """Which adapter a request asks for. Plain data: what an adapter is, and where it lies, is known by the workers."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import msgspec
 
 from quire.errors import ConfigError, RequestError
 from quire.guards import is_dict
+from quire.media import MediaItem
 
 CONFIG = "adapter_config.json"
 """The file that describes an adapter in its folder."""
@@ -80,6 +81,13 @@ def check_adapter(request: object) -> LoRARequest:
     if request.lora_int_id < 1:
         raise RequestError(f"lora_int_id is {request.lora_int_id}; it must be at least 1", param="lora_request")
     return request
+
+
+def adapter_of_media(by_modality: Mapping[str, str], media: Iterable[MediaItem]) -> LoRARequest | None:
+    """The first of these adapters of whose modality there is an item."""
+    kinds = {item.modality.removesuffix("_embeds") for item in media}
+    found = ((kind, number) for number, kind in enumerate(by_modality, 1) if kind in kinds)
+    return next((LoRARequest(kind, number, by_modality[kind]) for kind, number in found), None)
 
 
 def check_path(path: str) -> None:

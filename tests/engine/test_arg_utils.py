@@ -306,6 +306,7 @@ WRONG = {
     "kv_offloading_size": [0, -1],
     "kv_offloading_backend": ["lmcache"],
     "lora_target_modules": [[5]],
+    "default_mm_loras": [5, "a"],
     "enable_expert_parallel": ["yes"],
     "disable_log_stats": [None],
     "logits_processors": ["a.b", [5]],

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 from tests.oracles.media_parity import COMMON, largest_difference
+from tests.oracles.peft_adapters import PeftOracle, make_adapter
 from tests.oracles.tiny_encoder_decoder import draw_sound
 from tests.oracles.tiny_listeners import AUDIO, make_tiny_listener
-from tests.oracles.tiny_models import load_oracle
 from tests.oracles.tiny_phi4 import ARCHITECTURE, PATCH, SIDE, SquaresProcessor, phi4_embeddings
 from tests.oracles.tiny_vision import draw_image, register_tiles
 
-from quire import LLM, SamplingParams
+from quire import LLM, LoRARequest, SamplingParams
 from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError, RequestError
 from quire.multimodal.image_families import EMBEDDED, PHI4
@@ -32,11 +32,15 @@ def path(tmp_path_factory):
     return made
 
 
-def assert_goes_on(path, output, images=(), sounds=()):
+def assert_goes_on(path, output, images=(), sounds=(), adapter=None):
     """The answer is that of Transformers, to which each sound is given by itself."""
     from transformers import AutoFeatureExtractor
 
-    model, extract = load_oracle(path), AutoFeatureExtractor.from_pretrained(str(path))
+    model = PeftOracle(path, adapter).model
+    model, extract = (
+        model if adapter is None else model.merge_and_unload(),
+        AutoFeatureExtractor.from_pretrained(str(path)),
+    )
     ids = [*output.prompt_token_ids, *output.outputs[0].token_ids]
     with torch.no_grad():
         seen = SquaresProcessor()(list(images), return_tensors="pt") if images else {}
@@ -67,6 +71,33 @@ def test_a_sound_is_heard_otherwise_beside_an_image(path):
         outputs = llm.generate(prompts[::order], PARAMS, use_tqdm=False)
         for output, (images, sounds) in zip(outputs, media[::order], strict=True):
             assert_goes_on(path, output, images, sounds)
+
+
+def test_requests_that_name_no_adapter_have_that_of_their_media(path, tmp_path):
+    modules = ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]  # as in the published adapters
+    folders = {
+        name: make_adapter(
+            path, tmp_path / name, seed, r=4, target_modules=rf"model\.layers\..*\.({'|'.join(modules)})"
+        )
+        for seed, name in enumerate(("vision", "speech"))
+    }
+    by_media = {"image": str(folders["vision"]), "audio": str(folders["speech"])}
+    llm = LLM(model=str(path), enable_lora=True, default_mm_loras=by_media, **COMMON)
+    image, sound, text = draw_image(3, 30, 71), draw_sound(5, 9000), [5, 6, 7]
+    prompts = [
+        {"prompt_token_ids": text},
+        {"prompt_token_ids": [5, IMAGE, 9], "multi_modal_data": {"image": image}},
+        {"prompt_token_ids": [5, AUDIO, 9], "multi_modal_data": {"audio": sound}},
+        {"prompt_token_ids": [5, AUDIO, IMAGE, 9], "multi_modal_data": {"audio": sound, "image": image}},
+    ]
+    named = LoRARequest("other", 7, by_media["audio"])
+    outputs = llm.generate(prompts, PARAMS, use_tqdm=False)
+    outputs += llm.generate(prompts[1:2], PARAMS, lora_request=named, use_tqdm=False)
+    seen = [((), ()), ((image,), ()), ((), (sound,)), ((image,), (sound,)), ((image,), ())]
+    for output, media, adapter in zip(outputs, seen, (None, "vision", "speech", "vision", "speech"), strict=True):
+        assert_goes_on(path, output, *media, adapter=adapter and folders[adapter])
+    with pytest.raises(ConfigError, match="it needs enable_lora"):
+        LLM(model=str(path), default_mm_loras=by_media, **COMMON)
 
 
 def test_a_sound_of_more_rows_than_are_seen_at_once_is_heard_in_parts(path):

@@ -312,6 +312,8 @@ class LoRAConfig:
         lora_dtype: of adapters' numbers: the model's.
         target_modules: what adapters may change, by the ends of the matrices' names (or vLLM's names of several that are packed);
             none: everything.
+        default_mm_loras: by modality, the folder or hub id of the adapter of a request that names none: the first one of whose
+            modality its prompt has an item.
     """
 
     max_loras: int | None = None
@@ -320,6 +322,7 @@ class LoRAConfig:
     fully_sharded_loras: bool = False
     lora_dtype: str = "auto"
     target_modules: tuple[str, ...] = ()
+    default_mm_loras: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
 
     def num_slots(self, max_num_seqs: int) -> int:
         """Adapters that can be on the device at once."""

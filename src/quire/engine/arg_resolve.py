@@ -478,9 +478,17 @@ class Resolver:
                 f"lora_dtype={asked!r}: adapters' numbers are kept in the model's type, {model.dtype}; leave it out"
             )
             raise ConfigError(message, setting="lora_dtype")
+        by_media = self.args.default_mm_loras or {}
+        if by_media and not (self.args.enable_lora and by_media.keys() <= set(model.modalities)):
+            can_read = " or ".join(model.modalities) or "nothing but text"
+            message = (
+                f"default_mm_loras names {', '.join(by_media)}: it needs enable_lora, and this model reads {can_read}"
+            )
+            raise ConfigError(message, setting="default_mm_loras")
         if not self.args.enable_lora:
             return None
-        return section(LoRAConfig, self.args, target_modules=_several(self.args.lora_target_modules))
+        names = _several(self.args.lora_target_modules)
+        return section(LoRAConfig, self.args, target_modules=names, default_mm_loras=by_media)
 
     def speculative(self, model: ModelConfig) -> SpeculativeConfig | None:
         args = self.args

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from quire.adapters import LoRARequest, check_adapter
+from quire.adapters import LoRARequest, adapter_of_media, check_adapter
 from quire.config import EngineConfig, ModelConfig, limits
 from quire.config.kv_transfer import HIDDEN_STATES
 from quire.engine.prompt_halves import PromptHalves
@@ -164,6 +164,7 @@ class InputProcessor:
         self._source = tokenizer_source
         self._allow_functions = allow_functions
         self._has_adapters = config.lora is not None
+        self._by_media = config.lora.default_mm_loras if config.lora is not None else {}
         self._gives_states = config.kv_transfer is not None and config.kv_transfer.kv_connector == HIDDEN_STATES
         self._virtual = VirtualTokens(config.model.max_model_len, tokenizer_source.folders)
         self._token_ids_type: Any = list[Annotated[int, msgspec.Meta(ge=0, lt=config.model.own_vocab_size)]]
@@ -379,7 +380,7 @@ class InputProcessor:
             )
             for index in range(params.n)
         ]
-        self.attach(engine_requests, adapter)
+        self.attach(engine_requests, adapter or adapter_of_media(self._by_media, prompt.media))
         return ProcessedRequest(request_id, prompt, params, engine_requests, arrival_time, tokenizer)
 
     def attach(self, requests: list[EngineRequest], adapter: LoRARequest | None) -> None:

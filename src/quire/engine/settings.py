@@ -373,6 +373,11 @@ class EngineSettings:
         whole(0, 4096),
         "tokens that adapters may have beyond the model's own; each widens embedding and logits by a row",
     )
+    default_mm_loras: dict[str, str] | None = setting(
+        None,
+        mapping(),
+        'JSON object: the adapter of requests that name none, by what is in their prompts, for example {"image": FOLDER}',
+    )
     merge_lora: str | None = setting(
         None,
         TEXT,
