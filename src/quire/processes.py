@@ -15,7 +15,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +32,8 @@ STACKS_SIGNAL = signal.SIGUSR1
 
 _COLLECT_AFTER = (50_000, 20, 50)
 """When Python's collector runs: a collection visits every token id of every new prompt, so that they shall be few."""
+_SWITCH_S = 0.2e-3
+"""How long a thread that works beside others may keep the interpreter from them."""
 _PARENTS_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 _STDERR = 2
 _LENGTH = struct.Struct("=Q")
@@ -225,6 +227,17 @@ class ProcessState(NamedTuple):
         words |= {"T": "is stopped (SIGSTOP)", "t": "is stopped by a debugger", "Z": "has ended"}
         where = f" in {self.waits_in}" if self.waits_in else ""
         return f"{self.name} (process {self.pid}) {words.get(self.state, f'is in state {self.state}')}{where}"
+
+
+@contextlib.contextmanager
+def yielding() -> Generator[None]:
+    """Other threads need not wait for the interpreter while this one works."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(min(before, _SWITCH_S))
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 def settle_collector() -> None:

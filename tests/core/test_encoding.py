@@ -1,5 +1,7 @@
 """Media in the scheduler: items are encoded whole before the step that needs them, within a budget, and once for all."""
 
+from random import Random
+
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -9,6 +11,7 @@ from quire.config import CacheConfig, MultiModalConfig, SchedulerConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheGroup, KVCacheSpec, KVKind
 from quire.core.encoding import Encoding
 from quire.core.output import ModelRunnerOutput
+from quire.core.preparations import Preparations
 from quire.core.scheduler import Scheduler
 from quire.errors import RequestError
 from quire.media import BESIDE, MediaItem
@@ -17,7 +20,13 @@ from quire.sampling_params import SamplingParams
 
 
 def make_scheduler(
-    budget: int, room: int, tokens: int = 16, blocks: int = 200, depth: int = 1, threshold: int = 0
+    budget: int,
+    room: int,
+    tokens: int = 16,
+    blocks: int = 200,
+    depth: int = 1,
+    threshold: int = 0,
+    goes_ahead: bool = False,
 ) -> Scheduler:
     kv_config = KVCacheConfig(blocks, (KVCacheGroup(KVCacheSpec(KVKind.FULL, 4, 8), (0,)),))
     config = SchedulerConfig(
@@ -29,7 +38,7 @@ def make_scheduler(
     )
     scheduler = Scheduler(config, CacheConfig(), kv_config)
     media = MultiModalConfig(encoder_budget=budget, encoder_cache_size=room)
-    scheduler.encoding = Encoding(media, most_whole=tokens - config.max_num_seqs)
+    scheduler.encoding = Encoding(media, most_whole=tokens - config.max_num_seqs, goes_ahead=goes_ahead)
     return scheduler
 
 
@@ -74,14 +83,46 @@ class Worker:
         return ModelRunnerOutput(step.step_id, rows, np.full(len(rows), 5, np.int32))
 
 
-def run(scheduler: Scheduler, requests: list[EngineRequest], depth: int = 1) -> tuple[Worker, list[int]]:
+class BesideWorker(Worker):
+    """Computes items beside its steps, too: what an executor is to a scheduler, which is slow by chance."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        self.random, self.begun, self.ahead = Random(seed), list[str](), list[str]()
+
+    def is_prepared(self, request: EngineRequest) -> bool:
+        return True
+
+    def encode_media(self, request: EngineRequest, items: list[MediaItem]) -> None:
+        assert request.request_id not in self.begun
+        self.begun.append(request.request_id)
+        for item in items:
+            assert item.key not in self.kept
+            self.kept[item.key] = item.num_embeds
+            self.num_encoded[item.key] = self.num_encoded.get(item.key, 0) + 1
+            self.ahead.append(item.key)
+
+    def prepared(self, wait_s: float) -> list[str]:
+        """The oldest ones, as a queue has it."""
+        done, self.begun = self.begun[: (count := self.random.randrange(3))], self.begun[count:]
+        return done
+
+    def problems(self) -> dict[str, str]:
+        return {}
+
+
+def run(
+    scheduler: Scheduler, requests: list[EngineRequest], depth: int = 1, worker: Worker | None = None
+) -> tuple[Worker, list[int]]:
     for request in requests:
         scheduler.add_request(request)
-    worker, encoded, flying = Worker(), list[int](), []
+    worker, encoded, flying = worker or Worker(), list[int](), []
     for _ in range(2000):
         while len(flying) < depth and scheduler.has_unfinished():
             step = scheduler.schedule()
             if not step.total_num_tokens:
+                if not flying and len(scheduler.waiting.preparations):
+                    continue  # an encoder computes, and nobody else can
                 break
             flying.append((step, worker.run(step)))
             encoded.append(sum(item.num_embeds for item in step.encodes))
@@ -134,8 +175,8 @@ def test_equal_tokens_with_other_images_share_no_pages_behind_the_image():
 
 
 # Two items of which one was dropped for the other; and a row that took a step's tokens and could not use them.
-@example([[("a", 0), ("b", 0), ("c", 0), ("a", 0)]], 1, 1, 5, 1, 14, "")
-@example([[], [("a", 0), ("c", 0)], [("b", 1), ("d", 2), ("a", 0), ("e", 0)]], 3, 0, 5, 1, 200, "")
+@example([[("a", 0), ("b", 0), ("c", 0), ("a", 0)]], 1, 1, 5, 1, 14, "", None)
+@example([[], [("a", 0), ("c", 0)], [("b", 1), ("d", 2), ("a", 0), ("e", 0)]], 3, 0, 5, 1, 200, "", None)
 @settings(max_examples=400)
 @given(
     st.lists(st.lists(st.tuples(st.sampled_from("abcde"), st.integers(0, 5)), max_size=4), min_size=1, max_size=6),
@@ -145,8 +186,9 @@ def test_equal_tokens_with_other_images_share_no_pages_behind_the_image():
     st.sampled_from([1, 2]),
     st.sampled_from([14, 200]),
     st.sampled_from(["", "runs"]),
+    st.none() | st.integers(0, 99),
 )
-def test_every_request_ends_and_no_token_lacks_its_embedding(drawn, most, more, tokens, depth, blocks, sees):
+def test_every_request_ends_and_no_token_lacks_its_embedding(drawn, most, more, tokens, depth, blocks, sees, beside):
     most = min(most, tokens - 4) if sees else most
     sizes = {name: min(most, number + 1) for number, name in enumerate("abcde")}
     requests = []
@@ -156,8 +198,10 @@ def test_every_request_ends_and_no_token_lacks_its_embedding(drawn, most, more, 
             items.append((key, at + gap, sizes[key]))
             at += gap + sizes[key]
         requests.append(make_request(str(number), *items, length=at + 2, sees=sees))
-    scheduler = make_scheduler(most, most + more, tokens, blocks, depth)
-    worker, encoded = run(scheduler, requests, depth)
+    scheduler = make_scheduler(most, most + more, tokens, blocks, depth, goes_ahead=beside is not None)
+    worker = Worker() if beside is None else BesideWorker(beside)
+    scheduler.waiting.preparations = Preparations(worker if isinstance(worker, BesideWorker) else None)
+    worker, encoded = run(scheduler, requests, depth, worker)
     assert worker.most <= most + more and max(encoded, default=0) <= most
 
 
@@ -182,3 +226,71 @@ def test_what_can_never_be_read_beside_a_prompt_is_refused() -> None:
     item = MediaItem("sound", "audio", 0, 1, BESIDE, 9)
     with pytest.raises(RequestError, match="at most 8"):
         encoding.check(EngineRequest("0", [1], SamplingParams(), media=[item]))
+
+
+def decoding(scheduler: Scheduler, worker: Worker) -> None:
+    """Have a request of text run that only decodes."""
+    scheduler.waiting.preparations = Preparations(worker)
+    params = SamplingParams(max_tokens=100, ignore_eos=True)
+    scheduler.add_request(EngineRequest("text", [1] * 5, params))
+    advance(scheduler, worker)
+
+
+def advance(scheduler: Scheduler, worker: Worker) -> list[int]:
+    """Compute one step; the tokens of its rows."""
+    step = scheduler.schedule()
+    scheduler.update(step, worker.run(step))
+    return step.num_scheduled_tokens.tolist()
+
+
+def test_who_decodes_does_not_wait_for_an_encoder() -> None:
+    scheduler, worker = make_scheduler(16, 16, tokens=64, goes_ahead=True), BesideWorker()
+    decoding(scheduler, worker)
+    scheduler.add_request(make_request("image", ("a", 3, 8), length=20))
+    assert advance(scheduler, worker) == [1] and worker.begun == ["image"] and worker.ahead == ["a"]
+    scheduler.add_request(make_request("same", ("a", 4, 8), length=21))
+    scheduler.add_request(make_request("other", ("b", 0, 8), length=9))
+    scheduler.add_request(make_request("full", ("c", 0, 1), length=9))  # has no room before another one has computed
+    worker.prepared = lambda wait_s: []
+    assert advance(scheduler, worker) == [1] and worker.begun == ["image", "same", "other"]
+    worker.prepared = lambda wait_s: [worker.begun.pop(0)]
+    assert advance(scheduler, worker) == [1, 20] and worker.ahead == ["a", "b"]
+    scheduler.abort(["other", "text"])
+    scheduler.add_request(make_request("last", ("d", 2, 8), length=30))
+    run(scheduler, [], worker=worker)
+    assert worker.num_encoded == dict.fromkeys("abcd", 1) and worker.ahead[:2] == ["a", "b"]
+
+
+def test_where_nobody_decodes_a_step_encodes_what_it_needs() -> None:
+    scheduler, worker = make_scheduler(16, 16, tokens=64, goes_ahead=True), BesideWorker()
+    scheduler.waiting.preparations = Preparations(worker)
+    scheduler.add_request(make_request("image", ("a", 3, 8), length=20))
+    assert advance(scheduler, worker) == [20] and not worker.begun
+
+
+def test_a_request_that_ends_while_its_image_is_encoded_gives_the_room_back() -> None:
+    scheduler, worker = make_scheduler(16, 16, tokens=64, goes_ahead=True), BesideWorker()
+    decoding(scheduler, worker)
+    worker.prepared = lambda wait_s: []
+    scheduler.add_request(make_request("image", ("a", 3, 16), length=20))
+    advance(scheduler, worker)
+    scheduler.abort(["image"])
+    scheduler.add_request(make_request("next", ("b", 3, 16), length=20))
+    advance(scheduler, worker)
+    assert worker.ahead == ["a", "b"] and worker.begun == ["image", "next"]
+    advance(scheduler, worker)
+    assert list(worker.kept) == ["b"]
+
+
+def test_new_weights_have_what_waits_encoded_again() -> None:
+    scheduler, worker = make_scheduler(16, 16, tokens=64, goes_ahead=True), BesideWorker()
+    decoding(scheduler, worker)
+    worker.prepared = lambda wait_s: []
+    scheduler.add_request(make_request("image", ("a", 3, 16), length=20))
+    advance(scheduler, worker)
+    scheduler.encoding.reset()
+    advance(scheduler, worker)
+    assert not worker.kept
+    worker.prepared = lambda wait_s: [worker.begun.pop()] if worker.begun else []
+    run(scheduler, [], worker=worker)
+    assert worker.num_encoded == {"a": 2}

@@ -1,6 +1,7 @@
 """Media in the scheduler: which items a step's tokens need, when encoders compute them, and how long workers keep them.
 
-An item is computed whole, before the step that has its first token; a step computes at most a budget of embeddings. A request
+An item is computed whole, before the step that has its first token; a step computes at most a budget of embeddings. Where
+encoders work beside steps, a request whose step others would wait for is held back until its items are computed. A request
 holds an item from then on until its tokens are collected. What nobody holds stays for its next use until room is needed, least
 recently used first out, so that one image costs once. Knows keys and counts; knows nothing of images or tensors.
 """
@@ -12,7 +13,7 @@ import numpy as np
 
 from quire.config import MultiModalConfig
 from quire.core.output import IntArray, SchedulerOutput
-from quire.core.request_state import Request
+from quire.core.request_state import Request, RequestStatus
 from quire.core.running import RunningBatch
 from quire.errors import RequestError
 from quire.media import EMBEDS, MADE_BEFORE, MediaItem
@@ -41,6 +42,11 @@ class NoEncoding:
     def take(self, request: Request, start: int, count: int) -> None:
         """These tokens of a request will be computed in the step: so are the embeddings that they need."""
 
+    def go_ahead(self, request: Request, start: int, count: int, *, others_wait: bool) -> list[MediaItem] | None:
+        """Items that are to be computed beside the steps before a request starts with these tokens, for which others would wait;
+        it holds them from now on. None: it may start."""
+        return None
+
     def launch(self, step: SchedulerOutput) -> None:
         """Tell the workers, and begin another step."""
 
@@ -65,6 +71,9 @@ class Encoding(NoEncoding):
         widths: columns that embeddings in a prompt must have, by their modality.
         pages: how many workers have for what stands beside prompts, and how long each is; else embeddings are kept one by one.
         most_whole: tokens of an item that is computed whole.
+
+    Attributes:
+        goes_ahead: encoders work beside steps.
     """
 
     def __init__(
@@ -73,8 +82,10 @@ class Encoding(NoEncoding):
         widths: Mapping[str, int] | None = None,
         pages: tuple[int, int] | None = None,
         most_whole: int = 1 << 30,
+        goes_ahead: bool = False,
     ) -> None:
         self._widths, self._most_whole = widths or {}, most_whole
+        self.goes_ahead = goes_ahead and pages is None
         self._budget, self._room = config.encoder_budget, config.encoder_cache_size
         self._page = 1
         if pages is not None:
@@ -83,6 +94,9 @@ class Encoding(NoEncoding):
         self._left, self._used = self._budget, 0
         self._kept: OrderedDict[str, int] = OrderedDict()  # embeddings by key, the one that was used last at the end
         self._holders: dict[str, set[str]] = {}
+        self._early: dict[
+            str, tuple[Request, set[str]]
+        ] = {}  # those that hold items before they start, and what they wait for
         self._encodes: list[MediaItem] = []
         self._dropped: list[str] = []
         self.num_queries = self.num_hits = 0
@@ -125,24 +139,61 @@ class Encoding(NoEncoding):
         return np.array(shares, dtype=np.int32)
 
     def fit(self, request: Request, start: int, count: int, most: int = 0) -> int:
-        count = _without_cut(request, start, count, most)
-        left, new = self._left, set[str]()
-        room = self._room - sum(self._kept[key] for key, holders in self._holders.items() if holders)
+        return self._fit(request, start, _without_cut(request, start, count, most), comes_first=True)
+
+    def _fit(self, request: Request, start: int, count: int, *, comes_first: bool) -> int:
+        """As far as there are room and budget; who holds items in the queue makes room for a request that `comes_first`."""
+        left, new = self._left, dict[str, int]()
         for item in _needed(request, start, count):
             if item.key in new or self._holders.get(item.key):
                 continue
-            is_kept = item.key in self._kept
-            if (not is_kept and item.num_embeds > left) or self._size(item) > room:
+            is_kept, size = item.key in self._kept, self._size(item) + sum(new.values())
+            has_room = size <= self._free() or (comes_first and self._forget_early(request) and size <= self._free())
+            if (not is_kept and item.num_embeds > left) or not has_room:
                 return max(0, item.offset - start)
-            new.add(item.key)
+            new[item.key] = self._size(item)
             left -= 0 if is_kept else item.num_embeds
-            room -= self._size(item)
         return count
+
+    def _free(self) -> int:
+        """Room that nobody holds."""
+        return self._room - sum(self._kept[key] for key, holders in self._holders.items() if holders)
+
+    def _forget_early(self, request: Request) -> bool:
+        """Those that have their items, and which this request comes before, hold nothing any more; whether any did."""
+        others = [
+            other
+            for other, coming in self._early.values()
+            if other is not request and (not coming or other.status is RequestStatus.WAITING)
+        ]
+        for other in others:
+            self.leave(other)
+        return bool(others)
+
+    def go_ahead(self, request: Request, start: int, count: int, *, others_wait: bool) -> list[MediaItem] | None:
+        if not self.goes_ahead or not request.source.media:
+            return None
+        first = [item for item in _needed(request, start, count) if EMBEDS not in item.tensors]
+        is_missing = any(item.key not in self._kept for item in first)
+        coming = set[str]().union(*(keys for _, keys in self._early.values()))
+        is_coming = request.request_id not in self._early and any(item.key in coming for item in first)
+        if not (is_coming or (is_missing and (others_wait or coming))):
+            self._early.get(request.request_id, (request, set[str]()))[1].clear()
+            return None
+        kept, told = set(self._kept), set(self._dropped)
+        self.take(request, start, self._fit(request, start, len(request.token_ids) - start, comes_first=False))
+        new = self._kept.keys() - kept
+        self._dropped = [key for key in self._dropped if key not in new or key not in told]  # workers have these still
+        items = [item for item in self._encodes if item.key in new - told]
+        self._encodes = [item for item in self._encodes if item.key not in new]
+        self._early[request.request_id] = request, {item.key for item in items}
+        return items
 
     def take(self, request: Request, start: int, count: int) -> None:
         missing: list[MediaItem] = []
         if count == 0:
             return
+        self._early.pop(request.request_id, None)
         for item in _needed(request, start, count):  # all are held before room is made for any of them
             holders = self._holders.setdefault(item.key, set())
             if request.request_id in holders:
@@ -191,6 +242,7 @@ class Encoding(NoEncoding):
                 self._let_go(request, item.key)
 
     def leave(self, request: Request) -> None:
+        self._early.pop(request.request_id, None)
         for item in request.source.media:
             self._let_go(request, item.key)
 
@@ -198,6 +250,8 @@ class Encoding(NoEncoding):
         self._holders.get(key, set()).discard(request.request_id)
 
     def reset(self) -> None:
+        for request, _ in list(self._early.values()):
+            self.leave(request)
         for key in [key for key in self._kept if not self._holders.get(key)]:
             self._drop(key)
 

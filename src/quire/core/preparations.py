@@ -1,5 +1,5 @@
 """Requests held back until what they need besides pages is there: a grammar, the kernels of a sampling feature that
-nobody has used yet, an adapter. These are compiled, or loaded, beside the steps.
+nobody has used yet, an adapter, embeddings of media. These are compiled, loaded or computed beside the steps.
 
 Whether something has to be prepared is asked when a request could start. One that has to wait leaves the queue, so that others
 overtake it, and queues again, at its own place, when it is ready. What is prepared keeps for a while only; so no more is
@@ -12,6 +12,7 @@ from typing import Protocol
 from quire.core.adapter_slots import AdapterSlots
 from quire.core.page_transfers import NO_TRANSFERS, NoTransfers
 from quire.core.request_state import Request
+from quire.media import MediaItem
 from quire.request import EngineRequest
 
 _MOST_BEGUN = 4
@@ -37,6 +38,10 @@ class Preparer(Protocol):
 
     def fetch_pages(self, request: EngineRequest, names: list[bytes]) -> None:
         """Begin to bring pages to the workers' hosts; `prepared` tells of the end, `problems` of a failure."""
+        ...
+
+    def encode_media(self, request: EngineRequest, items: list[MediaItem]) -> None:
+        """Begin to compute embeddings, behind those that were begun before; `prepared` tells of the end."""
         ...
 
     def problems(self) -> dict[str, str]:
@@ -88,6 +93,12 @@ class Preparations:
         self._line[request.request_id] = request
         self._begin()
         return True
+
+    def encode(self, request: Request, items: list[MediaItem]) -> None:
+        """Hold a request back until these are computed."""
+        assert self._preparer is not None
+        self._begun[request.request_id] = request
+        self._preparer.encode_media(request.source, items)
 
     def _is_ready(self, request: Request) -> bool:
         return self.adapters.is_ready(request) and not request.awaits_pages and self._is_prepared(request)

@@ -65,6 +65,11 @@ class RunningBatch:
         """Rows that take part in scheduling."""
         return len(self._ranked)
 
+    @property
+    def num_decoding(self) -> int:
+        """Rows that take part and have computed their prompts."""
+        return len(self._ranked) - self.num_prefilling
+
     def order(self) -> IntArray:
         """Active rows, lowest rank first. The array is replaced when it changes, never written to."""
         if self._order is None:
@@ -225,11 +230,16 @@ class RunningBatch:
         request.token_ids.extend(token_ids)
         self.known[request.row] += len(token_ids)
 
-    def take_wanted(self, rows: IntArray) -> BoolArray:
-        """Which rows' tokens have just been learned of; the others' draws have been awaited."""
-        wanted = self.num_unwanted[rows] == 0
-        self.num_unwanted[rows[~wanted]] -= 1
-        return wanted
+    def take_wanted(self, rows: IntArray, token_ids: IntArray) -> tuple[IntArray, IntArray]:
+        """Of what rows have drawn, what they want: nothing of rows that accept no more, nor draws that have been awaited."""
+        accepts = self.accepts[rows]
+        if not accepts.all():
+            rows, token_ids = rows[accepts], token_ids[accepts]
+        if self.num_unwanted.any():
+            wanted = self.num_unwanted[rows] == 0
+            self.num_unwanted[rows[~wanted]] -= 1
+            rows, token_ids = rows[wanted], token_ids[wanted]
+        return rows, token_ids
 
     def append(self, rows: IntArray, token_ids: IntArray) -> tuple[IntArray, IntArray]:
         """Append one token to each row. Returns the new lengths, and the rows whose page was completed just before.

@@ -370,6 +370,10 @@ class Scheduler:
                 self._blocked = (request, self.kv.pool.num_free)
                 return 0
             return self._admit(request, budget, most, may_be_partial=may_be_partial)
+        items = self.encoding.go_ahead(request, computed, count, others_wait=self._batch.num_decoding > 0)
+        if items is not None:
+            self.waiting.encode_first(request, items)
+            return 0
         if self.waiting.hold_back(request, hit.num_tokens + external):
             return 0
         self._start(request, hit, count)
@@ -444,13 +448,7 @@ class Scheduler:
             self._after_prefill(row, output, flight)
         for row, pooled in output.pooled.items():
             self._finish_pooled(row, pooled, outputs)
-        rows, token_ids = output.rows, output.token_ids
-        if self._leaving or output.row_errors or output.pooled:
-            wanted = batch.accepts[rows]
-            rows, token_ids = rows[wanted], token_ids[wanted]
-        if batch.num_unwanted.any():
-            wanted = batch.take_wanted(rows)
-            rows, token_ids = rows[wanted], token_ids[wanted]
+        rows, token_ids = batch.take_wanted(output.rows, output.token_ids)
         if len(rows):
             self._append_tokens(rows, token_ids, output, outputs)
         for request in list(self._leaving.values()):
@@ -553,6 +551,7 @@ class Scheduler:
         self.waiting.end(request)
         if request.row < 0:
             self.kv.free(request)
+            self.encoding.leave(request)
             request.status = RequestStatus.ENDED
             return
         self.drafting.ended(row := request.row)

@@ -11,6 +11,7 @@ from quire.core.queue_bounds import QueueLoad
 from quire.core.request_queue import RequestQueue
 from quire.core.request_state import Request, RequestStatus
 from quire.core.timelines import Timelines
+from quire.media import MediaItem
 
 
 class WaitingRoom:
@@ -87,10 +88,18 @@ class WaitingRoom:
             cause, other = self.preparations.cause(request), ""
         else:
             return False
+        self._hold(request, cause, other)
+        return True
+
+    def encode_first(self, request: Request, items: list[MediaItem]) -> None:
+        """Hold the next request back until these of its items are computed beside the steps."""
+        self.preparations.encode(request, items)
+        self._hold(request, "media", "")
+
+    def _hold(self, request: Request, cause: str, other: str) -> None:
         self._queue.remove(request)
         request.status = RequestStatus.HELD
         self._timelines.held(request, cause, other)
-        return True
 
     def start(self, request: Request) -> None:
         """The next request gets a row; its pages are attached already."""

@@ -26,7 +26,7 @@ def make_scheduler(
         widths: dict[str, int] = executor.collective_rpc("embeds_widths")[0] if takes_embeds else {}
         pages = (kv_cache.num_cross_blocks - 1, kv_cache.block_size) if kv_cache.cross is not None else None
         most_whole = config.scheduler.max_num_batched_tokens - config.scheduler.max_num_seqs
-        scheduler.encoding = Encoding(config.multimodal, widths, pages, most_whole)
+        scheduler.encoding = Encoding(config.multimodal, widths, pages, most_whole, executor.encodes_beside())
     if config.kv_transfer is not None:
         halves = KV_CONNECTORS[config.kv_transfer.kv_connector]
         scheduler.connect(import_class(halves.scheduler, "kv_transfer_config")(config, kv_cache))

@@ -11,6 +11,7 @@ from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.core.output import ModelRunnerOutput, SchedulerOutput
 from quire.errors import RequestError
+from quire.media import MediaItem
 from quire.request import EngineRequest
 
 
@@ -77,6 +78,15 @@ class Executor(abc.ABC):
     def fetch_pages(self, request: EngineRequest, names: list[bytes]) -> None:
         """Have the workers' connectors bring pages to their hosts, beside their steps; `prepared` tells of the end."""
         raise NotImplementedError(f"{type(self).__name__} has no connector")
+
+    def encodes_beside(self) -> bool:
+        """Whether `encode_media` can be asked for."""
+        return False
+
+    def encode_media(self, request: EngineRequest, items: list[MediaItem]) -> None:
+        """Have the workers' encoders compute a request's items beside their steps; `prepared` tells of the end. What cannot be
+        computed there is computed by the step that needs it."""
+        raise NotImplementedError(f"{type(self).__name__} has no encoders")
 
     def problems(self) -> dict[str, str]:
         """By id of a request that `prepared` has told since the last call, why its adapter or pages could not be had."""

@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -34,6 +34,7 @@ from quire.executor.rank_processes import RankProcesses
 from quire.executor.wire import (
     Answer,
     Call,
+    EncodeMedia,
     End,
     FetchPages,
     LoadAdapter,
@@ -45,6 +46,7 @@ from quire.executor.wire import (
     Step,
 )
 from quire.logger import init_logger
+from quire.media import MediaItem
 from quire.patch import marks
 from quire.platforms.interface import WorkerProcess
 from quire.processes import read_message
@@ -184,22 +186,27 @@ class MultiprocExecutor(Executor):
     def prepare(self, request: EngineRequest) -> None:
         params = request.sampling_params
         assert params is not None
-        self._calls += 1
-        self._preparing[self._calls] = _Preparing(
-            request.request_id, _grammar_key(params), features_of(params), set(range(self._size))
-        )
-        self._send(Prepare(self._calls, params))
+        self._send(Prepare(self._begin(request, _grammar_key(params), features_of(params)), params))
 
     def load_adapter(self, request: EngineRequest, slot: int) -> None:
         assert request.adapter is not None
-        self._calls += 1
-        self._preparing[self._calls] = _Preparing(request.request_id, None, [], set(range(self._size)))
-        self._send(LoadAdapter(self._calls, request.adapter, slot))
+        self._send(LoadAdapter(self._begin(request), request.adapter, slot))
 
     def fetch_pages(self, request: EngineRequest, names: list[bytes]) -> None:
+        self._send(FetchPages(self._begin(request), request.request_id, names))
+
+    def encodes_beside(self) -> bool:
+        return all(self._call("encodes_beside"))
+
+    def encode_media(self, request: EngineRequest, items: list[MediaItem]) -> None:
+        self._send(EncodeMedia(self._begin(request), items))
+
+    def _begin(self, request: EngineRequest, grammar: bytes | None = None, features: Sequence[str] = ()) -> int:
+        """The number of what all ranks are to prepare."""
         self._calls += 1
-        self._preparing[self._calls] = _Preparing(request.request_id, None, [], set(range(self._size)))
-        self._send(FetchPages(self._calls, request.request_id, names))
+        ranks = set(range(self._size))
+        self._preparing[self._calls] = _Preparing(request.request_id, grammar, list(features), ranks)
+        return self._calls
 
     def problems(self) -> dict[str, str]:
         problems, self._problems = self._problems, {}

@@ -17,6 +17,7 @@ from quire.errors import EngineError
 from quire.executor.host_network import rank_process
 from quire.executor.interface import Executor, find_method
 from quire.executor.selector import make_worker
+from quire.media import MediaItem
 from quire.patch import bootstrap, settle
 from quire.request import EngineRequest
 
@@ -68,6 +69,12 @@ class UniprocExecutor(Executor):
 
     def fetch_pages(self, request: EngineRequest, names: list[bytes]) -> None:
         self._preparing[request.request_id] = self._worker.fetch_pages(request.request_id, names)
+
+    def encodes_beside(self) -> bool:
+        return self._worker.encodes_beside()
+
+    def encode_media(self, request: EngineRequest, items: list[MediaItem]) -> None:
+        self._preparing[request.request_id] = self._worker.encode_media(items)
 
     def problems(self) -> dict[str, str]:
         problems, self._problems = self._problems, {}

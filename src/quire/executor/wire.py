@@ -9,6 +9,7 @@ from quire.adapters import LoRARequest
 from quire.codec import decoder
 from quire.core.output import ModelRunnerOutput, SchedulerOutput
 from quire.errors import ConfigError, EngineError, RequestError, describe
+from quire.media import MediaItem
 from quire.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -58,6 +59,13 @@ class FetchPages(msgspec.Struct, tag="fetch_pages", array_like=True):
     number: int
     request_id: str
     names: list[bytes]
+
+
+class EncodeMedia(msgspec.Struct, tag="encode_media", array_like=True):
+    """Compute embeddings beside the steps; every rank answers with a `Prepared` when that has ended."""
+
+    number: int
+    items: list[MediaItem]
 
 
 class End(msgspec.Struct, tag="end", array_like=True):
@@ -111,7 +119,7 @@ class Prepared(msgspec.Struct, tag="prepared", array_like=True):
     problem: str | None = None
 
 
-ToWorker = Start | Step | Call | Prepare | LoadAdapter | FetchPages | End
+ToWorker = Start | Step | Call | Prepare | LoadAdapter | FetchPages | EncodeMedia | End
 FromWorker = Result | Answer | Prepared
 
 

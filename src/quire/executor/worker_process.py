@@ -31,6 +31,7 @@ from quire.executor.socket_ring import SocketReader
 from quire.executor.wire import (
     Answer,
     Call,
+    EncodeMedia,
     End,
     FetchPages,
     LoadAdapter,
@@ -48,6 +49,8 @@ from quire.plugins import load_general_plugins
 from quire.processes import begin_child, name_process, settle_collector, write_message
 
 if TYPE_CHECKING:
+    import concurrent.futures
+
     from quire.worker.runner import PendingStep  # which imports torch
 
 logger = init_logger(__name__)
@@ -130,11 +133,11 @@ class WorkerProcess:
                     compiled = self._worker.prepare(params)
                     compiled.add_done_callback(lambda _, number=number: self._send(Prepared(number)))
                 case LoadAdapter(number=number, adapter=adapter, slot=slot):
-                    loaded = self._worker.load_adapter(adapter, slot)
-                    loaded.add_done_callback(lambda loaded, number=number: self._send(wire.prepared(number, loaded)))
+                    self._tell_end(number, self._worker.load_adapter(adapter, slot))
                 case FetchPages(number=number, request_id=request_id, names=names):
-                    fetched = self._worker.fetch_pages(request_id, names)
-                    fetched.add_done_callback(lambda done, number=number: self._send(wire.prepared(number, done)))
+                    self._tell_end(number, self._worker.fetch_pages(request_id, names))
+                case EncodeMedia(number=number, items=items):
+                    self._tell_end(number, self._worker.encode_media(items))
                 case Start(config=config, patches=patches):
                     self._config, self._patches = self._as_mine(config_from_plain(config)), patches
                 case End():
@@ -142,6 +145,10 @@ class WorkerProcess:
         self._to_fetch.put(None)
         if self._worker is not None:
             self._worker.shutdown()
+
+    def _tell_end(self, number: int, future: "concurrent.futures.Future[Any]") -> None:
+        """Answer when a preparation has ended."""
+        future.add_done_callback(lambda ended: self._send(wire.prepared(number, ended)))
 
     # Steps.
 

@@ -126,8 +126,9 @@ class TorchGpuRuntime(PinnedMemory, DeviceRuntime):
         super().__init__(torch.device(kind, index))
         self._gpu = torch_module(kind)
         self._gpu.set_device(self._device)
-        # Graphs are captured on, and replayed to, a stream of our own; the default one would wait for everybody's.
-        self._stream = self._gpu.Stream(self._device)
+        # Graphs are captured on, and replayed to, a stream of our own; the default one would wait for everybody's. What runs
+        # beside the steps gives way to them.
+        self._stream = self._gpu.Stream(self._device, priority=-1)
         self._gpu.set_stream(self._stream)
         self._pool: Any = None
 

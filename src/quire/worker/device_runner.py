@@ -235,6 +235,8 @@ class DeviceRunner(Runner):
         super().free_pages()
 
     def forget_recorded(self) -> None:
+        if self._media is not None:
+            self._media.encoder.settle()
         if self.has_pages:
             self._runtime.synchronize()
             self._graphs.clear()
@@ -570,10 +572,12 @@ class DeviceRunner(Runner):
         super().prepare_to_serve(wait)
 
     def stop(self) -> None:
+        super().stop()
         if self._features is not None:
             self._features.stop()
 
     def join(self) -> None:
+        super().join()
         if self._features is not None:
             self._features.join()
 

@@ -5,12 +5,12 @@ wait for comes first. Knows features by name; knows nothing of steps.
 """
 
 import concurrent.futures
-import sys
 import threading
 from collections.abc import Callable
 
 from quire.logger import init_logger
 from quire.platforms.interface import DeviceRuntime
+from quire.processes import yielding
 from quire.sample.feature_batches import FeatureBatches
 from quire.sample.features import FEATURES, features_of
 from quire.sampling_params import SamplingParams
@@ -19,8 +19,6 @@ logger = init_logger(__name__)
 
 _LOOK_S = 0.02
 """Between two looks whether kernels are compiled."""
-_SWITCH_S = 0.2e-3
-"""How long the thread may keep the interpreter from the steps' thread."""
 
 
 class FeatureUses:
@@ -91,10 +89,8 @@ class FeatureUses:
 
     def _use_all(self) -> None:
         """In the thread."""
-        before = sys.getswitchinterval()
-        sys.setswitchinterval(_SWITCH_S)
         try:
-            with self._runtime.beside_steps():
+            with yielding(), self._runtime.beside_steps():
                 if self._batches is None:
                     self._batches = self._make_batches()
                 while (name := self._next()) is not None:
@@ -102,7 +98,6 @@ class FeatureUses:
         except Exception:
             logger.exception("features are not used ahead: the first request with each is slow")
         finally:
-            sys.setswitchinterval(before)
             self._batches = None
             with self._changed:
                 self._left = []

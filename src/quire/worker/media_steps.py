@@ -1,27 +1,29 @@
-"""Media in a worker's steps: embeddings are computed before the step that needs them, kept by content, and laid where a step's
-tokens find them.
+"""Media in a worker's steps: embeddings are computed before the step that needs them (`item_encoder`), kept by content, and laid
+where a step's tokens find them.
 
-What is kept and when it is dropped is the scheduler's decision. Items that it hands over wait here until they have been
+What is kept and when it is dropped is the scheduler's decision. Items that it hands over wait until they have been
 computed, so that a step for which there was no memory costs none of them. Knows rows and places; knows no image.
 
 Legend: T tokens of the step, B its requests, E columns of an embedding.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from quire.core.output import IntArray, SchedulerOutput
-from quire.errors import ConfigError, EngineError
+from quire.errors import ConfigError
 from quire.layers.decoder import Decoder
 from quire.layers.interface import CausalLM, MediaInputs
-from quire.layers.tower import Tower, TowerDecoder
+from quire.layers.tower import TowerDecoder
 from quire.layers.transformers_backend import TransformersModel
-from quire.media import EMBEDS, MediaItem, in_batches
+from quire.media import MediaItem
 from quire.models.spec import Attention, DecoderSpec
+from quire.platforms.interface import DeviceRuntime
 from quire.worker.batch_state import BatchState
+from quire.worker.item_encoder import ItemEncoder
 
 
 class _Piece(NamedTuple):
@@ -80,21 +82,29 @@ class MediaSteps:
     """The items of running requests, and the embeddings of those that steps need.
 
     Args:
-        most_at_once: embeddings that the encoder computes together.
+        most_at_once: embeddings that a step has computed together.
+        is_beside: the device works beside the host.
 
     Attributes:
         inputs: where a step finds its embeddings; `prepare` fills it.
         width: columns of the residual.
+        encoder: computes them.
     """
 
-    def __init__(self, model: Decoder | TransformersModel, max_tokens: int, most_at_once: int) -> None:
-        self._towers = model.towers if isinstance(model, TowerDecoder | TransformersModel) else {}
+    def __init__(
+        self,
+        model: Decoder | TransformersModel,
+        max_tokens: int,
+        most_at_once: int,
+        runtime: DeviceRuntime,
+        *,
+        is_beside: bool,
+    ) -> None:
+        towers = model.towers if isinstance(model, TowerDecoder | TransformersModel) else {}
         spec = model.spec if isinstance(model, Decoder) else None
-        self._most, self.width = most_at_once, _width_of(model) if spec is None else spec.hidden
-        self._scale = model.embedding_scale if isinstance(model, Decoder) and model.spec.scales_given else 1.0
+        self.width = _width_of(model) if spec is None else spec.hidden
+        scale = model.embedding_scale if isinstance(model, Decoder) and model.spec.scales_given else 1.0
         self._rows: dict[int, Sequence[MediaItem]] = {}
-        self._waiting: dict[str, MediaItem] = {}
-        self._embeddings: dict[str, torch.Tensor] = {}
         device = model.context.device
         self.inputs = MediaInputs(
             torch.zeros(max_tokens, dtype=torch.bool, device=device),
@@ -103,6 +113,7 @@ class MediaSteps:
             if spec is not None and sees_items(spec)
             else None,
         )
+        self.encoder = ItemEncoder(towers, scale, most_at_once, self.inputs.rows_TE, runtime, is_beside=is_beside)
 
     @property
     def num_bytes(self) -> int:
@@ -113,11 +124,8 @@ class MediaSteps:
         """Forget what is not needed any more, take in what is new."""
         for row in plan.finished_rows:
             self._rows.pop(row, None)
-        for key in plan.dropped_media:
-            self._embeddings.pop(key, None)
-            self._waiting.pop(key, None)
-        for item in plan.encodes:
-            self._waiting[item.key] = item
+        self.encoder.drop(plan.dropped_media)
+        self.encoder.take(plan.encodes)
         for request in plan.new_requests:
             if request.media:
                 self._rows[request.row] = request.media
@@ -125,8 +133,7 @@ class MediaSteps:
     def clear(self) -> None:
         """Forget everything: the scheduler has."""
         self._rows.clear()
-        self._waiting.clear()
-        self._embeddings.clear()
+        self.encoder.clear()
 
     def prepare(self, plan: SchedulerOutput, query_start_B: IntArray, state: BatchState) -> MediaInputs | None:
         """The embeddings of a prepared step's tokens, which the state counts as computed; None where all of them are text.
@@ -138,7 +145,7 @@ class MediaSteps:
         pieces = list(self._pieces(plan, starts_B, query_start_B)) if self._rows else []
         if not pieces:
             return None
-        self._encode({piece.item.key for piece in pieces} & self._waiting.keys())
+        self.encoder.need(dict.fromkeys(piece.item.key for piece in pieces))
         self.inputs.is_media_T.zero_()
         for piece in (piece for piece in pieces if piece.item.num_embeds):
             self._lay(piece, state.token_ids_RL[piece.row])
@@ -150,8 +157,8 @@ class MediaSteps:
         """Of the step's rows that are an image: its embedding, which is what they want."""
         starts_B = state.num_computed_R[plan.rows] - plan.num_scheduled_tokens
         pieces = list(self._pieces(plan, starts_B, query_start_B)) if self._rows else []
-        self._encode({piece.item.key for piece in pieces} & self._waiting.keys())
-        return {piece.row: self._embeddings[piece.item.key][0] for piece in pieces}
+        self.encoder.need(dict.fromkeys(piece.item.key for piece in pieces))
+        return {piece.row: self.encoder[piece.item.key][0] for piece in pieces}
 
     def _note_ends(self, pieces: Sequence[_Piece], state: BatchState, seen_end_T: torch.Tensor) -> None:
         """How far each of the step's tokens sees, where that is beyond itself."""
@@ -171,42 +178,9 @@ class MediaSteps:
                 if first < last:
                     yield _Piece(item, row, first, last, int(query_start_B[index]) + first - start)
 
-    def _encode(self, keys: Collection[str]) -> None:
-        """Compute what a step needs and nobody has computed, as many items at once as the encoder may."""
-        for batch in in_batches([self._waiting[key] for key in keys], lambda item: item.num_embeds, self._most):
-            self._compute(batch)
-
-    def _compute(self, items: Sequence[MediaItem]) -> None:
-        read: dict[str, list[MediaItem]] = {}
-        for item in items:
-            if EMBEDS in item.tensors:
-                self._take(item)
-            else:
-                read.setdefault(item.modality, []).append(item)
-        for modality, each in read.items():
-            self._read(each, self._towers[modality])
-
-    def _take(self, item: MediaItem) -> None:
-        """Bring embeddings that a user gave to the device; nothing of them joins behind the first layers."""
-        rows_TE = self.inputs.rows_TE
-        given_ED = torch.tensor(item.tensors[EMBEDS].to_array(), dtype=rows_TE.dtype) * self._scale
-        padded_ED = torch.nn.functional.pad(given_ED, (0, rows_TE.shape[1] - given_ED.shape[1]))
-        self._embeddings[item.key] = padded_ED.to(rows_TE.device)
-        del self._waiting[item.key]
-
-    def _read(self, items: Sequence[MediaItem], tower: Tower) -> None:
-        arrays = [{name: tensor.to_array() for name, tensor in item.tensors.items()} for item in items]
-        for item, embeddings_ED in zip(items, tower.encode(arrays), strict=True):
-            if len(embeddings_ED) != item.num_embeds:
-                raise EngineError(
-                    f"an item has {item.num_embeds} places in its prompt, and the encoder gave {len(embeddings_ED)} embeddings"
-                )
-            self._embeddings[item.key] = embeddings_ED
-            del self._waiting[item.key]
-
     def _lay(self, piece: _Piece, token_ids_L: IntArray) -> None:
         """Put a piece's embeddings where its tokens stand in the step."""
-        item, count, embeddings_ED = piece.item, piece.last - piece.first, self._embeddings[piece.item.key]
+        item, count, embeddings_ED = piece.item, piece.last - piece.first, self.encoder[piece.item.key]
         place = slice(piece.at, piece.at + count)
         before = piece.first - item.offset
         if item.num_embeds == item.length:

@@ -28,7 +28,7 @@ from quire.layers.encoder.cross_decoder import CrossDecoder
 from quire.layers.interface import CausalLM, MediaInputs, StepInputs
 from quire.layers.transformers_backend import TransformersModel
 from quire.logger import init_logger
-from quire.media import EMBEDS, MADE_BEFORE
+from quire.media import EMBEDS, MADE_BEFORE, MediaItem
 from quire.model_loader import load_model
 from quire.platforms.interface import DeviceMemory, DeviceRuntime, Platform
 from quire.sample.logits_processor import load_logits_processors, load_plugin_processors
@@ -164,7 +164,9 @@ class Runner(abc.ABC):
             self._cross = CrossSteps(self._model, media.encoder_budget, slots)
         elif media is not None and isinstance(self._model, Decoder | TransformersModel):
             check_drawn_image(self._model, config)
-            self._media = MediaSteps(self._model, max_tokens, media.encoder_budget)
+            is_beside = self._capabilities.async_output.value
+            budget = media.encoder_budget
+            self._media = MediaSteps(self._model, max_tokens, budget, runtime, is_beside=is_beside)
 
     def _images(self, plan: SchedulerOutput, query_start_B: IntArray) -> dict[int, torch.Tensor]:
         """Vectors of the rows of a pooling step that are images."""
@@ -177,6 +179,16 @@ class Runner(abc.ABC):
         if self._media is None or self._pools_alone:
             return None
         return self._media.prepare(plan, query_start_B, self._state)
+
+    @property
+    def encodes_beside(self) -> bool:
+        """Whether items can be computed beside the steps."""
+        return self._media is not None and self._media.encoder.is_beside
+
+    def encode_media(self, items: list[MediaItem]) -> "concurrent.futures.Future[None]":
+        """Have items computed beside the steps, where `encodes_beside`; the future has no error."""
+        assert self._media is not None
+        return self._media.encoder.begin(items)
 
     @property
     def _pools_alone(self) -> bool:
@@ -419,9 +431,13 @@ class Runner(abc.ABC):
 
     def stop(self) -> None:
         """The engine ends: begin nothing beside the steps any more."""
+        if self._media is not None:
+            self._media.encoder.stop()
 
     def join(self) -> None:
         """Wait for what runs beside the steps, after `stop`."""
+        if self._media is not None:
+            self._media.encoder.join()
 
     def idle(self) -> bool:
         """No step is in flight: prepare something for later; whether there is more to prepare."""

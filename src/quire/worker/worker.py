@@ -23,6 +23,7 @@ from quire.errors import ConfigError, EngineError, RequestError
 from quire.kernels import ops
 from quire.layers.decoder import Decoder
 from quire.logger import init_logger
+from quire.media import MediaItem
 from quire.platforms.interface import Platform
 from quire.plugins.registry import import_class
 from quire.sampling_params import SamplingParams
@@ -269,6 +270,15 @@ class Worker:
         """Have a request's pages brought to the host beside the steps, by the connector."""
         assert self._connector is not None
         return self._connector.fetch(request_id, names)
+
+    def encodes_beside(self) -> bool:
+        """Whether `encode_media` computes beside the steps, and plans may depend on when it ends."""
+        is_launched = self.config.parallel.distributed_executor_backend == "external_launcher"
+        return self.runner.encodes_beside and not is_launched
+
+    def encode_media(self, items: list[MediaItem]) -> "concurrent.futures.Future[None]":
+        """Have embeddings computed beside the steps; ends when they are, or when only the step that needs them can."""
+        return self.runner.encode_media(items)
 
     def write_random_adapter(
         self, folder: str, rank: int, seed: int = 0, targets: list[str] | None = None, scale: float = 0.1

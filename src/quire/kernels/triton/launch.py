@@ -13,7 +13,8 @@ waits where it first needs that one's results. Rules for a kernel that takes `PD
 """
 
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import triton
@@ -24,6 +25,9 @@ from triton.language.extra import cuda as _cuda
 gdc_wait = _cuda.gdc_wait
 gdc_launch_dependents = _cuda.gdc_launch_dependents
 
+Params = ParamSpec("Params")
+MadeT = TypeVar("MadeT")
+
 __all__ = [
     "arrivals",
     "await_previous",
@@ -33,6 +37,7 @@ __all__ = [
     "launch_options",
     "next_power_of_2",
     "num_processors",
+    "per_queue",
     "tl",
 ]
 
@@ -106,7 +111,24 @@ def num_processors() -> int:
     return torch.cuda.get_device_properties(current_device()).multi_processor_count
 
 
-@functools.cache
+def _current_queue() -> int:
+    """The number of the stream to which this thread submits; 0 in the interpreter."""
+    return 0 if interpreted() else triton.runtime.driver.active.get_current_stream(current_device())
+
+
+def per_queue(make: Callable[Params, MadeT]) -> Callable[Params, MadeT]:
+    """Keeps what a function makes, for each of the device's queues its own: launches in two of them overlap, and memory that a
+    launch leaves as it found it is for one at a time."""
+    kept = functools.cache(lambda _queue, *args, **named: make(*args, **named))
+
+    @functools.wraps(make)
+    def of_this_queue(*args: Params.args, **named: Params.kwargs) -> MadeT:
+        return kept(_current_queue(), *args, **named)
+
+    return of_this_queue
+
+
+@per_queue
 def arrivals(owner: str, device: torch.device, size: int) -> torch.Tensor:
     """Counters of the programs that have left their part of a sum, zero between launches. Each family of kernels, the owner, has
     its own: launches of two may overlap."""

@@ -4,13 +4,12 @@
 """
 
 import dataclasses
-import functools
 
 import torch
 
 from quire.attention.interface import AttentionMetadata, AttentionParams
 from quire.kernels.triton.attention.decode_kernel import decode_kernel
-from quire.kernels.triton.launch import arrivals, launch_options, next_power_of_2, num_processors
+from quire.kernels.triton.launch import arrivals, launch_options, next_power_of_2, num_processors, per_queue
 from quire.kernels.types import Rope
 
 EARLY_KEYS = 64
@@ -52,7 +51,7 @@ def choose_shape(head_dim: int, group: int, itemsize: int, short: bool = False) 
     return Shape(tile)
 
 
-@functools.cache
+@per_queue
 def _parts(device: torch.device, rows: int, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Where programs leave parts of heads: sums of values [rows, H]; peak and sum of the softmax [rows, 2]."""
     acc = torch.zeros(rows, head_dim, dtype=torch.float32, device=device)

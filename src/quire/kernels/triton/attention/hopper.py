@@ -3,7 +3,6 @@
 Knows nothing of fp8, ALiBi, chunks, strided pages or head sizes other than those in `HEAD_DIMS`; `unavailable` says so.
 """
 
-import functools
 import math
 from typing import Any
 
@@ -13,7 +12,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.attention.interface import AttentionMetadata, AttentionParams
 from quire.kernels.triton.attention.hopper_kernel import prefill_kernel
-from quire.kernels.triton.launch import cdiv, launch_options, num_processors
+from quire.kernels.triton.launch import cdiv, launch_options, num_processors, per_queue
 
 LOG2_E = math.log2(math.e)
 HEAD_DIMS = (64, 128, 256)
@@ -51,7 +50,7 @@ def unavailable(qkv: torch.Tensor, kv_cache: torch.Tensor, params: AttentionPara
     return None
 
 
-@functools.cache
+@per_queue
 def _tickets(device: torch.device) -> torch.Tensor:
     """Counters that every launch leaves at zero: tiles handed out, programs that have ended."""
     return torch.zeros(2, dtype=torch.int32, device=device)

@@ -11,7 +11,6 @@ Legend: N heads, R columns of a value, E columns of a key behind them, M rows of
 """
 
 import dataclasses
-import functools
 
 import torch
 import triton
@@ -19,7 +18,7 @@ import triton.language as tl
 
 from quire.attention.interface import AttentionMetadata, AttentionParams
 from quire.kernels.triton.attention.prefill import LOG2_E, find_request
-from quire.kernels.triton.launch import await_previous, cdiv, launch_options, next_power_of_2, num_processors
+from quire.kernels.triton.launch import await_previous, cdiv, launch_options, next_power_of_2, num_processors, per_queue
 
 MAX_SPLITS = 64
 
@@ -209,7 +208,7 @@ def choose_tiles(rank: int, num_rows: int, itemsize: int) -> Tiles:
     return Tiles(rows, 32 if rank > 256 else 64, 4 if rows < 64 else 8)
 
 
-@functools.cache
+@per_queue
 def _parts(device: torch.device, rows: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Where programs leave parts: sums of values [rows, R]; peak and sum of the softmax [rows, 2]."""
     acc = torch.zeros(rows, rank, dtype=torch.float32, device=device)

@@ -8,8 +8,6 @@ finish adds their parts in order, so that the sum does not depend on who was las
 Legend: T rows of x, N outputs, K inputs.
 """
 
-import functools
-
 import torch
 import triton
 
@@ -19,6 +17,7 @@ from quire.kernels.triton.launch import (
     gdc_wait,
     interpreted,
     launch_options,
+    per_queue,
     tl,
 )
 from quire.kernels.triton.norm.activations import activate
@@ -204,7 +203,7 @@ def _finish(
     tl.store(out, y.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@functools.cache
+@per_queue
 def split_workspace(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Partial sums, and counters that are zero between launches. Made when weights are loaded: never while recording."""
     values = 1 << 16 if interpreted() else PARTIAL_VALUES
