@@ -1,6 +1,7 @@
 """Media in the scheduler: items are encoded whole before the step that needs them, within a budget, and once for all."""
 
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -199,8 +200,8 @@ def test_every_request_ends_and_no_token_lacks_its_embedding(drawn, most, more, 
             at += gap + sizes[key]
         requests.append(make_request(str(number), *items, length=at + 2, sees=sees))
     scheduler = make_scheduler(most, most + more, tokens, blocks, depth, goes_ahead=beside is not None)
-    worker = Worker() if beside is None else BesideWorker(beside)
-    scheduler.waiting.preparations = Preparations(worker if isinstance(worker, BesideWorker) else None)
+    worker: Any = Worker() if beside is None else BesideWorker(beside)
+    scheduler.waiting.preparations = Preparations(None if beside is None else worker)
     worker, encoded = run(scheduler, requests, depth, worker)
     assert worker.most <= most + more and max(encoded, default=0) <= most
 
@@ -228,7 +229,7 @@ def test_what_can_never_be_read_beside_a_prompt_is_refused() -> None:
         encoding.check(EngineRequest("0", [1], SamplingParams(), media=[item]))
 
 
-def decoding(scheduler: Scheduler, worker: Worker) -> None:
+def decoding(scheduler: Scheduler, worker: Any) -> None:
     """Have a request of text run that only decodes."""
     scheduler.waiting.preparations = Preparations(worker)
     params = SamplingParams(max_tokens=100, ignore_eos=True)
@@ -263,7 +264,8 @@ def test_who_decodes_does_not_wait_for_an_encoder() -> None:
 
 def test_where_nobody_decodes_a_step_encodes_what_it_needs() -> None:
     scheduler, worker = make_scheduler(16, 16, tokens=64, goes_ahead=True), BesideWorker()
-    scheduler.waiting.preparations = Preparations(worker)
+    preparer: Any = worker
+    scheduler.waiting.preparations = Preparations(preparer)
     scheduler.add_request(make_request("image", ("a", 3, 8), length=20))
     assert advance(scheduler, worker) == [20] and not worker.begun
 

@@ -31,6 +31,7 @@ def test_a_device_sees_what_transformers_sees(architecture, tokens, tmp_path, mo
         llm.llm_engine.step()  # somebody decodes
     for order in (1, -1):
         assert_sees(llm, oracle, PROMPTS[::order], max_tokens=6)
+    assert platform.last_runtime is not None
     counts = platform.last_runtime.counts
     assert counts["captured"] > 1 and counts["replayed"] > counts["captured"]
     assert beside, "nothing was encoded while others decoded"
