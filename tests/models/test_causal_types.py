@@ -19,8 +19,6 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 RUN = [name for name, each in TYPES.items() if each.how in ("spec", "transformers") and name in ARCHITECTURES]
 REFUSED = [name for name, each in TYPES.items() if each.how == "refused" and name in ARCHITECTURES]
 IS_KNOWN = Version(transformers.__version__) <= Version(CHECKED)
-EVERY = 3
-"""Of the types that run, one in so many is checked by default."""
 CODE = ("Error", "meta tensor", "NoneType", "Traceback", "object has no attribute")
 """What a refusal must not say."""
 
@@ -44,15 +42,13 @@ def check(model_type, folder):
     assert_equal(oracle, folder, turns=3, max_num_seqs=4, max_num_batched_tokens=23)
 
 
-@pytest.mark.parametrize("model_type", RUN[::EVERY])
+@pytest.mark.parametrize("model_type", RUN)
 def test_a_type_gives_transformers_tokens_and_logprobs(model_type, tmp_path):
     check(model_type, tmp_path)
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("model_type", [name for name in RUN if name not in RUN[::EVERY]])
-def test_every_other_type_gives_transformers_tokens_and_logprobs(model_type, tmp_path):
-    check(model_type, tmp_path)
+def test_the_class_of_a_larger_models_text_is_given_the_texts_config(tmp_path):
+    check("emu3", tmp_path)
 
 
 @pytest.mark.parametrize("model_type", REFUSED)

@@ -156,10 +156,11 @@ class TransformersModel(CausalLM):
             ConfigError: Transformers cannot read it, or names are missing or unknown (both lists).
         """
         context, config = self.context, _config(_key(self.context.hf))
+        kind = _class_of(config)
         try:
-            tree, report = _class_of(config).from_pretrained(
+            tree, report = kind.from_pretrained(
                 context.path,
-                config=config,
+                config=_taken_by(kind, config),
                 attn_implementation=_attention_of(config),
                 dtype=context.dtype,
                 use_safetensors=True,
@@ -183,9 +184,7 @@ class TransformersModel(CausalLM):
         torch.manual_seed(self.context.seed)
         config = _config(_key(self.context.hf))
         try:
-            tree = _class_of(config)._from_config(
-                config, attn_implementation=_attention_of(config), dtype=self.context.dtype
-            )
+            tree = _new_tree(config, self.context.dtype)
         except Exception as error:  # a model's own code may raise anything
             raise refusal(config, failure(error)) from error
         self._take(tree)
@@ -356,6 +355,16 @@ def _class_of(config: Any) -> Any:
     return found if _sees(found) else None
 
 
+def _taken_by(kind: Any, config: Any) -> Any:
+    """The config that a class takes: the text's alone, of a class that is a text model's."""
+    return config.get_text_config() if kind.config_class is config.sub_configs.get("text_config") else config
+
+
+def _new_tree(config: Any, dtype: torch.dtype) -> Any:
+    kind = _class_of(config)
+    return kind._from_config(_taken_by(kind, config), attn_implementation=_attention_of(config), dtype=dtype)
+
+
 def _sees(kind: Any) -> bool:
     return hasattr(kind, "get_image_features")
 
@@ -440,13 +449,8 @@ def refuse_other_kinds(hf: HFConfig) -> None:
 @functools.lru_cache(maxsize=1)
 def _skeleton(key: str) -> Any:
     """The module tree without memory."""
-    config = _config(key)
     with torch.device("meta"):
-        return (
-            _class_of(config)
-            ._from_config(config, attn_implementation=_attention_of(config), dtype=torch.bfloat16)
-            .eval()
-        )
+        return _new_tree(_config(key), torch.bfloat16).eval()
 
 
 @functools.lru_cache(maxsize=2)
