@@ -22,8 +22,12 @@ from quire.processes import family
 def a_node(model: Path, port: int, count: int, first: int, *flags: str) -> "contextlib.AbstractContextManager[Any]":
     """A host with copies, by the command that a user gives there."""
     sizes = {"data-parallel-size-local": count, "data-parallel-start-rank": first, "data-parallel-rpc-port": port}
-    words = [word for name, size in sizes.items() for word in (f"--{name}", str(size))]
-    words += ["--dtype", "float32", "--max-model-len", "128", "--skip-tokenizer-init", "--enable-expert-parallel"]
+    return a_headless(model, *[word for name, size in sizes.items() for word in (f"--{name}", str(size))], *flags)
+
+
+def a_headless(model: Path, *flags: str) -> "contextlib.AbstractContextManager[Any]":
+    """A host that joins, as its flags say."""
+    words = ["--dtype", "float32", "--max-model-len", "128", "--skip-tokenizer-init", "--enable-expert-parallel"]
     words += ["--max-num-batched-tokens", "64", "--max-num-seqs", "8", "--kv-cache-memory-bytes", str(8 << 20)]
     return a_host("quire", "serve", str(model), "--headless", *words, *flags)
 
@@ -48,9 +52,12 @@ def expected(model: Path) -> list[list[int]]:
 def test_two_hosts_of_one_copy_each_give_one_process_s_tokens_and_end_together(
     model: Path, expected: list[list[int]]
 ) -> None:
-    with a_node(model, port := free_port(), 1, 1, "-dp", "2") as node:
-        with head(model, port, 2, 1) as llm:
+    nodes = {"data_parallel_size": 2, "nnodes": 2, "master_port": free_port()}
+    words = [word for name, size in nodes.items() for word in (f"--{name.replace('_', '-')}", str(size))]
+    with a_headless(model, *words, "--node-rank", "1") as node:
+        with LLM(str(model), enable_expert_parallel=True, **nodes, **SETTINGS) as llm:
             assert tokens(llm) == tokens(llm) == expected
+            assert llm.llm_engine.config.parallel.data_parallel_elsewhere == 1
             llm.sleep(1)
             llm.wake_up()
             assert tokens(llm) == expected

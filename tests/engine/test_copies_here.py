@@ -14,7 +14,7 @@ from tests.oracles.tiny_models import make_tiny_model
 from quire import LLM
 from quire.distributed.weight_transfer import TrainerGroup
 from quire.engine.async_llm import AsyncLLM
-from quire.engine.copies_here import CopiesHere, copies_here
+from quire.engine.copies_here import CopiesHere, copies_here, copies_of_nodes
 from quire.engine.settings import EngineSettings
 from quire.errors import ConfigError
 from quire.metrics.prometheus import PrometheusExposition, cache_info
@@ -33,6 +33,16 @@ def test_settings_of_load_balancing_give_the_copies_of_an_engine() -> None:
     assert here(size=4, size_local=0) == CopiesHere(4, 0, 4)
     assert here(size=8, size_local=2, start_rank=6) == CopiesHere(2, 6)
     assert here(size=8, size_local=2, hybrid_lb=True) == CopiesHere(2)
+
+
+def test_nodes_have_whole_copies_in_their_order() -> None:
+    sizes = {"data_parallel_size": 6, "nnodes": 2, "master_addr": "10.0.0.1", "master_port": 7}
+    nodes = [copies_of_nodes(EngineSettings(node_rank=rank, **sizes)) for rank in (0, 1)]
+    assert [copies_here(node) for node in nodes] == [CopiesHere(6, 0, 3), CopiesHere(3, 3)]
+    places = {(node.data_parallel_address, node.data_parallel_rpc_port, node.nnodes) for node in nodes}
+    assert places == {("10.0.0.1", 7, 1)}
+    one = EngineSettings(tensor_parallel_size=2, nnodes=2)
+    assert copies_of_nodes(one) is one  # its ranks are divided
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def test_a_node_that_does_not_come_is_missed_in_words(llama: Path, monkeypatch: 
     [
         ({"nnodes": 2}, "cannot be divided among 2 hosts"),
         ({"nnodes": 2, "node_rank": 2, "tensor_parallel_size": 2}, "node_rank: it is 2"),
-        ({"nnodes": 2, "tensor_parallel_size": 2, "data_parallel_size": 2}, "leave data_parallel_size out"),
+        ({"nnodes": 2, "data_parallel_size": 3}, "data_parallel_size=3 copies cannot be divided among 2 hosts"),
         ({"nnodes": 2, "tensor_parallel_size": 2, "distributed_executor_backend": "ray"}, "not 'ray'"),
     ],
 )

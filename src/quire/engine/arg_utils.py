@@ -17,6 +17,7 @@ from quire.config.observability import read_histogram_buckets, read_structured_o
 from quire.config.reasoning import read_reasoning_config
 from quire.engine import arg_parser
 from quire.engine.arg_resolve import Resolver, UsageContext, apply_logging, attention_backend, section
+from quire.engine.copies_here import copies_of_nodes
 from quire.engine.platform_settings import check_stages
 from quire.engine.settings import EngineSettings, check_settings, normalise
 from quire.engine.vllm_settings import refuse_unknown
@@ -73,7 +74,11 @@ class EngineArgs(EngineSettings):
         platform = current_platform(self.device)
         provenance: dict[str, str] = {}
         resolver = Resolver(
-            self, platform, platform.capabilities(), provenance, usage_context or UsageContext.ENGINE_CONTEXT
+            copies_of_nodes(self),
+            platform,
+            platform.capabilities(),
+            provenance,
+            usage_context or UsageContext.ENGINE_CONTEXT,
         )
         set_by = resolver.settle()
         settled, model = resolver.args, resolver.model()

@@ -5,12 +5,14 @@ Copies do not talk to one another, unless they share experts: nothing but their 
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, TypeVar
 
 from quire import envs
 from quire.config.eplb import read_eplb_config
 from quire.engine.settings import EngineSettings
 from quire.errors import ConfigError
+
+SettingsT = TypeVar("SettingsT", bound=EngineSettings)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +30,28 @@ class CopiesHere:
     def shares_experts(self, args: EngineSettings) -> bool:
         """Whether the experts are divided among all copies."""
         return args.enable_expert_parallel and self.count > 1
+
+
+def copies_of_nodes(args: SettingsT) -> SettingsT:
+    """`nnodes` hosts of whole copies: in words of copies, with the first one as the head node.
+    Raises ConfigError: there is no such host, or copies cannot be divided among them."""
+    count, size = args.nnodes, args.data_parallel_size
+    if args.node_rank >= count:
+        raise ConfigError.of("node_rank", f"it is {args.node_rank}; with nnodes={count} it is below that.")
+    if count == 1 or size == 1:
+        return args
+    if size % count:
+        text = f"data_parallel_size={size} copies cannot be divided among {count} hosts: each has whole ones."
+        raise ConfigError.of("nnodes", text)
+    return dataclasses.replace(
+        args,
+        nnodes=1,
+        node_rank=0,
+        data_parallel_size_local=size // count,
+        data_parallel_start_rank=args.node_rank * size // count or None,
+        data_parallel_address=args.data_parallel_address or args.master_addr,
+        data_parallel_rpc_port=args.data_parallel_rpc_port or args.master_port,
+    )
 
 
 def copies_here(args: EngineSettings) -> CopiesHere:
@@ -82,8 +106,6 @@ def parallel_settings(args: EngineSettings) -> dict[str, Any]:
 
 def _check_nodes(args: EngineSettings) -> None:
     size, count = args.tensor_parallel_size * args.pipeline_parallel_size, args.nnodes
-    if args.node_rank >= count:
-        raise ConfigError.of("node_rank", f"it is {args.node_rank}; with nnodes={count} it is below that.")
     if size % count:
         text = (
             f"tensor_parallel_size times pipeline_parallel_size is {size}, which cannot be divided among {count} hosts."
@@ -100,9 +122,6 @@ def _check_nodes(args: EngineSettings) -> None:
         return
     if args.distributed_executor_backend not in (None, "mp"):
         text = f"the ranks of several hosts are processes ('mp'), not {args.distributed_executor_backend!r}: leave one out."
-        raise ConfigError.of("nnodes", text)
-    if args.data_parallel_size > 1:
-        text = "several hosts share one copy of a model: leave data_parallel_size out, or nnodes."
         raise ConfigError.of("nnodes", text)
 
 

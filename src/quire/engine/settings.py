@@ -240,7 +240,7 @@ class EngineSettings:
         FLAG,
         "this engine has some of the copies, and spreads its requests over them: see data_parallel_size_local",
     )
-    nnodes: int = setting(1, whole(1), "hosts that share the ranks of one engine, in their order")
+    nnodes: int = setting(1, whole(1), "hosts that share the ranks of one engine, or its copies, in their order")
     node_rank: int = setting(0, whole(0), "which of them this host is; all but the first run `quire serve --headless`")
     master_addr: str = setting("127.0.0.1", TEXT, "the first host's address, where the others join it")
     master_port: int = setting(29501, whole(1, 65535), "the port at that address")

@@ -105,14 +105,16 @@ def _run_headless(args: argparse.Namespace, engine_args: "AsyncEngineArgs") -> i
     import dataclasses
 
     from quire.engine.arg_resolve import UsageContext
+    from quire.engine.copies_here import copies_of_nodes
     from quire.engine.headless import serve_headless
     from quire.engine.rank_host import serve_ranks
 
     if args.api_server_count > 1:
         raise ConfigError.of("api_server_count", "a headless host has no API server: leave it out.")
-    if args.nnodes > 1:
-        if not args.node_rank:
-            raise ConfigError.of("node_rank", "node 0 has the API server: leave --headless out, or name another node.")
+    if args.nnodes > 1 and not args.node_rank:
+        raise ConfigError.of("node_rank", "node 0 has the API server: leave --headless out, or name another node.")
+    engine_args = copies_of_nodes(engine_args)
+    if engine_args.nnodes > 1:
         serve_ranks(engine_args.create_engine_config(UsageContext.API_SERVER))
         return exit_codes.OK
     first = engine_args.data_parallel_start_rank or 0
