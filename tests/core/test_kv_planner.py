@@ -7,6 +7,7 @@ import pytest
 from quire.config import CacheConfig, SchedulerConfig
 from quire.config.kv_spec import (
     STATE_BLOCK_SIZE,
+    KVCacheConfig,
     KVCacheGroup,
     KVCacheSpec,
     KVKind,
@@ -59,6 +60,25 @@ def test_layers_that_keep_all_tokens_share_one_table_each_with_pages_of_its_own_
     assert [config.tensor_page_bytes(tensor) for tensor in range(config.num_tensors)] == [1024, 1024, 512]
     (part,) = config.of_layers(range(1, 3)).groups
     assert part.layers == (0, 1) and [part.spec_of(index) for index in range(2)] == [FULL, small]
+
+
+@pytest.mark.parametrize(("ranks", "most"), [(2, 0.55), (3, 0.39)])
+def test_layers_whose_tokens_ranks_share_lie_side_by_side_in_pages_of_layers_with_windows(
+    ranks: int, most: float
+) -> None:
+    sizes = [msgspec.structs.replace(spec, block_size=16 * ranks) for spec in (SLIDING, FULL)]
+    part = msgspec.structs.replace(sizes[1], ranks=ranks)
+    whole, shared = (group_layers(([sizes[0]] * 5 + [each]) * 6) for each in (sizes[1], part))
+    (own,) = [group for group in shared if group.spec == part]
+    assert own.per_tensor == ranks and [own.start_of(index) for index in range(4)] == [
+        index % ranks * part.page_bytes for index in range(4)
+    ]
+    bytes_of_one = [
+        blocks_for_one_request(groups, 100_000, 256) * KVCacheConfig(0, groups).page_bytes for groups in (whole, shared)
+    ]
+    assert bytes_of_one[1] < most * bytes_of_one[0]
+    (kept,) = [group for group in KVCacheConfig(0, shared).of_layers(range(18)).groups if group.spec == part]
+    assert (kept.layers, kept.per_tensor, kept.num_tensors) == ((5, 11, 17), ranks, -(-3 // ranks))
 
 
 def test_explicit_sizes_win_over_what_is_available() -> None:
@@ -214,5 +234,7 @@ def test_cross_attention_needs_pages_for_one_request_and_has_none_for_more_than_
     assert plan_kv_cache([FULL, CROSS], 1 << 24, CacheConfig(), few).num_cross_blocks == 1 + 2 * 94
     with pytest.raises(ConfigError, match="kv_cache_memory_bytes=") as refusal:
         plan_kv_cache([FULL, CROSS], 100_000, CacheConfig(), SCHEDULER)
-    size = int(re.search(r"kv_cache_memory_bytes=(\d+)", str(refusal.value))[1])
+    named = re.search(r"kv_cache_memory_bytes=(\d+)", str(refusal.value))
+    assert named is not None
+    size = int(named[1])
     assert plan_kv_cache([FULL, CROSS], size, CacheConfig(), SCHEDULER).num_cross_blocks == 95

@@ -89,12 +89,12 @@ def test_parts_of_contexts_give_the_attention_over_all_of_them(
 
 
 def spec_of(page: int, kv_heads: int, head_dim: int, shared: int = 1) -> KVCacheSpec:
-    return KVCacheSpec(KVKind.FULL, page, 2 * kv_heads * head_dim * 4 // shared, kv_heads, head_dim, "float32")
+    return KVCacheSpec(KVKind.FULL, page, 2 * kv_heads * head_dim * 4, kv_heads, head_dim, "float32", ranks=shared)
 
 
 def logprobs(path: Path, plan: ParallelPlan, ranks: Communicator | None) -> torch.Tensor:
     """Of a prompt in chunks beside another request, and of tokens after it."""
-    driver = ModelDriver(build_tiny(path, communicator=ranks, plan=plan))
+    driver = ModelDriver(build_tiny(path, communicator=ranks, plan=plan, block_size=8 * plan.context))
     sequence, other = Sequence([3 + i * i % 300 for i in range(41)], row=2), Sequence([*range(5, 25)], row=1)
     pieces = [driver.step([(other, 20), (sequence, 13)])[1], driver.prefill(sequence, 13)]
     for token in (7, 9, 11):
@@ -110,14 +110,20 @@ def logprobs(path: Path, plan: ParallelPlan, ranks: Communicator | None) -> torc
         ("Qwen3ForCausalLM", 4, 2),
         ("DeepseekV3ForCausalLM", 2, 2),
         ("MiniCPM3ForCausalLM", 4, 2),
+        ("Qwen3ForCausalLM", 3, 3),
+        ("DeepseekV3ForCausalLM", 3, 3),
+        ("Gemma3ForCausalLM", 2, 2),
+        ("GptOssForCausalLM", 4, 2),
+        ("Llama4ForCausalLM", 2, 2),
     ],
 )
 def test_a_model_over_ranks_that_share_contexts_gives_one_rank_s_logprobs(
     tmp_path: Path, architecture: str, size: int, shared: int
 ) -> None:
     ops.select("any")
-    is_grouped = architecture.startswith("Qwen")
-    heads = {"num_attention_heads": 4, "num_key_value_heads": size // shared if is_grouped else 4}
+    is_grouped = not architecture.startswith(("Deepseek", "MiniCPM3"))
+    count = 6 if size == 3 else 4
+    heads = {"num_attention_heads": count, "num_key_value_heads": size // shared if is_grouped else count}
     path = make_tiny_model(architecture, tmp_path, tokenizer=False, **heads)
     expected = logprobs(path, ParallelPlan(), None)
 
@@ -133,7 +139,7 @@ def answers(llm: LLM) -> list[Any]:
     return [output.outputs[0] for output in llm.generate(PROMPTS, drawn, use_tqdm=False)]
 
 
-def check_ranks(path: Path, kv_heads: int, size: int, shared: int, **settings: Any) -> None:
+def check_ranks(path: Path, kv_heads: float, size: int, shared: int, **settings: Any) -> None:
     with LLM(str(path), **SETTINGS) as alone:
         expected, cache = answers(alone), alone.llm_engine.config.cache
     sizes = {"tensor_parallel_size": size, "decode_context_parallel_size": shared}
@@ -177,13 +183,29 @@ def test_ranks_that_share_latents_give_one_process_s_tokens(tmp_path: Path, size
     check_ranks(make_tiny_model("DeepseekV3ForCausalLM", tmp_path), 1, size, size)
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("architecture", "kv_heads"), [("Qwen3ForCausalLM", 1), ("DeepseekV3ForCausalLM", 6)])
+def test_a_number_of_ranks_that_divides_no_token_s_bytes_works(
+    tmp_path: Path, architecture: str, kv_heads: int
+) -> None:
+    path = make_tiny_model(architecture, tmp_path, num_attention_heads=6, num_key_value_heads=kv_heads)
+    check_ranks(path, 1, 3, 3)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("architecture", ["Gemma3ForCausalLM", "GptOssForCausalLM"])
+def test_layers_with_windows_keep_them_whole(tmp_path: Path, architecture: str) -> None:
+    path = make_tiny_model(architecture, tmp_path, num_attention_heads=4, num_key_value_heads=1)
+    check_ranks(path, 0.5, 2, 2)  # of pages that are twice as long, and keep all of them in layers with windows
+
+
 @pytest.mark.parametrize(
     ("architecture", "settings", "message"),
     [
         ("LlamaForCausalLM", {"tensor_parallel_size": 3}, "no divisor of tensor_parallel_size=3"),
         ("LlamaForCausalLM", {"deterministic": True}, "does not go with deterministic"),
         ("LlamaForCausalLM", {}, "with tensor_parallel_size=2 and 2 KV heads, 1 ranks have the same KV head"),
-        ("Gemma3ForCausalLM", {}, "plain causal attention and of latents only, and this model has windows"),
+        ("MistralForCausalLM", {"hf_overrides": {"sliding_window": 32}}, "every layer of this model has a window"),
         ("DeepseekV32ForCausalLM", {}, "has layers of kind SparseMLA"),
         ("MambaForCausalLM", {}, "has layers of kind Mamba"),
     ],

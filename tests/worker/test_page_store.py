@@ -50,6 +50,19 @@ def test_a_page_that_one_layer_fills_changes_no_other_page(specs):
         assert filled == [0, 0, 0, values, 0]
 
 
+def test_layers_that_lie_side_by_side_in_a_tensor_share_no_byte():
+    groups = (KVCacheGroup(WIDE, (0, 1)), KVCacheGroup(LATENT, (2, 3, 4), per_tensor=2))
+    store = PageStore(KVCacheConfig(5, groups), ReferenceBackend(), CPU)
+    layers, _ = store.by_layer()
+    assert [tensor.shape for tensor in store.tensors] == [
+        (5, WIDE.page_bytes)
+    ] * 2 and 2 * LATENT.page_bytes < WIDE.page_bytes
+    for number, layer in enumerate(layers[2:], 1):
+        layer[0, 3] = number
+    assert [int((layer[0] == number).sum()) for number, layer in enumerate(layers[2:], 1)] == [16 * 20] * 3
+    assert [int(tensor[4].count_nonzero()) for tensor in store.tensors] == [0, 0]
+
+
 def test_latent_pages_hold_keys_that_are_values():
     layers, _ = make_store(LATENT).by_layer()
     layers[0][0, 2, 0, 5] = torch.arange(20.0)

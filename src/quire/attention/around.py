@@ -51,7 +51,14 @@ class AroundBackend(AttentionBackend):
         def write(pages: Tensor, described: AttentionMetadata) -> None:
             self._inner.rope_and_cache(qkv, pages, described, params, rope, q_norm, k_norm, eps)
 
-        self.keep(write, kv_cache, metadata)
+        if self._leaves(params):
+            write(kv_cache, metadata)
+        else:
+            self.keep(write, kv_cache, metadata)
+
+    def _leaves(self, params: AttentionParams) -> bool:
+        """Whether a layer is the inner backend's alone."""
+        return False
 
 
 def planes_of(pages: Tensor) -> Tensor:

@@ -3,7 +3,8 @@
 Of C neighbouring ranks, rank r keeps the positions p with p % C = r. A page of the scheduler has C times the tokens of a rank's
 page, so tables of pages are the same everywhere. A step's own keys and values are with every rank, in pages of one step. Its
 queries see them there, causally, and what came before in the pages of all C ranks: each computes that for the heads of all C, and
-the parts are merged by the logarithms of their softmaxes' denominators (as flash decoding merges splits).
+the parts are merged by the logarithms of their softmaxes' denominators (as flash decoding merges splits). Layers with windows
+keep all of the few tokens that they see, on every rank.
 
 Legend: T tokens, B requests, N heads of this rank, H head size, W = N * H, C ranks that share a context.
 """
@@ -57,8 +58,10 @@ class SplitContext(AroundBackend):
 
     def _spec(self, spec: KVCacheSpec) -> KVCacheSpec:
         """A layer's cache as the inner backend sees it."""
-        own = {"block_size": spec.block_size // self._count, "bytes_per_token": spec.bytes_per_token * self._count}
-        return msgspec.structs.replace(spec, **own)
+        return msgspec.structs.replace(spec, block_size=spec.block_size // spec.ranks, ranks=1)
+
+    def _leaves(self, params: AttentionParams) -> bool:
+        return bool(params.window or params.chunk)
 
     def begin_step(self, metadata: AttentionMetadata) -> None:
         parts, tokens, requests = _parts_of(metadata, self._count), metadata.num_tokens, metadata.num_requests
@@ -105,7 +108,11 @@ class SplitContext(AroundBackend):
     def forward(
         self, qkv: Tensor, kv_cache: Tensor, metadata: AttentionMetadata, params: AttentionParams, out: Tensor
     ) -> None:
+        if self._leaves(params):
+            self._inner.forward(qkv, kv_cache, metadata, params, out)
+            return
         parts, tokens, heads = _parts_of(metadata, self._count), len(qkv), params.num_heads
+        sinks, params = params.sinks, dataclasses.replace(params, sinks=None)
         fresh, count = self._pages_of_step(kv_cache, parts.num_pages), self._count
         # Everybody's queries over what is here, and what everybody has over the queries of here.
         (asked_CTW,) = self._exchange(qkv[:, : heads * params.head_dim].expand(count, -1, -1))
@@ -118,7 +125,10 @@ class SplitContext(AroundBackend):
         given_CTW, lse_CTN = self._exchange(*by_rank)
         own_TN = lse_TX.new_zeros(tokens, heads)
         self._inner.forward(qkv, fresh, parts.fresh, params, out, own_TN)
-        share_CTN = torch.softmax(torch.cat((lse_CTN, own_TN[None])), dim=0)
+        scores = [lse_CTN, own_TN[None]]
+        if sinks is not None:
+            scores.append(sinks.float().expand(1, tokens, heads))
+        share_CTN = torch.softmax(torch.cat(scores), dim=0)[: count + 1]
         all_CTNH = torch.cat((given_CTW, out[None])).float().view(*share_CTN.shape, params.value_dim)
         out.copy_((share_CTN[..., None] * all_CTNH).sum(0).flatten(1))
 

@@ -32,6 +32,7 @@ class KVCacheSpec(msgspec.Struct, frozen=True):
         window: tokens that stay visible, for `SLIDING_WINDOW` and `CHUNKED_LOCAL`; 0 means all. Of `CROSS`: the longest that an
             encoder may read.
         num_kv_heads, head_dim, dtype: what the allocator needs.
+        ranks: so many share the tokens of a context, each with every so-many-th of them, and with as small a part of each page.
         rules: the name of rules of a layer's own, by which its pages are kept and given back (`core/kv_groups.py`); empty:
             those of its kind.
     """
@@ -43,12 +44,13 @@ class KVCacheSpec(msgspec.Struct, frozen=True):
     head_dim: int = 0
     dtype: str = "bfloat16"
     window: int = 0
+    ranks: int = 1
     rules: str = ""
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one page of this layer."""
-        return self.bytes_per_token * (1 if self.kind is KVKind.RECURRENT else self.block_size)
+        """Bytes of one page of this layer, on one rank."""
+        return self.bytes_per_token * (1 if self.kind is KVKind.RECURRENT else self.block_size // self.ranks)
 
 
 class KVCacheGroup(msgspec.Struct, frozen=True):
@@ -57,17 +59,21 @@ class KVCacheGroup(msgspec.Struct, frozen=True):
     Attributes:
         spec: of its first layer. `specs`: of each layer, where they are not all the same: pages of all have the same tokens and
             are kept by the same rules.
+        per_tensor: so many of them, which follow one another, lie side by side in each page of a tensor.
     """
 
     spec: KVCacheSpec
     layers: tuple[int, ...]
     specs: tuple[KVCacheSpec, ...] = ()
+    per_tensor: int = 1
 
     def of_layers(self, layers: range) -> "KVCacheGroup":
         """The group with these layers alone, counted from the first of them."""
         kept = [index for index, layer in enumerate(self.layers) if layer in layers]
         specs = tuple(self.specs[index] for index in kept) if self.specs else ()
-        return KVCacheGroup(self.spec, tuple(self.layers[index] - layers.start for index in kept), specs)
+        return KVCacheGroup(
+            self.spec, tuple(self.layers[index] - layers.start for index in kept), specs, self.per_tensor
+        )
 
     @property
     def page_bytes(self) -> int:
@@ -78,13 +84,27 @@ class KVCacheGroup(msgspec.Struct, frozen=True):
         """The spec of the group's layer of this number."""
         return self.specs[index] if self.specs else self.spec
 
+    @property
+    def num_tensors(self) -> int:
+        """Tensors in which its layers live."""
+        return -(-len(self.layers) // self.per_tensor)
+
+    def start_of(self, index: int) -> int:
+        """Bytes before the group's layer of this number in a page of its tensor."""
+        return sum(_lines(self.spec_of(each).page_bytes) for each in range(index - index % self.per_tensor, index))
+
+    def bytes_in(self, tensor: int) -> int:
+        """Bytes of a page of a tensor that its layers need."""
+        last = min((tensor + 1) * self.per_tensor, len(self.layers)) - 1
+        return self.start_of(last) + self.spec_of(last).page_bytes
+
 
 class KVCacheConfig(msgspec.Struct, frozen=True):
     """The result of planning: how many pages there are, and which layers use them.
 
     All groups take page ids from one pool of `num_blocks`. Memory is `num_tensors` tensors of `num_blocks` pages each;
-    the j-th layer of *every* group lives in tensor j, so that a page id is used by exactly one group at a time and no
-    byte is reserved twice. Page 0 is the null page: never handed out, and where padding writes go.
+    the j-th layer of *every* group lives in tensor j (or the j-th few do), so that a page id is used by exactly one group at a
+    time and no byte is reserved twice. Page 0 is the null page: never handed out, and where padding writes go.
 
     The layers of `cross` have `num_cross_blocks` pages of their own, of which one is never handed out, too: they belong to what
     encoders have read rather than to requests, so that several requests may read the same. Of the `num_host_blocks` pages of host
@@ -107,8 +127,8 @@ class KVCacheConfig(msgspec.Struct, frozen=True):
 
     @property
     def num_tensors(self) -> int:
-        """Tensors to allocate: as many as the largest group has layers."""
-        return max((len(group.layers) for group in self.groups), default=0)
+        """Tensors to allocate: as many as the largest group has."""
+        return max((group.num_tensors for group in self.groups), default=0)
 
     def tensor_page_bytes(self, tensor: int) -> int:
         """Bytes of one page of a tensor: what the largest of the layers that share it needs, in whole lines of a cache where
@@ -122,8 +142,8 @@ class KVCacheConfig(msgspec.Struct, frozen=True):
         return sum(self._page_bytes_of(tensor, line) for tensor in range(self.num_tensors))
 
     def _page_bytes_of(self, tensor: int, line: int) -> int:
-        most = max(group.spec_of(tensor).page_bytes for group in self.groups if len(group.layers) > tensor)
-        return -(-most // line) * line
+        most = max(group.bytes_in(tensor) for group in self.groups if group.num_tensors > tensor)
+        return _lines(most, line)
 
     def of_layers(self, layers: range) -> "KVCacheConfig":
         """What a worker that has only these layers allocates: the same groups and pages, and tensors for its own layers, counted
@@ -135,6 +155,11 @@ class KVCacheConfig(msgspec.Struct, frozen=True):
     def block_size(self) -> int:
         """Tokens a page (equal in all groups)."""
         return self.groups[0].spec.block_size
+
+
+def _lines(num_bytes: int, line: int = CACHE_LINE) -> int:
+    """So many bytes in whole lines."""
+    return -(-num_bytes // line) * line
 
 
 FULL_TABLE = "full"
@@ -151,20 +176,21 @@ def group_layers(specs: list[KVCacheSpec]) -> tuple[KVCacheGroup, ...]:
     shorter than the longest, or whose pages are smaller, leaves part of its pages unused. Where there are several specs,
     each one's layers are therefore split into groups of about equal size: 25 sliding-window and 5 full layers become five
     groups of 5 and one of 5. The size is the one that wastes the fewest bytes, counting `GROUP_COST` for every group.
+    Where ranks share the tokens of some layers only, these have smaller pages: as many of them as there is room for lie side by
+    side, and they alone count, since others keep few tokens.
     Layers with cross attention are in none of them (`cross_group`).
     """
     by_use: dict[KVCacheSpec | str, list[int]] = {}
-    own_bytes = 0
     for layer, spec in enumerate(specs):
         if spec.kind is KVKind.CROSS:
             continue
-        own_bytes += spec.page_bytes
         keeps_all = spec.kind is KVKind.FULL and not spec.rules
         by_use.setdefault(FULL_TABLE if keeps_all else spec, []).append(layer)
 
     def cost(groups: tuple[KVCacheGroup, ...]) -> float:
-        reserved = len(groups) * KVCacheConfig(num_blocks=0, groups=groups).page_bytes
-        return reserved / own_bytes - 1.0 + GROUP_COST * len(groups)
+        long = [group for group in groups if group.spec.ranks > 1] or groups
+        reserved = len(long) * KVCacheConfig(num_blocks=0, groups=groups).page_bytes
+        return reserved / sum(group.page_bytes for group in long) - 1.0 + GROUP_COST * len(groups)
 
     sizes = range(max(map(len, by_use.values()), default=1), 0, -1)
     return min((_groups_of(specs, list(by_use.values()), size) for size in sizes), key=cost)
@@ -182,14 +208,21 @@ def cross_pages(cross: KVCacheGroup) -> int:
 
 
 def _groups_of(specs: list[KVCacheSpec], uses: list[list[int]], size: int) -> tuple[KVCacheGroup, ...]:
-    """Groups of at most `size` layers."""
-    parts = (part for layers in uses for part in _split_evenly(layers, -(-len(layers) // size)))
-    return tuple(_group_of([specs[layer] for layer in part], part) for part in parts)
+    """Groups of at most `size` tensors."""
+    most = max((spec.page_bytes for spec in specs), default=0)
+    groups: list[KVCacheGroup] = []
+    for layers in uses:
+        own = [specs[layer] for layer in layers]
+        is_shared = any(spec.ranks > 1 for spec in own)
+        per_tensor = max(1, most // max(_lines(spec.page_bytes) for spec in own)) if is_shared else 1
+        parts = _split_evenly(layers, -(-len(layers) // (size * per_tensor)))
+        groups.extend(_group_of([specs[layer] for layer in part], part, per_tensor) for part in parts)
+    return tuple(groups)
 
 
-def _group_of(specs: list[KVCacheSpec], layers: list[int]) -> KVCacheGroup:
+def _group_of(specs: list[KVCacheSpec], layers: list[int], per_tensor: int = 1) -> KVCacheGroup:
     are_alike = len(set(specs)) == 1
-    return KVCacheGroup(spec=specs[0], layers=tuple(layers), specs=() if are_alike else tuple(specs))
+    return KVCacheGroup(specs[0], tuple(layers), () if are_alike else tuple(specs), per_tensor)
 
 
 def _split_evenly(layers: list[int], parts: int) -> list[list[int]]:

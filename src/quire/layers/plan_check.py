@@ -20,7 +20,11 @@ def check_split_context(config: EngineConfig, spec: DecoderSpec | None, plan: Pa
             raise ConfigError.of(SETTING, f"it does not go with {setting}: leave one of them out.")
     if spec is None or spec.encoder is not None:
         raise ConfigError.of(SETTING, f"{config.model.architecture} has no layers whose contexts ranks could share.")
-    for mixer in dict.fromkeys(mixer for layer in range(spec.layers) for mixer in spec.mixers_of(layer)):
+    mixers = dict.fromkeys(mixer for layer in range(spec.layers) for mixer in spec.mixers_of(layer))
+    shared = [mixer for mixer in mixers if not (type(mixer) is Attention and mixer.is_local)]
+    if not shared:
+        raise ConfigError.of(SETTING, "every layer of this model has a window, which each rank keeps whole.")
+    for mixer in shared:
         if (why := _why_not(mixer)) is not None:
             raise ConfigError.of(
                 SETTING,
@@ -92,9 +96,6 @@ def _why_not(mixer: object) -> str | None:
     if type(mixer) is not Attention:
         return f"layers of kind {type(mixer).__name__}"
     limits = {
-        "windows": mixer.window,
-        "chunks": mixer.chunk,
-        "sinks": mixer.sinks,
         "slopes": mixer.alibi,
         "layers that see items whole": mixer.sees_items,
         "layers that are not causal": not mixer.causal,

@@ -82,6 +82,11 @@ class Attention:
     k_is_v: bool = False
     sees_items: bool = False
 
+    @property
+    def is_local(self) -> bool:
+        """Whether a token sees a bounded past."""
+        return self.causal and bool(self.window or self.chunk)
+
 
 @dataclasses.dataclass(frozen=True)
 class MLA:

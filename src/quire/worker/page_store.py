@@ -13,8 +13,8 @@ from quire.config.kv_spec import KVCacheConfig, KVCacheSpec, KVKind
 class PageStore:
     """`KVCacheConfig.num_tensors` tensors of pages on the device, and as many on the host if pages may be swapped.
 
-    The j-th layer of every group lives in tensor j. Host tensors are touched only where pages are swapped to. Where all layers
-    are alike a tensor is the backend's own; otherwise it is bytes, [pages, page bytes], of which attention
+    The j-th layer of every group lives in tensor j, or the j-th few do. Host tensors are touched only where pages are swapped to.
+    Where all layers are alike a tensor is the backend's own; otherwise it is bytes, [pages, page bytes], of which attention
     layers get views and recurrent ones the whole.
     """
 
@@ -52,8 +52,9 @@ class PageStore:
         tensors: list[torch.Tensor] = [torch.empty(0)] * num_layers
         group_of_layer = [0] * num_layers
         for number, group in enumerate(self._kv_cache.groups):
-            for index, (tensor, layer) in enumerate(zip(self.tensors, group.layers, strict=False)):
-                tensors[layer] = self._shaped(tensor, group.spec_of(index))
+            for index, layer in enumerate(group.layers if self.tensors else ()):
+                tensor, start = self.tensors[index // group.per_tensor], group.start_of(index)
+                tensors[layer] = self._shaped(tensor[:, start:] if start else tensor, group.spec_of(index))
                 group_of_layer[layer] = number
         for layer, tensor in zip(layers_beside, self._cross, strict=False):
             tensors[layer], group_of_layer[layer] = tensor, len(self._kv_cache.groups)

@@ -111,7 +111,7 @@ class AttentionLayer(MixerLayer):
                 num_kv_heads=kv_heads,
                 head_dim=mixer.head_dim,
                 kv_dtype=kv_dtype,
-                block_size=block_size,
+                block_size=block_size * (plan.context if mixer.is_local else 1),
                 window=mixer.window,
                 chunk=mixer.chunk,
                 causal=mixer.causal,
@@ -142,15 +142,12 @@ class AttentionLayer(MixerLayer):
             KVCacheSpec(
                 kind=behind if window > 0 else KVKind.FULL,
                 block_size=context.block_size,
-                bytes_per_token=2
-                * params.num_kv_heads
-                * params.head_dim
-                * context.kv_dtype.itemsize
-                // context.plan.context,
+                bytes_per_token=2 * params.num_kv_heads * params.head_dim * context.kv_dtype.itemsize,
                 num_kv_heads=params.num_kv_heads,
                 head_dim=params.head_dim,
                 dtype=str(context.kv_dtype).removeprefix("torch."),
                 window=window,
+                ranks=1 if self.mixer.is_local else context.plan.context,
             )
         ]
 

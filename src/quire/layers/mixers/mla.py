@@ -106,7 +106,8 @@ class MLALayer(MixerLayer):
             KVCacheSpec(
                 kind=KVKind.MLA,
                 block_size=context.block_size,
-                bytes_per_token=self.columns * context.kv_dtype.itemsize // context.plan.context,
+                bytes_per_token=self.columns * context.kv_dtype.itemsize,
+                ranks=context.plan.context,
                 num_kv_heads=1,
                 head_dim=self.columns,
                 dtype=str(context.kv_dtype).removeprefix("torch."),
