@@ -22,6 +22,7 @@ BENCHMARKS = {
     "overload": "a flood, a tenant beside another one's flood, and streams beside long prompts",
     "shares": "who waits for whom in an engine core alone, on the clock of its thread: tenants, and streams beside long prompts",
     "simulate": "the capacity simulator beside a real replay of the same traffic",
+    "tiers": "conversations that do not fit on the device with a host tier and without, and a prompt that a disk tier kept",
     "copies": "two copies of an engine core beside one, with a model that only waits",
     "adapters": "a thousand adapters on disk, asked for by Zipf's law: throughput and time to first token beside the base's",
     "demo": "accuracy of the built-in demo model, task by task",
