@@ -42,7 +42,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "config/observability.py",
         "entrypoints/cli/explain_platform.py",
     ),
-    "pinning": ("platforms", "kernels/triton", "conformance"),
+    "pinning": ("platforms", "kernels/triton", "kernels/cpu", "conformance"),
     "component": ("conformance",),
 }
 """By rule, the folders and files where it does not hold."""

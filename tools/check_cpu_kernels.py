@@ -22,10 +22,12 @@ import torch
 
 from quire.attention.interface import AttentionMetadata, AttentionParams
 from quire.kernels import cpu, ops, packed
-from quire.kernels.cpu import arguments, recording
+from quire.kernels.cpu import recording
+from quire.kernels.cpu.binding import structure
 from quire.kernels.cpu.library import library
 from quire.kernels.types import PackedWeight
 
+READ = structure("READ", ("source", ctypes.c_void_p), longs="bytes", pointers="sink")
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 GEMV_SHAPES = [(1024, 512), (3072, 512), (512, 1536), (32000, 512), (4096, 1024), (1024, 3072), (4096, 4096)]
 GEMM_ROWS = [1, 4, 8, 32, 64, 256, 2048]
@@ -51,7 +53,7 @@ class ReadTest:
     def __init__(self) -> None:
         self._memory = torch.zeros(512 << 20, dtype=torch.uint8)
         self._sink = torch.zeros(1024, dtype=torch.int64)
-        self._call = arguments.ReadArguments(self._memory.data_ptr(), self._memory.numel(), self._sink.data_ptr())
+        self._call = READ(self._memory.data_ptr(), self._memory.numel(), self._sink.data_ptr())
 
     def gigabytes_a_second(self) -> float:
         start = time.perf_counter()
@@ -205,7 +207,7 @@ def time_attention(dtype: torch.dtype, rounds: int) -> list[dict[str, Any]]:
 
 def time_overheads(rounds: int) -> dict[str, float]:
     """Cost of an operation that does nothing: called from Python, and replayed with its barrier."""
-    lib, call = library(), arguments.ReadArguments(None, 0, None)
+    lib, call = library(), READ(None, 0, None)
     nothing = lib.operation("nothing")
     program = lib.program_new()
     for _ in range(1000):

@@ -11,6 +11,7 @@ pytest.importorskip("triton")
 
 from tests.attention.fake_libraries import FakeFlash, FakeFlashInfer
 from tests.kernels.triton.conftest import repaired_interpreter  # noqa: F401
+from tests.oracles.dense_attention import draw_step
 from tests.oracles.interpreter import repair_interpreter
 from tests.oracles.tiny_models import make_tiny_model
 from tests.worker.test_device_runner import make_engine
@@ -25,7 +26,6 @@ from quire.attention.selector import select_backend
 from quire.attention.triton import TritonBackend
 from quire.config.engine import AttentionConfig
 from quire.conformance.cases.batches import Batch, make_batch
-from quire.conformance.cases.dense_attention import draw_step
 from quire.errors import ConfigError
 from quire.kernels.triton.attention.page_tables import gather_tables
 from quire.kernels.triton.launch import interpreted

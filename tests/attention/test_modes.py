@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 pytest.importorskip("triton")
 
 from tests.kernels.triton.conftest import repaired_interpreter  # noqa: F401
+from tests.oracles.dense_attention import Step, draw_step
 
 import quire.kernels.ops  # noqa: F401
 from quire.attention.interface import AttentionParams
 from quire.attention.triton import TritonBackend
-from quire.conformance.cases.dense_attention import Step, draw_step
 from quire.kernels import cpu, registry
 from quire.kernels.triton.attention.paged_attention import paged_attention as triton
 from quire.kernels.triton.launch import interpreted

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.attention.test_modes import drawn
 from tests.kernels.triton.conftest import repaired_interpreter  # noqa: F401
+from tests.oracles.dense_attention import draw_step
 
 import quire.kernels.ops  # noqa: F401
 from quire.attention.interface import AttentionParams
-from quire.conformance.cases.dense_attention import draw_step
 from quire.kernels import cpu, registry, triton
 from quire.kernels.triton.launch import interpreted
 from quire.kernels.types import HeadWeight, Rope

@@ -17,6 +17,7 @@ from quire.attention.interface import AttentionBackend, AttentionMetadata, Atten
 from quire.attention.reference import ReferenceBackend
 from quire.attention.selector import load_backend
 from quire.config.kv_spec import KVCacheSpec, KVKind
+from quire.conformance.cases.batches import describe
 from quire.conformance.cases.case import TOLERANCES, moved
 from quire.conformance.contract import Failed, NotClaimed, Subject, check, other_kernels, with_refusals
 from quire.kernels import ops
@@ -110,29 +111,13 @@ def make_steps(page: int, generator: torch.Generator) -> Iterator[AttentionMetad
     computed = [0, 0, 0, SHARED_PAGES * page]
     first = ((0, SHARED_PAGES * page - ROW_0_LATER), *STEPS[0])
     for work in (first, *STEPS[1:]):
-        positions = [torch.arange(computed[row], computed[row] + count) for row, count in work]
-        pairs = zip(work, positions, strict=True)
-        slots = [table[row, at // page].long() * page + at % page for (row, _), at in pairs]
+        metadata = describe(table, page, [(row, computed[row], count) for row, count in work])
         for row, count in work:
             computed[row] += count
-        lens, counts = [computed[row] for row, _ in work], [count for _, count in work]
-        shape = [sum(counts), len(work), max(counts), max(lens)]
         unused = torch.zeros(UNUSED, dtype=torch.int64)
-        yield AttentionMetadata(
-            block_size=page,
-            query_start=torch.tensor([0, *counts]).cumsum(0).int(),
-            seq_lens=torch.tensor(lens, dtype=torch.int32),
-            rows=torch.tensor([row for row, _ in work], dtype=torch.int32),
-            block_table=table.clone(),
-            slot_mapping=torch.cat([*slots, unused]),
-            positions=torch.cat([*positions, unused]).int(),
-            shape=torch.tensor(shape),
-            num_tokens=shape[0],
-            num_requests=shape[1],
-            max_query_len=shape[2],
-            max_seq_len=shape[3],
-            decodes=1 in counts,
-        )
+        metadata.slot_mapping = torch.cat((metadata.slot_mapping, unused))
+        metadata.positions = torch.cat((metadata.positions, unused.int()))
+        yield metadata
 
 
 class Run:

@@ -5,6 +5,7 @@ Legend: T tokens, B requests, N query heads, K KV heads, H head size, R rotary s
 
 import dataclasses
 import importlib
+from collections.abc import Sequence
 
 import torch
 
@@ -83,6 +84,36 @@ class Batch:
         )
 
 
+def describe(
+    table_RP: torch.Tensor, page: int, work: Sequence[tuple[int, int, int]], padding: int = 0
+) -> AttentionMetadata:
+    """A step over pages of a table: for each (row, tokens computed before, tokens of the step).
+
+    Args:
+        padding: tokens, and requests, by which the sizes exceed the step's own.
+    """
+    rows, before, counts = (torch.tensor(column) for column in zip(*work, strict=True))
+    at = [torch.arange(start, start + count) for _, start, count in work]
+    slots = [table_RP[row, at_T // page].long() * page + at_T % page for (row, *_), at_T in zip(work, at, strict=True)]
+    shape = [int(counts.sum()), len(work), int(counts.max()), int((before + counts).max())]
+    nothing = torch.zeros(padding, dtype=torch.int64)
+    return AttentionMetadata(
+        block_size=page,
+        query_start=torch.cat((torch.zeros(1), counts, nothing)).cumsum(0).int(),
+        seq_lens=torch.cat((before + counts, nothing)).int(),
+        rows=torch.cat((rows, nothing)).int(),
+        block_table=table_RP,
+        slot_mapping=torch.cat([*slots, nothing - 1]),
+        positions=torch.cat([*at, nothing]).int(),
+        shape=torch.tensor(shape),
+        num_tokens=shape[0] + padding,
+        num_requests=shape[1] + padding,
+        max_query_len=shape[2],
+        max_seq_len=shape[3],
+        decodes=bool((counts == 1).any()),
+    )
+
+
 def make_batch(
     seq_lens: list[int],
     query_lens: list[int] | None = None,
@@ -109,43 +140,21 @@ def make_batch(
     """
     generator = torch.Generator().manual_seed(seed)
     query_lens = query_lens or [1] * len(seq_lens)
-    requests, tokens = len(seq_lens), sum(query_lens)
     counts = [-(-length // page) for length in seq_lens]
-    num_pages = sum(counts) + 3
-    free = (torch.randperm(num_pages - 1, generator=generator) + 1).tolist()
-    rows = torch.randperm(requests + 2, generator=generator)[:requests].int()
-    table = torch.zeros(requests + 2, max(counts) + 1, dtype=torch.int32)
+    order = torch.randperm(sum(counts) + 2, generator=generator) + 1
+    rows = torch.randperm(len(counts) + 2, generator=generator)[: len(counts)].tolist()
+    table = torch.zeros(len(counts) + 2, max(counts) + 1, dtype=torch.int32)
+    for row, pages in zip(rows, order[: sum(counts)].split(counts), strict=True):
+        table[row, : len(pages)] = pages
+    past = [length - new for length, new in zip(seq_lens, query_lens, strict=True)]
+    metadata = describe(table, page, list(zip(rows, past, query_lens, strict=True)), padding)
+    metadata.max_seq_len = max(MAX_POSITIONS, metadata.max_seq_len)
+    cache = torch.full((2, len(order) + 1, num_kv_heads, page, head_dim), float("nan"))
+    for row, length in zip(rows, past, strict=True):
+        at = torch.arange(length)
+        values = torch.randn(length, 2, num_kv_heads, head_dim, generator=generator)
+        cache[:, table[row, at // page].long(), :, at % page] = values
     kv_type = kv_dtype or dtype
-    cache = torch.full((2, num_pages, num_kv_heads, page, head_dim), float("nan"))
-    slots = torch.full((tokens + padding,), -1, dtype=torch.int64)
-    positions = torch.zeros(tokens + padding, dtype=torch.int32)
-    token = 0
-    for b in range(requests):
-        pages = [free.pop() for _ in range(counts[b])]
-        table[rows[b], : counts[b]] = torch.tensor(pages, dtype=torch.int32)
-        for position in range(seq_lens[b]):
-            at = pages[position // page], position % page
-            if position < seq_lens[b] - query_lens[b]:
-                cache[:, at[0], :, at[1]] = torch.randn(2, num_kv_heads, head_dim, generator=generator)
-            else:
-                slots[token], positions[token] = at[0] * page + at[1], position
-                token += 1
-    query_start = torch.full((requests + padding + 1,), tokens, dtype=torch.int32)
-    query_start[: requests + 1] = torch.tensor([0, *query_lens]).cumsum(0)
-    metadata = AttentionMetadata(
-        block_size=page,
-        query_start=query_start,
-        seq_lens=torch.tensor(seq_lens + [0] * padding, dtype=torch.int32),
-        rows=torch.cat((rows, torch.zeros(padding, dtype=torch.int32))),
-        block_table=table,
-        slot_mapping=slots,
-        positions=positions,
-        shape=torch.tensor([tokens, requests, max(query_lens), max(seq_lens)]),
-        num_tokens=tokens + padding,
-        num_requests=requests + padding,
-        max_query_len=max(query_lens),
-        max_seq_len=MAX_POSITIONS,
-    )
     params = AttentionParams(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
@@ -162,5 +171,5 @@ def make_batch(
         rope = Rope(torch.randn(MAX_POSITIONS, rotary_dim, generator=generator), rotary_dim, interleaved)
     norms = [torch.rand(head_dim, generator=generator) + 0.5 if has_norm else None for _ in range(2)]
     columns = (num_heads + 2 * num_kv_heads) * head_dim
-    qkv = torch.randn(tokens + padding, columns, generator=generator).to(dtype)
+    qkv = torch.randn(metadata.num_tokens, columns, generator=generator).to(dtype)
     return Batch(qkv, cache.to(kv_type), metadata, params, rope, norms[0], norms[1])

@@ -3,21 +3,23 @@
 Legend: P pages; others as in `kernels/attention.py` and `kernels/recurrent.py`.
 """
 
+import dataclasses
 from typing import Any
 
 import torch
 
-from quire.attention.interface import AttentionMetadata, AttentionParams
-from quire.conformance.cases.batches import make_batch, reference
+from quire.attention.interface import AttentionMetadata
+from quire.attention.reference import ReferenceBackend
+from quire.config.kv_spec import KVCacheSpec, KVKind
+from quire.conformance.cases.batches import Batch, make_batch, reference
 from quire.conformance.cases.case import TOLERANCES, Case, Shapes, columns, draw, empty, moved, normal
-from quire.conformance.cases.dense_attention import draw_step
 from quire.conformance.cases.states import OPERATIONS, Operation, Pages
 from quire.kernels.types import Rope
 
 FP8 = torch.float8_e4m3fn
 
 
-def _attention(rng: Shapes, dtype: torch.dtype, **more: Any) -> Any:
+def _attention(rng: Shapes, dtype: torch.dtype, **more: Any) -> Batch:
     count = rng.randint(1, rng.of((7,), (3,)))
     seq_lens = [rng.of((1, 9, 16, 40, 100, 333), (1, 9, 40)) for _ in range(count)]
     query_lens = [rng.randint(1, n) if rng.chance(0.5) else 1 for n in seq_lens] if rng.chance(0.7) else None
@@ -56,17 +58,34 @@ def _page_by_page(kv_cache: torch.Tensor) -> torch.Tensor:
     return apart.copy_(kv_cache)
 
 
-def _latents(rng: Shapes, dtype: torch.dtype) -> tuple[Any, AttentionParams]:
-    lengths = []
+def _latents(rng: Shapes, dtype: torch.dtype) -> Batch:
+    """A batch whose pages hold latents, those of the step's own tokens too, with a rest behind each page."""
+    lengths: list[tuple[int, int]] = []
     for _ in range(rng.randint(1, rng.of((5,), (2,)))):
         n = rng.of((1, 9, 16, 40, 333, 900), (1, 9, 40))
         lengths.append((rng.choice((1, 1, min(n, 40), n)), n))
     heads, rank, tail = rng.of(((16, 512, 64), (128, 512, 64), (40, 256, 32), (5, 64, 8)), ((5, 64, 8),))
-    params = AttentionParams(heads, 1, rank + tail, (rank + tail) ** -0.5, latent=rank, deterministic=rng.chance(0.2))
-    step = draw_step(
-        lengths, params, page=rng.choice((16, 64)), layout="latent", dtype=dtype, seed=rng.randrange(10**6)
+    batch = make_batch(
+        [n for _, n in lengths],
+        [new for new, _ in lengths],
+        num_heads=heads,
+        num_kv_heads=1,
+        head_dim=rank + tail,
+        page=rng.choice((16, 64)),
+        dtype=dtype,
+        seed=rng.randrange(10**6),
+        latent=rank,
+        deterministic=rng.chance(0.2),
     )
-    return step, params
+    page, (_, count, *_) = batch.metadata.block_size, batch.kv_cache.shape
+    spec = KVCacheSpec(
+        KVKind.MLA, page, (rank + tail) * dtype.itemsize, 1, rank + tail, str(dtype).removeprefix("torch.")
+    )
+    raw = torch.zeros(count, (spec.page_bytes + 63) // 64 * 64 + 128, dtype=torch.uint8)
+    pages, slots = ReferenceBackend().view(raw, spec), batch.metadata.slot_mapping
+    pages[0] = batch.kv_cache[0]
+    pages[0][slots // page, :, slots % page] = normal(len(slots), 1, rank + tail, dtype=dtype)
+    return dataclasses.replace(batch, kv_cache=pages)
 
 
 @draw("paged_attention")
@@ -97,14 +116,16 @@ def _(rng: Shapes, dtype: torch.dtype) -> Case:
 
 @draw("paged_attention, latents")
 def _(rng: Shapes, dtype: torch.dtype) -> Case:
-    step, params = _latents(rng, dtype)
+    step = _latents(rng, dtype)
+    params = step.params
     out = empty(step.metadata.num_tokens, params.num_heads * params.latent, dtype=dtype)
     return Case([step.qkv_TC, step.kv_cache, step.metadata, params, out], (4,), dtype, pages=(1,))
 
 
 @draw("latent_and_cache")
 def _(rng: Shapes, dtype: torch.dtype) -> Case:
-    step, params = _latents(rng, dtype)
+    step = _latents(rng, dtype)
+    params = step.params
     t, rank, e = step.metadata.num_tokens, params.latent, params.head_dim - params.latent
     rope = Rope(normal(1024, e), e, rng.chance(0.5))
     step.kv_cache[0].zero_()

@@ -3,23 +3,43 @@
 The cache is bfloat16, float16 or float32; everything else float32.
 """
 
+from typing import Any
+
 import torch
 
 from quire.attention.interface import AttentionMetadata, AttentionParams
-from quire.kernels.cpu import arguments as native
-from quire.kernels.cpu.binding import address, cpu_kernel, dtype_number, float_address, rows_address, run
+from quire.kernels.cpu.binding import Operation, cpu_kernel, dtype_number
 from quire.kernels.types import Rope
 
 MAX_HEAD_DIM = 1024
 
 
-def _pages(kv_cache: torch.Tensor) -> tuple[int, int, int]:
-    """The address of pages [2, P, K, S, H], and the strides of planes and pages."""
+_ROPE = Operation(
+    "rope_and_cache",
+    "qkv:rows cache:any slot_mapping:long positions:int cos_sin q_norm k_norm",
+    longs="plane_stride page_stride qkv_stride block_size",
+    ints="num_heads num_kv_heads head_dim rotary_dim interleaved dtype",
+    floats="eps",
+)
+_ATTENTION = Operation(
+    "paged_attention",
+    "qkv:rows cache:any out query_start:int seq_lens:int table_rows:int block_table:int shape:long sinks alibi_slopes"
+    " seen_end:int lse",
+    longs="plane_stride page_stride qkv_stride block_size block_table_stride",
+    ints="num_heads num_kv_heads head_dim value_dim window causal chunk dtype",
+    floats="scale soft_cap",
+)
+
+
+def _pages(kv_cache: torch.Tensor, metadata: AttentionMetadata) -> dict[str, Any]:
+    """The arguments that tell of pages [2, P, K, S, H]."""
     if kv_cache.device.type != "cpu" or not kv_cache[0, 0].is_contiguous():
         raise ValueError(
             f"a page must be contiguous and on the CPU; it is on {kv_cache.device}, strides {kv_cache.stride()}"
         )
-    return kv_cache.data_ptr(), kv_cache.stride(0), kv_cache.stride(1)
+    strides = {"plane_stride": kv_cache.stride(0), "page_stride": kv_cache.stride(1)}
+    dtype = dtype_number(kv_cache.dtype, "the KV cache")
+    return {"cache": kv_cache, **strides, "block_size": metadata.block_size, "dtype": dtype}
 
 
 @cpu_kernel("rope_and_cache")
@@ -39,30 +59,22 @@ def rope_and_cache(
 ) -> None:
     if head_dim > MAX_HEAD_DIM:
         raise ValueError(f"head_dim is {head_dim}; the CPU kernels take at most {MAX_HEAD_DIM}")
-    pages, plane_stride, page_stride = _pages(kv_cache)
-    cos_sin = None if rope is None else rope.cos_sin
-    call = native.RopeArguments(
-        rows_address(qkv_TC, "qkv"),
-        pages,
-        address(metadata.slot_mapping, torch.int64, "slot_mapping"),
-        address(metadata.positions, torch.int32, "positions"),
-        float_address(cos_sin, "cos_sin"),
-        float_address(q_norm_H, "q_norm"),
-        float_address(k_norm_H, "k_norm"),
-        plane_stride,
-        page_stride,
-        qkv_TC.stride(0),
-        metadata.block_size,
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        0 if rope is None else rope.rotary_dim,
-        0 if rope is None else int(rope.interleaved),
-        dtype_number(kv_cache.dtype, "the KV cache"),
-        eps,
+    turned = {} if rope is None else {"rotary_dim": rope.rotary_dim, "interleaved": rope.interleaved}
+    _ROPE(
+        len(qkv_TC),
+        qkv=qkv_TC,
+        **_pages(kv_cache, metadata),
+        slot_mapping=metadata.slot_mapping,
+        positions=metadata.positions,
+        cos_sin=None if rope is None else rope.cos_sin,
+        q_norm=q_norm_H,
+        k_norm=k_norm_H,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        **turned,
+        eps=eps,
     )
-    tensors = (qkv_TC, kv_cache, metadata.slot_mapping, metadata.positions, cos_sin, q_norm_H, k_norm_H)
-    run("rope_and_cache", call, qkv_TC.shape[0], *tensors)
 
 
 @cpu_kernel("paged_attention")
@@ -74,49 +86,28 @@ def paged_attention(
     out_TNH: torch.Tensor,
     lse_TN: torch.Tensor | None = None,
 ) -> None:
-    pages, plane_stride, page_stride = _pages(kv_cache)
-    seen_end = metadata.seen_end if params.sees_items else None
-    call = native.AttentionArguments(
-        rows_address(qkv_TC, "qkv"),
-        pages,
-        float_address(out_TNH, "out"),
-        address(metadata.query_start, torch.int32, "query_start"),
-        address(metadata.seq_lens, torch.int32, "seq_lens"),
-        address(metadata.rows, torch.int32, "rows"),
-        address(metadata.block_table, torch.int32, "block_table"),
-        address(metadata.shape, torch.int64, "shape"),
-        float_address(params.sinks, "sinks"),
-        float_address(params.alibi_slopes, "alibi_slopes"),
-        None if seen_end is None else address(seen_end, torch.int32, "seen_end"),
-        float_address(lse_TN, "lse"),
-        plane_stride,
-        page_stride,
-        qkv_TC.stride(0),
-        metadata.block_size,
-        metadata.block_table.stride(0),
-        params.num_heads,
-        params.num_kv_heads,
-        params.head_dim,
-        params.value_dim,
-        params.window,
-        int(params.causal),
-        params.chunk,
-        dtype_number(kv_cache.dtype, "the KV cache"),
-        params.scale,
-        params.soft_cap,
+    _ATTENTION(
+        len(qkv_TC),
+        qkv=qkv_TC,
+        **_pages(kv_cache, metadata),
+        out=out_TNH,
+        query_start=metadata.query_start,
+        seq_lens=metadata.seq_lens,
+        table_rows=metadata.rows,
+        block_table=metadata.block_table,
+        shape=metadata.shape,
+        sinks=params.sinks,
+        alibi_slopes=params.alibi_slopes,
+        seen_end=metadata.seen_end if params.sees_items else None,
+        lse=lse_TN,
+        block_table_stride=metadata.block_table.stride(0),
+        num_heads=params.num_heads,
+        num_kv_heads=params.num_kv_heads,
+        head_dim=params.head_dim,
+        value_dim=params.value_dim,
+        window=params.window,
+        causal=params.causal,
+        chunk=params.chunk,
+        scale=params.scale,
+        soft_cap=params.soft_cap,
     )
-    tensors = (
-        qkv_TC,
-        kv_cache,
-        out_TNH,
-        metadata.query_start,
-        metadata.seq_lens,
-        metadata.rows,
-        metadata.block_table,
-        metadata.shape,
-        params.sinks,
-        params.alibi_slopes,
-        seen_end,
-        lse_TN,
-    )
-    run("paged_attention", call, qkv_TC.shape[0], *tensors)

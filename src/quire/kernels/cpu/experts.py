@@ -8,8 +8,7 @@ import dataclasses
 
 import torch
 
-from quire.kernels.cpu.arguments import structure
-from quire.kernels.cpu.binding import address, cpu_kernel, float_address, pack_panels, run
+from quire.kernels.cpu.binding import Operation, cpu_kernel, pack_panels
 from quire.kernels.cpu.library import DTYPES
 from quire.kernels.cpu.norm import NUMBERS
 from quire.kernels.types import ExpertScratch, ExpertWeights, LinearWeight, Routing
@@ -17,16 +16,16 @@ from quire.kernels.types import ExpertScratch, ExpertWeights, LinearWeight, Rout
 SCORINGS = {"softmax": 0, "sigmoid": 1, "sparsemixer": 2}
 
 
-_Route = structure(
-    "_Route",
-    pointers="logits bias ids weights",
+_ROUTE = Operation(
+    "moe_route",
+    "logits bias ids:int weights",
     longs="experts top_k groups top_groups",
     ints="scoring renormalize",
     floats="scale jitter",
 )
-_Experts = structure(
-    "_Experts",
-    pointers="x ids weights out gate_up down gate_up_bias down_bias",
+_EXPERTS = Operation(
+    "moe_experts",
+    "x ids:int weights out gate_up:any down:any gate_up_bias down_bias",
     longs="d intermediate experts first top_k",
     ints="dtype kind gated clamped scales_input",
     floats="alpha limit",
@@ -55,21 +54,21 @@ def moe_route(
     weights_TK: torch.Tensor,
     bias_E: torch.Tensor | None = None,
 ) -> None:
-    call = _Route(
-        float_address(logits_TE, "logits"),
-        float_address(bias_E, "bias"),
-        address(ids_TK, torch.int32, "ids"),
-        float_address(weights_TK, "weights"),
-        routing.num_experts,
-        routing.top_k,
-        routing.groups,
-        routing.top_groups,
-        SCORINGS[routing.scoring],
-        int(routing.renormalize),
-        routing.scale,
-        routing.jitter,
+    _ROUTE(
+        len(logits_TE),
+        logits=logits_TE,
+        bias=bias_E,
+        ids=ids_TK,
+        weights=weights_TK,
+        experts=routing.num_experts,
+        top_k=routing.top_k,
+        groups=routing.groups,
+        top_groups=routing.top_groups,
+        scoring=SCORINGS[routing.scoring],
+        renormalize=routing.renormalize,
+        scale=routing.scale,
+        jitter=routing.jitter,
     )
-    run("moe_route", call, logits_TE.shape[0], logits_TE, bias_E, ids_TK, weights_TK)
 
 
 @cpu_kernel("pack_experts")
@@ -109,28 +108,25 @@ def moe_experts(
     if not isinstance(experts, PackedExperts):
         raise ValueError("these experts were not packed by the CPU kernels")
     clamp = experts.clamp
-    gate_up, down = experts.packed_gate_up, experts.packed_down
-    call = _Experts(
-        float_address(x_TD, "x"),
-        address(ids_TK, torch.int32, "ids"),
-        float_address(weights_TK, "weights"),
-        float_address(out_TD, "out"),
-        gate_up.data_ptr(),
-        down.data_ptr(),
-        float_address(experts.gate_up_bias_E2I, "gate_up_bias"),
-        float_address(experts.down_bias_ED, "down_bias"),
-        x_TD.shape[1],
-        experts.intermediate,
-        experts.count,
-        experts.first,
-        ids_TK.shape[1],
-        DTYPES[gate_up.dtype],
-        NUMBERS[kind],
-        int(experts.is_gated),
-        0 if clamp is None else 1 if clamp.offset else 2,
-        int(experts.scales_input),
-        0.0 if clamp is None else clamp.alpha,
-        0.0 if clamp is None else clamp.limit,
+    limits = {} if clamp is None else {"alpha": clamp.alpha, "limit": clamp.limit, "clamped": 1 if clamp.offset else 2}
+    _EXPERTS(
+        len(x_TD),
+        x=x_TD,
+        ids=ids_TK,
+        weights=weights_TK,
+        out=out_TD,
+        gate_up=experts.packed_gate_up,
+        down=experts.packed_down,
+        gate_up_bias=experts.gate_up_bias_E2I,
+        down_bias=experts.down_bias_ED,
+        d=x_TD.shape[1],
+        intermediate=experts.intermediate,
+        experts=experts.count,
+        first=experts.first,
+        top_k=ids_TK.shape[1],
+        dtype=DTYPES[experts.packed_gate_up.dtype],
+        kind=NUMBERS[kind],
+        gated=experts.is_gated,
+        scales_input=experts.scales_input,
+        **limits,
     )
-    tensors = (x_TD, ids_TK, weights_TK, out_TD, gate_up, down, experts.gate_up_bias_E2I, experts.down_bias_ED)
-    run("moe_experts", call, x_TD.shape[0], *tensors)

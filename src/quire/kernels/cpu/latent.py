@@ -3,34 +3,35 @@
 The argument structures are field by field those of `csrc/latent.h`.
 """
 
+from typing import Any
+
 import torch
 
 from quire.attention.interface import AttentionMetadata
-from quire.kernels.cpu.arguments import structure
-from quire.kernels.cpu.binding import cpu_kernel, pack_panels, run
+from quire.kernels.cpu.binding import Operation, cpu_kernel, pack_panels
 from quire.kernels.cpu.library import DTYPES
 from quire.kernels.types import HeadWeight, Rope
 
-_HeadLinear = structure(
-    "_HeadLinear", pointers="x packed out", longs="heads n k x_row x_head out_row out_head", ints="dtype"
+_HEAD_LINEAR = Operation(
+    "head_linear", "x:any packed:any out:any", longs="heads n k x_row x_head out_row out_head", ints="dtype"
 )
-_Latent = structure(
-    "_Latent",
-    pointers="q latent norm cos_sin slot_mapping positions cache out",
+_LATENT = Operation(
+    "latent_and_cache",
+    "q:any latent norm cos_sin slot_mapping:long positions:int cache:any out:any",
     longs="heads rank rotary_dim q_row q_head out_row out_head page_stride block_size",
     ints="interleaved dtype",
     floats="eps",
 )
 
 
-def _heads(x_TNK: torch.Tensor, name: str) -> tuple[int, int, int]:
-    """The address, and the steps from token to token and from head to head."""
+def _heads(x_TNK: torch.Tensor, name: str) -> dict[str, Any]:
+    """The arguments that tell of a tensor: itself, and the steps from token to token and from head to head."""
     if x_TNK.dtype is not torch.float32 or x_TNK.device.type != "cpu" or x_TNK.stride(2) != 1:
         raise ValueError(
             f"{name} must be a CPU tensor of torch.float32 whose heads are contiguous; it is {x_TNK.dtype} on"
             f" {x_TNK.device} with strides {x_TNK.stride()}"
         )
-    return x_TNK.data_ptr(), x_TNK.stride(0), x_TNK.stride(1)
+    return {name: x_TNK, f"{name}_row": x_TNK.stride(0), f"{name}_head": x_TNK.stride(1)}
 
 
 @cpu_kernel("pack_heads")
@@ -44,10 +45,9 @@ def head_linear(x_TNK: torch.Tensor, weight: HeadWeight, out_TNM: torch.Tensor) 
     packed = weight.packed
     if packed is None:
         raise ValueError("this weight was not packed by the CPU kernels")
-    (x, *x_steps), (out, *out_steps) = _heads(x_TNK, "x"), _heads(out_TNM, "out")
-    shape = (weight.heads, weight.out_features, weight.in_features)
-    call = _HeadLinear(x, packed.data_ptr(), out, *shape, *x_steps, *out_steps, DTYPES[weight.dtype])
-    run("head_linear", call, x_TNK.shape[0], x_TNK, packed, out_TNM)
+    shape = {"heads": weight.heads, "n": weight.out_features, "k": weight.in_features}
+    ends = _heads(x_TNK, "x") | _heads(out_TNM, "out")
+    _HEAD_LINEAR(len(x_TNK), packed=packed, **ends, **shape, dtype=DTYPES[weight.dtype])
 
 
 @cpu_kernel("latent_and_cache")
@@ -64,27 +64,22 @@ def latent_and_cache(
 ) -> None:
     if not latent_TC.is_contiguous() or not kv_cache[0, 0].is_contiguous():
         raise ValueError("latents and their pages must be contiguous")
-    cos_sin = rope.cos_sin
-    (q, *q_steps), (out, *out_steps) = _heads(q_TNE, "q"), _heads(out_TNE, "out")
-    call = _Latent(
-        q,
-        latent_TC.data_ptr(),
-        norm_R.data_ptr(),
-        cos_sin.data_ptr(),
-        metadata.slot_mapping.data_ptr(),
-        metadata.positions.data_ptr(),
-        kv_cache.data_ptr(),
-        out,
-        q_TNE.shape[1],
-        norm_R.shape[0],
-        rope.rotary_dim,
-        *q_steps,
-        *out_steps,
-        kv_cache.stride(1),
-        metadata.block_size,
-        int(rope.interleaved),
-        DTYPES[kv_cache.dtype],
-        eps,
+    _LATENT(
+        len(latent_TC),
+        **_heads(q_TNE, "q"),
+        **_heads(out_TNE, "out"),
+        latent=latent_TC,
+        norm=norm_R,
+        cos_sin=rope.cos_sin,
+        slot_mapping=metadata.slot_mapping,
+        positions=metadata.positions,
+        cache=kv_cache,
+        heads=q_TNE.shape[1],
+        rank=len(norm_R),
+        rotary_dim=rope.rotary_dim,
+        page_stride=kv_cache.stride(1),
+        block_size=metadata.block_size,
+        interleaved=rope.interleaved,
+        dtype=DTYPES[kv_cache.dtype],
+        eps=eps,
     )
-    tensors = (q_TNE, latent_TC, norm_R, cos_sin, kv_cache, metadata.slot_mapping, metadata.positions, out_TNE)
-    run("latent_and_cache", call, latent_TC.shape[0], *tensors)

@@ -6,10 +6,12 @@ that every batch size reads (`csrc/micro.h`), and the original is dropped.
 
 import torch
 
-from quire.kernels.cpu import arguments as native
-from quire.kernels.cpu.binding import address, cpu_kernel, dtype_number, float_address, pack_panels, run
+from quire.kernels.cpu.binding import Operation, cpu_kernel, dtype_number, pack_panels
 from quire.kernels.cpu.library import DTYPES
 from quire.kernels.types import LinearWeight
+
+_LINEAR = Operation("linear", "x packed:any bias out", longs="n k", ints="dtype")
+_EMBEDDING = Operation("embedding", "ids:int packed:any out", longs="n k", floats="scale", ints="accumulate dtype")
 
 
 def _packed(weight: LinearWeight) -> torch.Tensor:
@@ -33,38 +35,19 @@ def linear(x_TK: torch.Tensor, weight: LinearWeight, out_TN: torch.Tensor) -> No
     if width != weight.in_features or out_TN.shape[1] != weight.out_features or out_TN.shape[0] < rows:
         wanted = f"[{rows}, {weight.in_features}] and [{rows}, {weight.out_features}]"
         raise ValueError(f"x and out must be {wanted}; they are {list(x_TK.shape)} and {list(out_TN.shape)}")
-    call = native.LinearArguments(
-        float_address(x_TK, "x"),
-        packed.data_ptr(),
-        float_address(weight.bias, "bias"),
-        float_address(out_TN, "out"),
-        weight.out_features,
-        weight.in_features,
-        DTYPES[weight.dtype],
-    )
-    run("linear", call, x_TK.shape[0], x_TK, packed, weight.bias, out_TN)
+    _LINEAR(rows, x=x_TK, packed=packed, bias=weight.bias, out=out_TN, **_sizes(weight))
 
 
-def _embedding(ids_T: torch.Tensor, weight: LinearWeight, out_TD: torch.Tensor, scale: float, accumulate: int) -> None:
-    packed = _packed(weight)
-    call = native.EmbeddingArguments(
-        address(ids_T, torch.int32, "ids"),
-        packed.data_ptr(),
-        float_address(out_TD, "out"),
-        weight.out_features,
-        weight.in_features,
-        scale,
-        accumulate,
-        DTYPES[weight.dtype],
-    )
-    run("embedding", call, ids_T.shape[0], ids_T, packed, out_TD)
+def _sizes(weight: LinearWeight) -> dict[str, int]:
+    return {"n": weight.out_features, "k": weight.in_features, "dtype": DTYPES[weight.dtype]}
 
 
 @cpu_kernel("embedding")
 def embedding(ids_T: torch.Tensor, weight: LinearWeight, out_TD: torch.Tensor, scale: float = 1.0) -> None:
-    _embedding(ids_T, weight, out_TD, scale, 0)
+    _EMBEDDING(len(ids_T), ids=ids_T, packed=_packed(weight), out=out_TD, scale=scale, **_sizes(weight))
 
 
 @cpu_kernel("add_embedding")
 def add_embedding(ids_T: torch.Tensor, weight: LinearWeight, out_TD: torch.Tensor) -> None:
-    _embedding(ids_T, weight, out_TD, 1.0, 1)
+    tensors = {"ids": ids_T, "packed": _packed(weight), "out": out_TD}
+    _EMBEDDING(len(ids_T), **tensors, scale=1.0, accumulate=1, **_sizes(weight))

@@ -14,8 +14,7 @@ import math
 
 import torch
 
-from quire.kernels.cpu.arguments import structure
-from quire.kernels.cpu.binding import PANEL, cpu_kernel, float_address, run
+from quire.kernels.cpu.binding import PANEL, Operation, address, cpu_kernel, run, structure
 from quire.kernels.cpu.library import library
 from quire.kernels.packed import code_bits
 from quire.kernels.types import Int8Weight, PackedWeight
@@ -30,7 +29,7 @@ MAX_INT8_INPUTS = 1 << 16
 """Sums of so many products of bytes stay within 32 bits."""
 
 
-_PackCodes = structure("_PackCodes", pointers="codes packed", longs="n k stride lines", ints="kind")
+_PACK_CODES = Operation("pack_codes", "codes:any packed:any", longs="n k stride lines", ints="kind")
 _PackedLinear = structure(
     "_PackedLinear",
     pointers="x codes scale zero perm table digits input_scale bias out",
@@ -65,9 +64,8 @@ class CpuLayout:
             lib.recorder.refuse("a weight was packed")
         lines, panels = -(-k // block) * block // (4 if kind == BYTES else 8), -(-n // PANEL)
         self.packed, codes = lib.allocate(panels * lines * 64, torch.uint8), codes.contiguous()
-        row_bytes = codes.shape[1] * codes.element_size()
-        packing = _PackCodes(codes.data_ptr(), self.packed.data_ptr(), n, k, row_bytes, lines, kind)
-        run("pack_codes", packing, panels, codes, self.packed)
+        stride = codes.shape[1] * codes.element_size()
+        _PACK_CODES(panels, codes=codes, packed=self.packed, n=n, k=k, stride=stride, lines=lines, kind=kind)
         power = _power_of_two(scale_NG)
         scale = _panels(scale_NG / power)
         zero = None if zero_NG is None else _panels(zero_NG)
@@ -100,7 +98,8 @@ class CpuLayout:
             ValueError: rows that are not contiguous float32 on the CPU.
         """
         call = _PackedLinear.from_buffer_copy(self.call)
-        call.x, call.bias, call.out = map(float_address, (x_TK, bias_N, out_TN), ("x", "bias", "out"))
+        call.x, call.out = address(x_TK, "x"), address(out_TN, "out")
+        call.bias = None if bias_N is None else address(bias_N, "bias")
         run(operation, call, x_TK.shape[0], x_TK, bias_N, out_TN, *self.tensors)
 
 

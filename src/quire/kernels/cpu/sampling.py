@@ -7,8 +7,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from quire.kernels.cpu import arguments as native
-from quire.kernels.cpu.binding import address, cpu_kernel, float_address, run
+from quire.kernels.cpu.binding import Operation, cpu_kernel
+
+_ARGMAX = Operation(
+    "argmax",
+    "logits inverse_temperature seed:long position:long slots:int allowed:int threshold out:int",
+    longs="v words",
+)
+_THRESHOLDS = Operation("thresholds", "logits inverse_temperature top_k:int top_p min_p out", longs="v")
+_KEEP_ALLOWED = Operation("keep_allowed", "logits slots:int allowed:int", longs="v words")
 
 
 @cpu_kernel("filtered_gumbel_argmax")
@@ -23,17 +30,8 @@ def filtered_gumbel_argmax(
     threshold_S: torch.Tensor,
     out_S: torch.Tensor,
 ) -> None:
-    call = native.ThresholdsArguments(
-        float_address(logits_SV, "logits"),
-        float_address(inverse_temperature_S, "inverse_temperature"),
-        address(top_k_S, torch.int32, "top_k"),
-        float_address(top_p_S, "top_p"),
-        float_address(min_p_S, "min_p"),
-        float_address(threshold_S, "threshold"),
-        logits_SV.shape[1],
-    )
-    tensors = (logits_SV, inverse_temperature_S, top_k_S, top_p_S, min_p_S, threshold_S)
-    run("thresholds", call, logits_SV.shape[0], *tensors)
+    filters = {"top_k": top_k_S, "top_p": top_p_S, "min_p": min_p_S, "inverse_temperature": inverse_temperature_S}
+    _THRESHOLDS(len(logits_SV), logits=logits_SV, **filters, out=threshold_S, v=logits_SV.shape[1])
     _draw(logits_SV, None, None, threshold_S, inverse_temperature_S, seed_S, position_S, out_S)
 
 
@@ -145,10 +143,7 @@ def _are_all(index_N: torch.Tensor, count: int) -> bool:
 
 @cpu_kernel("argmax")
 def argmax(logits_SV: torch.Tensor, out_S: torch.Tensor) -> None:
-    call = native.ArgmaxArguments(
-        logits=float_address(logits_SV, "logits"), out=address(out_S, torch.int32, "out"), v=logits_SV.shape[-1]
-    )
-    run("argmax", call, logits_SV.shape[0], logits_SV, out_S)
+    _ARGMAX(len(logits_SV), logits=logits_SV, out=out_S, v=logits_SV.shape[-1])
 
 
 @cpu_kernel("gumbel_argmax")
@@ -186,30 +181,22 @@ def _draw(
     out_S: torch.Tensor,
 ) -> None:
     """Gumbel-max of what the rows' masks allow and of logits of at least their threshold; None: of everything."""
-    position_S = position_S.long()
-    call = native.ArgmaxArguments(
-        float_address(logits_SV, "logits"),
-        float_address(inverse_temperature_S, "inverse_temperature"),
-        address(seed_S, torch.int64, "seed"),
-        address(position_S, torch.int64, "position"),
-        address(slots_S, torch.int32, "slots"),
-        address(allowed_XW, torch.int32, "allowed"),
-        float_address(threshold_S, "threshold"),
-        address(out_S, torch.int32, "out"),
-        logits_SV.shape[-1],
-        0 if allowed_XW is None else allowed_XW.shape[1],
+    _ARGMAX(
+        len(logits_SV),
+        logits=logits_SV,
+        inverse_temperature=inverse_temperature_S,
+        seed=seed_S,
+        position=position_S.long(),
+        slots=slots_S,
+        allowed=allowed_XW,
+        threshold=threshold_S,
+        out=out_S,
+        v=logits_SV.shape[-1],
+        words=0 if allowed_XW is None else allowed_XW.shape[1],
     )
-    tensors = (logits_SV, slots_S, allowed_XW, threshold_S, inverse_temperature_S, seed_S, position_S, out_S)
-    run("argmax", call, logits_SV.shape[0], *tensors)
 
 
 @cpu_kernel("keep_allowed")
 def keep_allowed(logits_SV: torch.Tensor, slots_S: torch.Tensor, allowed_XW: torch.Tensor) -> None:
-    call = native.KeepAllowedArguments(
-        float_address(logits_SV, "logits"),
-        address(slots_S, torch.int32, "slots"),
-        address(allowed_XW, torch.int32, "allowed"),
-        logits_SV.shape[1],
-        allowed_XW.shape[1],
-    )
-    run("keep_allowed", call, logits_SV.shape[0], logits_SV, slots_S, allowed_XW)
+    sizes = {"v": logits_SV.shape[1], "words": allowed_XW.shape[1]}
+    _KEEP_ALLOWED(len(logits_SV), logits=logits_SV, slots=slots_S, allowed=allowed_XW, **sizes)
