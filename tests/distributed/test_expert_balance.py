@@ -16,7 +16,7 @@ from tests.distributed.whole_engines import SETTINGS, tokens
 from tests.oracles.tiny_models import make_tiny_model
 
 from quire import LLM
-from quire.config.eplb import EplbConfig
+from quire.config.engine import EplbConfig
 from quire.distributed.communicator import Communicator
 from quire.engine.arg_utils import EngineArgs
 from quire.errors import ConfigError

@@ -139,7 +139,7 @@ _OF_A_HUB = """
 import asyncio, sys
 from quire import LLM, LoRARequest, SamplingParams
 from quire.config.hub.listing import HubSettings
-from quire.entrypoints.http.served_adapters import ServedAdapters
+from quire.entrypoints.http.adapter_finder import ServedAdapters
 from quire.lora.resolvers import active_resolvers
 if __name__ == "__main__":
     served = ServedAdapters([{"name": "style", "path": "owner/style"}])

@@ -1,7 +1,7 @@
 """What counters have gained within the last hour."""
 
 from quire.metrics.engine_metrics import EngineMetrics
-from quire.metrics.last_hour import LastHour
+from quire.metrics.history import LastHour
 
 
 def test_what_is_older_than_an_hour_is_not_counted() -> None:

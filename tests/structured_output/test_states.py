@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from quire.config import StructuredOutputsConfig
 from quire.sampling_params import StructuredOutputsParams
-from quire.structured_output.grammar_text import write_grammar
 from quire.structured_output.grammars import Grammars
-from quire.structured_output.guidance import GuidanceBackend
+from quire.structured_output.guidance import GuidanceBackend, write_grammar
 from quire.structured_output.json_states import read_rules
 from quire.structured_output.rows import RowGrammar
 from quire.structured_output.states import States

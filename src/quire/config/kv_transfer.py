@@ -48,11 +48,11 @@ KV_CONNECTORS: Registry[KVConnector] = Registry(
     {
         "memory": KVConnector("quire.core.kv_connector:NamedPages", "quire.worker.kv_tiers:MemoryTier"),
         "disk": KVConnector("quire.core.kv_connector:PagesOnDisk", "quire.worker.kv_tiers:DiskTier"),
-        "lmcache": KVConnector("quire.core.lmcache_pages:LmcachePages", "quire.worker.lmcache_tier:LmcacheTier"),
+        "lmcache": KVConnector("quire.core.lmcache:LmcachePages", "quire.worker.kv_tiers:LmcacheTier"),
         "tcp": KVConnector("quire.core.remote_pages:RemotePages", "quire.worker.tcp_tier:TcpTier"),
         "nccl": KVConnector("quire.core.remote_pages:RemotePages", "quire.worker.nccl_tier:NcclTier"),
-        "nixl": KVConnector("quire.core.remote_pages:RemotePages", "quire.worker.nixl_tier:NixlTier"),
-        "mooncake": KVConnector("quire.core.remote_pages:RemotePages", "quire.worker.mooncake_tier:MooncakeTier"),
+        "nixl": KVConnector("quire.core.remote_pages:RemotePages", "quire.worker.lent_tier:NixlTier"),
+        "mooncake": KVConnector("quire.core.remote_pages:RemotePages", "quire.worker.lent_tier:MooncakeTier"),
         HIDDEN_STATES: KVConnector("quire.core.state_files:StateFiles", "quire.worker.state_copies:StateCopies"),
     },
 )

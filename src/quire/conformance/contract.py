@@ -31,9 +31,7 @@ CHECKED_IN = (
     "attention_checks",
     "sampler_checks",
     "engine_checks",
-    "feature_checks",
     "rank_checks",
-    "process_checks",
     "kernel_checks",
 )
 """The modules of checks, in the report's order."""

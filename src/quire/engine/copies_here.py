@@ -8,7 +8,7 @@ import dataclasses
 from typing import Any, TypeVar
 
 from quire import envs
-from quire.config.eplb import read_eplb_config
+from quire.config.engine import read_eplb_config
 from quire.engine.settings import EngineSettings
 from quire.errors import ConfigError
 

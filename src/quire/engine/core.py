@@ -14,16 +14,15 @@ from quire.config.kv_spec import KVCacheConfig
 from quire.core.kv_planner import blocks_for_one_request, largest_model_len, plan_kv_cache
 from quire.core.output import SchedulerOutput
 from quire.core.preparations import Preparations
-from quire.engine.adapter_verbs import AdapterVerbs
 from quire.engine.collector import CollectorPause
 from quire.engine.copy_turns import CopyTurns
 from quire.engine.core_scheduler import make_scheduler
+from quire.engine.core_verbs import AdapterVerbs, ProfileVerbs
 from quire.engine.event_publisher import event_hooks
 from quire.engine.heartbeat import Heartbeat
 from quire.engine.hooks import AllHooks, make_hooks
 from quire.engine.messages import Ready, Standing, refusal_of
 from quire.engine.pausing import Pause, PauseState, check_mode, is_named
-from quire.engine.profile_verbs import ProfileVerbs
 from quire.engine.weights import BY_RPC, UTILITIES, WeightVerbs, fetch_missing_weights, restored, utility
 from quire.errors import CapacityError, ConfigError, EngineError, QuireError, RequestError
 from quire.executor.interface import Executor

@@ -6,6 +6,7 @@ The layer that owns the weight knows none of it.
 
 import abc
 import dataclasses
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, TypeAlias
 
@@ -330,3 +331,29 @@ class UnquantizedLinear(PlainProducts, LinearMethod):
 
     def weight_bytes(self, sources: Sequence[str], out_features: int, in_features: int, dtype: torch.dtype) -> int:
         return out_features * in_features * dtype.itemsize
+
+
+class BoundedLinear(UnquantizedLinear):
+    """Products by themselves, so that bounds stand around each; a part whose inputs have other bounds is computed apart."""
+
+    apply_normed = Products.apply_normed
+    apply_normed_gated = Products.apply_normed_gated
+    apply_add = Products.apply_add
+
+    def __init__(self) -> None:
+        self._parts: dict[str, list[tuple[slice, list[float]]]] = {}
+
+    def bound(self, name: str, bounds_P4: torch.Tensor, rows: Sequence[int]) -> None:
+        ends = list(itertools.accumulate(rows, initial=0))
+        self._parts[name] = list(zip(map(slice, ends, ends[1:]), bounds_P4.view(-1, 4).tolist(), strict=True))
+
+    def apply(self, x_TK: torch.Tensor, weight: LinearWeight, out_TN: torch.Tensor) -> None:
+        parts, within, product_TN = self._parts.get(weight.name), list[float](), out_TN
+        if parts is None:
+            ops.linear(x_TK, weight, out_TN)
+            return
+        for rows, (low, high, least, most) in parts:
+            if within != [low, high]:
+                product_TN, within = torch.empty_like(out_TN), [low, high]
+                ops.linear(x_TK.clamp(low, high), weight, product_TN)
+            torch.clamp(product_TN[:, rows], least, most, out=out_TN[:, rows])

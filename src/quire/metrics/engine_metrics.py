@@ -11,8 +11,7 @@ from typing import Protocol
 
 from quire.logger import init_logger
 from quire.metrics.events import EventKind, EventLog
-from quire.metrics.history import History
-from quire.metrics.last_hour import LastHour
+from quire.metrics.history import History, LastHour
 from quire.metrics.tenants import TenantTable
 from quire.request import AdapterStats, SchedulerStats
 

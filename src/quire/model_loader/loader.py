@@ -43,12 +43,11 @@ from quire.model_loader.checkpoint import DTYPE_NAMES, PLAIN_DTYPES, OwnMemory, 
 from quire.model_loader.device_reader import upload_tensors
 from quire.model_loader.dummy import dummy_weights
 from quire.model_loader.gguf_reader import GGUFReader
-from quire.model_loader.joined_reader import JoinedReader
-from quire.model_loader.mistral_reader import MistralReader
 from quire.model_loader.page_size import choose_block_size
 from quire.model_loader.safetensors_reader import SafetensorsReader
 from quire.model_loader.sharded_state import MAX_BYTES, PATTERN, copy_description, load_state, save_state
 from quire.model_loader.towers import borrow_towers, build_decoder
+from quire.model_loader.wrapped_readers import JoinedReader, MistralReader
 from quire.models.nested_text import text_only
 from quire.models.registry import BESIDE_TRANSFORMERS, TRANSFORMERS, Entry, ModelRegistry
 from quire.models.spec import DecoderSpec

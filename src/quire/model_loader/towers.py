@@ -12,12 +12,11 @@ from quire.attention.selector import select_backend
 from quire.config import EngineConfig
 from quire.config.borrowed_sight import sees_through_transformers
 from quire.distributed.communicator import SingleRank
-from quire.layers.bounded_linear import BoundedLinear
 from quire.layers.decoder import Decoder, attention_requests
 from quire.layers.encoder.cross_decoder import CrossDecoder
 from quire.layers.encoder.encoder import Encoder
 from quire.layers.interface import ModelContext
-from quire.layers.linear import UnquantizedLinear
+from quire.layers.linear import BoundedLinear, UnquantizedLinear
 from quire.layers.parallel import ParallelPlan
 from quire.layers.stages import cannot_part
 from quire.layers.tower import Tower, TowerDecoder

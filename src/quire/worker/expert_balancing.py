@@ -5,7 +5,7 @@ Every rank takes part in the same steps, so all come here at the same time. Know
 
 from collections.abc import Sequence
 
-from quire.config.eplb import EplbConfig
+from quire.config.engine import EplbConfig
 from quire.layers.moe import Mixture
 from quire.platforms.device import DeviceRuntime
 

@@ -1,6 +1,6 @@
-"""Tiers behind the device's pages: the host's memory, and files that outlive the engine.
+"""Tiers behind the device's pages: the host's memory, files that outlive the engine, and an LMCache server.
 
-A file has one page of one worker (`quire.kept_files`). Both tiers are bounded; what was used least recently goes first. Knows
+A file has one page of one worker (`quire.kept_files`). The first two are bounded; what was used least recently goes first. Knows
 names and bytes.
 """
 
@@ -12,6 +12,7 @@ import torch
 from quire.config import EngineConfig
 from quire.config.kv_transfer import SETTING
 from quire.core.kv_connector import folder_of
+from quire.core.lmcache import LmcacheClient
 from quire.errors import ConfigError
 from quire.kept_files import KeptFiles
 from quire.platforms.interface import DeviceRuntime
@@ -80,3 +81,23 @@ class DiskTier(PageTier):
 
     def write(self, name: bytes, page: torch.Tensor) -> list[bytes]:
         return self._files.write(name, [page.numpy().tobytes()])
+
+
+class LmcacheTier(PageTier):
+    """Keys of `kv_connector_extra_config`: see `quire.core.lmcache.LmcachePages`."""
+
+    def __init__(self, config: EngineConfig, runtime: DeviceRuntime) -> None:
+        self._reads, self._writes = LmcacheClient(config), LmcacheClient(config)
+        super().__init__(config, runtime)
+
+    def read(self, name: bytes) -> torch.Tensor:
+        return torch.frombuffer(bytearray(self._reads.get(name)), dtype=torch.uint8)
+
+    def gather(self, names: list[bytes]) -> torch.Tensor:
+        if (count := self._reads.count(names)) < len(names):
+            raise KeyError(f"the LMCache server has {count} of {len(names)} pages")
+        return super().gather(names)
+
+    def write(self, name: bytes, page: torch.Tensor) -> list[bytes]:
+        self._writes.put(name, page.numpy().data)
+        return []

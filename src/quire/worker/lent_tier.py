@@ -2,14 +2,19 @@
 answer says where they lie.
 
 Whoever asks reads them there, then asks whether they were still lent: rows are used anew when the connection has ended or took
-too long. Knows memory and addresses.
+too long. The libraries are NIXL (https://github.com/ai-dynamo/nixl) and Mooncake (https://github.com/kvcache-ai/Mooncake), over
+RDMA, TCP or what else they have. NIXL's own thread would keep a core busy while nothing is moved, so both sides drive a transfer
+themselves. Mooncake's engines talk to each other without a metadata server. Knows memory and addresses.
 """
 
 import abc
+import contextlib
 import functools
 import importlib
 import socket
+import threading
 import time
+import uuid
 from typing import Any
 
 import msgspec
@@ -17,11 +22,10 @@ import torch
 
 from quire.config import EngineConfig
 from quire.config.kv_transfer import SETTING, KVTransferConfig
-from quire.errors import ConfigError
+from quire.errors import ConfigError, refusing
 from quire.extras import install_command
 from quire.platforms.interface import DeviceRuntime
-from quire.worker.row_tier import RowTier
-from quire.worker.tcp_tier import ANSWER, DONE, receive, while_connected
+from quire.worker.tcp_tier import ANSWER, DONE, RowTier, receive, while_connected
 
 _MOST_ANSWER = 1 << 24
 
@@ -112,3 +116,105 @@ def import_library(module: str, connector: str, extra: str) -> Any:
             "'tcp' does the same over plain connections",
             setting=SETTING,
         ) from error
+
+
+class NixlTier(LentTier):
+    """Keys of `kv_connector_extra_config`: those of `tcp`, and `backends`, names of NIXL's (`["UCX"]`)."""
+
+    KEYS = (*LentTier.KEYS, "backends")
+    KIND = 2
+    PROGRESS_S = 0.0005
+
+    def open(self, transfer: KVTransferConfig, extra: dict[str, Any]) -> None:
+        self._nixl = import_library("nixl._api", "nixl", "nixl")
+        backends = extra.get("backends", ["UCX"])
+        what = f"{SETTING}.kv_connector_extra_config.backends={backends!r} cannot be used by NIXL"
+        with refusing(Exception, setting=SETTING, what=what):  # the library's exceptions have no common base
+            settings = self._nixl.nixl_agent_config(
+                backends=backends,
+                enable_prog_thread=False,
+                sync_mode=self._nixl.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT,
+            )
+            self._agent = self._nixl.nixl_agent(uuid.uuid4().hex, settings)
+            if missing := sorted(set(backends) - self._agent.backends.keys()):
+                raise ValueError(f"there is no {missing[0]!r}; there are {', '.join(self._agent.get_plugin_list())}")
+        self._others: dict[bytes, str] = {}
+        self._acquainting = threading.Lock()
+
+    def lend(self, memory: torch.Tensor) -> bytes:
+        self._agent.register_memory(memory)
+        return self._agent.get_agent_metadata()
+
+    def progress(self) -> None:
+        self._agent.get_new_notifs()
+
+    def read_lent(self, lent: Lent, into: torch.Tensor) -> None:
+        try:
+            here = self._agent.register_memory(into)
+            try:
+                self._read(lent, into)
+            finally:
+                self._agent.deregister_memory(here)
+        except Exception as error:
+            self._forget(lent.ticket)
+            raise OSError(f"NIXL: {error}") from error
+
+    def _read(self, lent: Lent, into: torch.Tensor) -> None:
+        size = into.shape[1]
+        source = self._agent.get_xfer_descs([(place, size, 0) for place in lent.places], "DRAM")
+        target = self._agent.get_xfer_descs([(row.data_ptr(), size, 0) for row in into], "DRAM")
+        handle = self._agent.initialize_xfer("READ", target, source, self._other(lent.ticket))
+        try:
+            state = self._agent.transfer(handle)
+            while state == "PROC":
+                time.sleep(self.PROGRESS_S)
+                state = self._agent.check_xfer_state(handle)
+        finally:
+            self._agent.release_xfer_handle(handle)
+        if state != "DONE":
+            raise OSError("the transfer has failed")
+
+    def _other(self, ticket: bytes) -> str:
+        """The name of another engine's agent."""
+        with self._acquainting:
+            if ticket not in self._others:
+                self._others[ticket] = self._agent.add_remote_agent(ticket)
+            return self._others[ticket]
+
+    def _forget(self, ticket: bytes) -> None:
+        with self._acquainting, contextlib.suppress(Exception):
+            self._agent.remove_remote_agent(self._others.pop(ticket))
+
+
+class MooncakeTier(LentTier):
+    """Keys of `kv_connector_extra_config`: those of `tcp`, and `protocol` of the transfer engine (`rdma`)."""
+
+    KEYS = (*LentTier.KEYS, "protocol")
+    KIND = 3
+
+    def open(self, transfer: KVTransferConfig, extra: dict[str, Any]) -> None:
+        protocol = extra.get("protocol", "rdma")
+        library = import_library("mooncake.engine", "mooncake", "mooncake")
+        self._engine = library.TransferEngine()
+        if not isinstance(protocol, str) or self._engine.initialize(transfer.kv_ip, "P2PHANDSHAKE", protocol, ""):
+            text = f"{SETTING}.kv_connector_extra_config.protocol={protocol!r} cannot be used by Mooncake at {transfer.kv_ip}"
+            raise ConfigError(text, setting=SETTING)
+        self._address = f"{transfer.kv_ip}:{self._engine.get_rpc_port()}"
+
+    def lend(self, memory: torch.Tensor) -> bytes:
+        self._register(memory)
+        return self._address.encode()
+
+    def read_lent(self, lent: Lent, into: torch.Tensor) -> None:
+        self._register(into)
+        try:
+            rows = [row.data_ptr() for row in into]
+            sizes = [into.shape[1]] * len(rows)
+            if self._engine.batch_transfer_sync_read(lent.ticket.decode(errors="replace"), rows, lent.places, sizes):
+                raise OSError("Mooncake: the transfer has failed")
+        finally:
+            self._engine.unregister_memory(into.data_ptr())
+
+    def _register(self, memory: torch.Tensor) -> None:
+        if self._engine.register_memory(memory.data_ptr(), memory.nbytes):
+            raise OSError(f"Mooncake cannot use {memory.nbytes} bytes of memory")

@@ -23,8 +23,7 @@ from quire.distributed.groups import has_library
 from quire.distributed.page_link import PageLink, open_meeting
 from quire.platforms.interface import DeviceRuntime, is_host_memory
 from quire.threads import begin_call
-from quire.worker.row_tier import RowTier
-from quire.worker.tcp_tier import ANSWER, receive, while_connected
+from quire.worker.tcp_tier import ANSWER, RowTier, receive, while_connected
 
 _PORT = struct.Struct("!H")
 """Where the two meet, at the address that was asked."""

@@ -2,9 +2,11 @@
 
 A request has the digest of what pages depend on besides their tokens, and names; the answer has all pages, where they lie
 (`quire.worker.lent_tier`), or a reason. Each worker serves its own part of pages at its own port. What does not come in time or
-whole is an error: the prompt is computed. Knows names and bytes.
+whole is an error: the prompt is computed. Pages that travel another way lie in one piece of memory (`RowTier`), which is taken
+when the engine starts: a row has one page, and is used anew when nobody keeps or sends it any more. Knows names and bytes.
 """
 
+import abc
 import concurrent.futures
 import contextlib
 import functools
@@ -12,6 +14,8 @@ import socket
 import struct
 import threading
 import time
+import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import torch
@@ -24,6 +28,7 @@ from quire.logger import init_logger
 from quire.platforms.interface import DeviceRuntime
 from quire.threads import begin_call
 from quire.worker.kv_tiers import MemoryTier
+from quire.worker.page_store import PageStore
 
 logger = init_logger(__name__)
 
@@ -162,6 +167,51 @@ class TcpTier(MemoryTier):
             self._server.close()
         self._clients.shutdown(wait=False, cancel_futures=True)
         super().shutdown()
+
+
+class RowTier(TcpTier):
+    """Keys of `kv_connector_extra_config`: those of `tcp`.
+
+    Attributes:
+        ticket: what others are told of the memory.
+    """
+
+    place = torch.device("cpu")
+    """Where the memory is."""
+    KIND: int
+    """Of an answer whose pages travel by this tier's means."""
+
+    def __init__(self, config: EngineConfig, runtime: DeviceRuntime) -> None:
+        super().__init__(config, runtime)
+        self._rows: torch.Tensor | None = None
+        self._free = deque[int]()
+        self.ticket = b""
+
+    @abc.abstractmethod
+    def lend(self, memory: torch.Tensor) -> bytes:
+        """Let others have what is in this memory until the engine ends; the ticket with which they do."""
+
+    def register_kv_caches(self, pages: PageStore) -> None:
+        super().register_kv_caches(pages)
+        transfer = self.config.kv_transfer
+        if self._rows is None and transfer is not None and transfer.saves:
+            count = self._most // pages.page_bytes + 1  # a page is kept before the oldest one goes
+            size = count * pages.page_bytes
+            try:
+                self._rows = torch.empty((count, pages.page_bytes), dtype=torch.uint8, device=self.place)
+                self.ticket = self.lend(self._rows)
+            except Exception as error:  # the libraries' exceptions have no common base
+                text = f"{size >> 20} MiB of memory cannot be lent to others ({error}): lower max_bytes, or raise "
+                raise ConfigError(f"{SETTING}: {text}the limit of locked memory", setting=SETTING) from error
+            self._free.extend(range(count))
+
+    def copy_of(self, page: torch.Tensor) -> torch.Tensor:
+        if self._rows is None or not self._free:
+            raise OSError("all memory for pages is being read by others")
+        number = self._free.popleft()
+        row = self._rows[number].copy_(page)
+        weakref.finalize(row, self._free.append, number).atexit = False  # nobody keeps or sends it any more
+        return row
 
 
 def _seconds(value: object) -> float:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.entrypoints.cli.serve_several import models_words
-from quire.entrypoints.several.memory_plan import Occupant, make_room
+from quire.entrypoints.several.host import Occupant, make_room
 from quire.entrypoints.several.models_file import flag_words, read_bytes, read_models_file
 from quire.errors import ConfigError
 

@@ -19,11 +19,10 @@ from quire.config.hub.listing import HubSettings
 from quire.config.limits import MAX_BATCH_FILE_BYTES
 from quire.engine.caller import CALLER
 from quire.entrypoints.fingerprint import build_fingerprint
-from quire.entrypoints.http.adapter_finder import AdapterFinder
+from quire.entrypoints.http.adapter_finder import AdapterFinder, Served, ServedAdapters
 from quire.entrypoints.http.admission import AdmissionGate
 from quire.entrypoints.http.decoding import MAX_BODY_BYTES, BodyDecoder
 from quire.entrypoints.http.errors import HTTPError, bad_field, not_ready
-from quire.entrypoints.http.served_adapters import Served, ServedAdapters
 from quire.entrypoints.http.siblings import Siblings
 from quire.lora.resolvers import active_resolvers
 from quire.metrics.prometheus import HttpMetrics

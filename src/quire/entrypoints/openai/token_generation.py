@@ -1,18 +1,23 @@
 """`POST /inference/v1/generate`: token ids in, token ids out, for programs that tokenize and detokenize themselves.
 
 The request brings `SamplingParams` as they are; what it does not set has their defaults, but `max_tokens`, which may then run to
-the end of the context.
+the end of the context. `POST /v1/chat/completions/render` and its like tell what would be sent here for another request.
 """
 
 from typing import Any
 
+import msgspec
+
 from quire.engine.input_processor import TokenizedPrompt
-from quire.entrypoints.http.errors import bad_field
+from quire.entrypoints.http.errors import HTTPError, bad_field
 from quire.entrypoints.http.state import ServerState
+from quire.entrypoints.openai.chat import prepare_chat
 from quire.entrypoints.openai.chunks import ChunkStream, ChunkWriter
+from quire.entrypoints.openai.completions import prepare_completion
 from quire.entrypoints.openai.generation import Generation, new_count
 from quire.entrypoints.openai.logprobs import chat_logprobs, finite, prompt_logprobs_json
 from quire.entrypoints.openai.prompts import check_token_ids
+from quire.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
 from quire.entrypoints.openai.sampling import resolve_max_tokens
 from quire.entrypoints.openai.token_protocol import (
     GeneratedChoice,
@@ -167,3 +172,30 @@ class TokenStream(ChunkStream):
 
     def write_text(self, text: str) -> bytes:
         raise NotImplementedError("a stream of tokens is more than its text")
+
+
+async def render_chat(state: ServerState, request: ChatCompletionRequest, public_id: str) -> GenerateRequest:
+    """A conversation as tokens. Raises what the client must be told, as both."""
+    return rendered(await prepare_chat(state, request, public_id))
+
+
+async def render_completion(state: ServerState, request: CompletionRequest, public_id: str) -> list[GenerateRequest]:
+    """Each prompt as tokens."""
+    return [rendered(part) for part in (await prepare_completion(state, request, public_id)).parts]
+
+
+def rendered(job: Generation[Any]) -> GenerateRequest:
+    """The tokens and parameters of a request that is ready to run. Raises HTTPError: it is more than these."""
+    if job.prompt.media or not isinstance(job.params, SamplingParams):
+        what = "use_beam_search" if not job.prompt.media else "media"
+        raise HTTPError(400, f"A request with {what} is more than tokens: it cannot be rendered.", code="not_supported")
+    params = msgspec.to_builtins(job.params, str_keys=True)
+    return GenerateRequest(
+        token_ids=list(job.prompt.token_ids),
+        sampling_params={name: value for name, value in params.items() if name not in INTERNAL},
+        model=job.model,
+        request_id=job.public_id,
+        stream=job.request.stream,
+        cache_salt=job.prompt.cache_salt,
+        priority=job.request.priority,
+    )

@@ -33,8 +33,7 @@ from quire.entrypoints.openai.prompts import require_tokenizer
 from quire.entrypoints.openai.protocol import ModelCard, ModelList
 from quire.entrypoints.responses.handlers import KEPT
 from quire.entrypoints.server.adapter_routes import ADAPTERS
-from quire.entrypoints.server.console_findings import CONSOLE_FINDINGS
-from quire.entrypoints.server.console_state import CONSOLE
+from quire.entrypoints.server.console_state import CONSOLE, CONSOLE_FINDINGS
 from quire.errors import EngineDeadError
 from quire.patch import describe as describe_patches
 from quire.version import __version__

@@ -58,8 +58,13 @@ from quire.entrypoints.openai.protocol import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from quire.entrypoints.openai.rendering import render_chat, render_completion
-from quire.entrypoints.openai.token_generation import TokenStream, answer_tokens, prepare_tokens
+from quire.entrypoints.openai.token_generation import (
+    TokenStream,
+    answer_tokens,
+    prepare_tokens,
+    render_chat,
+    render_completion,
+)
 from quire.entrypoints.openai.token_protocol import GenerateRequest, GenerateResponse
 from quire.entrypoints.pooling_api import pooling_protocol
 from quire.entrypoints.pooling_api.cohere import answer_cohere_embed

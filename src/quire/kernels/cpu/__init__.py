@@ -13,7 +13,6 @@ logger = init_logger(__name__)
 def register() -> None:
     """Make the native kernels known to the registry, and say so if they cannot serve. May be called again."""
     from quire.kernels.cpu import (  # register at import  # noqa: F401
-        adapters,
         attention,
         experts,
         latent,

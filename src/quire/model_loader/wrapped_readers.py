@@ -1,6 +1,6 @@
-"""Reads consolidated.safetensors under the names that the hub's checkpoints have, queries and keys in their order of rows."""
+"""Readers around another one: a checkpoint together with those that are parts of it, and Mistral's file under the hub's names."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from quire.config.hf_config import HFConfig
@@ -38,3 +38,27 @@ class MistralReader(WeightReader):
             module, _, suffix = name.rpartition(".")
             heads = self._heads.get(module.rpartition(".")[2]) if suffix in ("weight", "bias") else None
             yield name, tensor if heads is None else heads_in_halves(tensor[...], heads)
+
+
+class JoinedReader(WeightReader):
+    """The weights of several checkpoints.
+
+    Args:
+        own: the model's; of two tensors of one name, its is read.
+        parts: by what their tensors' names begin with in the whole.
+    """
+
+    def __init__(self, own: WeightReader, parts: Mapping[str, WeightReader]) -> None:
+        self._readers = {"": own, **parts}
+        self.path, self.infos = own.path, {}
+        for prefix, reader in self._readers.items():
+            self.infos = {prefix + name: info for name, info in reader.infos.items()} | self.infos
+
+    def stream(self) -> Iterator[tuple[str, Any]]:
+        """(name, tensor), one checkpoint after the other."""
+        told = set[str]()
+        for prefix, reader in self._readers.items():
+            for name, tensor in reader.stream():
+                if prefix + name not in told:
+                    told.add(prefix + name)
+                    yield prefix + name, tensor

@@ -1,19 +1,25 @@
-"""What an LMCache server (https://github.com/LMCache/LMCache, `lmcache_server HOST PORT`) is asked: whether it has a page, for
-the page, to keep one.
+"""Pages that an LMCache server keeps for engines of several hosts, as far as plans are concerned, and how the server is asked.
 
-Its messages are structs in the host's byte order. A key is a text whose parts LMCache names; a page has its name for the hash and
-its bytes as a binary object. Knows names and bytes; imports no torch.
+The server (https://github.com/LMCache/LMCache, `lmcache_server HOST PORT`) is asked in a thread how many pages of a request it
+has; until it has said so, workers try to fetch all of them. They ask it the same first, so that of a request of which it has some
+pages, those are fetched when that is known. Its messages are structs in the host's byte order. A key is a text whose parts
+LMCache names; a page has its name for the hash and its bytes as a binary object. Knows names and bytes; imports no torch.
 """
 
+import concurrent.futures
+import hashlib
 import io
 import socket
 import struct
 import threading
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from quire.config import EngineConfig
+from quire.config.kv_spec import KVCacheConfig
 from quire.config.kv_transfer import SETTING
+from quire.core.kv_connector import NamedPages, identity
+from quire.core.request_state import Request
 from quire.errors import ConfigError
 
 KEYS = ("remote_url", "secret")
@@ -92,3 +98,45 @@ class LmcacheClient:
         if len(data) < size:
             raise ConnectionError(f"the LMCache server has ended after {len(data)} of {size} bytes")
         return data
+
+
+class LmcachePages(NamedPages):
+    """Keys of `kv_connector_extra_config`: `remote_url`, `lm://HOST:PORT`; `secret`, without which nobody can make the names."""
+
+    def __init__(self, config: EngineConfig, kv_cache: KVCacheConfig) -> None:
+        super().__init__(config, kv_cache)
+        self._client = LmcacheClient(config)
+        self._asking = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="kv-ask")
+        self._counts: dict[str, concurrent.futures.Future[int]] = {}
+
+    def name_key(self) -> bytes:
+        assert self.config.kv_transfer is not None
+        secret = str(self.config.kv_transfer.kv_connector_extra_config.get("secret", ""))
+        text = f"{identity(self.config, across_hosts=True)} {self.config.kv_transfer.engine_id} {secret}"
+        return hashlib.blake2b(text.encode(), digest_size=32).digest()
+
+    def names_there(self, request: Request) -> Set[bytes]:
+        limit = (len(request.token_ids) - 1) // self._size
+        names = self._name(request, limit)[:limit]
+        count = self._counts.get(request.request_id)
+        if count is None:
+            count = self._counts[request.request_id] = self._asking.submit(self._count, names)
+        return set(names[: count.result()] if count.done() else names)
+
+    def _count(self, names: list[bytes]) -> int:
+        try:
+            return self._client.count(names)
+        except OSError:
+            return 0
+
+    def fetched(self, request: Request, problem: str | None) -> None:
+        count = self._counts.get(request.request_id)
+        start, end = self._wanted.get(request.request_id, (0, 0))
+        if problem and count and count.done() and start < count.result() < end:
+            del self._wanted[request.request_id]  # it has some: those are asked for now
+        else:
+            super().fetched(request, problem)
+
+    def request_finished(self, request: Request, block_ids: list[list[int]]) -> None:
+        super().request_finished(request, block_ids)
+        self._counts.pop(request.request_id, None)
