@@ -18,8 +18,9 @@ import numpy as np
 
 from quire import AsyncEngineArgs, AsyncLLM, LoRARequest, SamplingParams
 from quire.benchmarks import common
+from quire.engine.arg_parser import Flags, add_flags
 
-FLAGS: common.Flags = (
+FLAGS: Flags = (
     ("--model", "quire-demo", "the base"),
     ("--adapters", 1000, "adapters on disk"),
     ("--rank", 16, "of each"),
@@ -35,7 +36,7 @@ FLAGS: common.Flags = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    common.add_flags(parser, {"": FLAGS})
+    add_flags(parser, {"": FLAGS})
 
 
 async def run_side(

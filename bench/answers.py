@@ -13,7 +13,8 @@ import numpy as np
 from bench.tables import print_records
 from starlette.responses import Response
 
-from quire.benchmarks.common import flag, machine
+from quire.benchmarks.common import machine
+from quire.engine.arg_parser import flag
 from quire.entrypoints.http.long_bodies import encode, json_response
 from quire.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs_json
 from quire.entrypoints.pooling_api.pooling_protocol import PoolingData, PoolingResponse, PoolingUsage

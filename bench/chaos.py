@@ -24,6 +24,7 @@ from bench.poison import POISON
 from quire.benchmarks import common
 from quire.benchmarks.chaos import COLUMNS, Chaos, Row, find_process, markdown, print_rows
 from quire.benchmarks.own_server import started
+from quire.engine.arg_parser import flag
 from quire.entrypoints.http_client import ask
 from quire.errors import EngineError, QuireError
 from quire.processes import family
@@ -337,11 +338,11 @@ def _is_running(pid: int) -> bool:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    common.flag(parser, "--streams", 64, "requests at once")
-    common.flag(parser, "--max-tokens", 64, "tokens an answer")
-    common.flag(parser, "--bench-seed", 0, "draws the requests and the times of the faults")
-    common.flag(parser, "--only", "", "only faults whose name has this text")
-    common.flag(parser, "--write", False, "put the table into docs/reliability.md and bench/results/chaos.json")
+    flag(parser, "--streams", 64, "requests at once")
+    flag(parser, "--max-tokens", 64, "tokens an answer")
+    flag(parser, "--bench-seed", 0, "draws the requests and the times of the faults")
+    flag(parser, "--only", "", "only faults whose name has this text")
+    flag(parser, "--write", False, "put the table into docs/reliability.md and bench/results/chaos.json")
 
 
 def run_command(args: argparse.Namespace) -> dict[str, Any]:

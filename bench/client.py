@@ -12,15 +12,16 @@ from typing import Any
 from quire.benchmarks import common, serve_metrics
 from quire.benchmarks.load import LoadJob, run_load
 from quire.benchmarks.own_server import started
+from quire.engine.arg_parser import flag
 from quire.entrypoints.http_client import Target
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    common.flag(parser, "--num-streams", 256, "answers at once")
-    common.flag(parser, "--output-len", 512, "tokens of an answer")
-    common.flag(parser, "--input-len", 512, "tokens of a prompt")
-    common.flag(parser, "--num-clients", 1, "client processes")
-    common.flag(parser, "--step-ms", 0.0, "time between two tokens of a stream (0: as fast as can be)")
+    flag(parser, "--num-streams", 256, "answers at once")
+    flag(parser, "--output-len", 512, "tokens of an answer")
+    flag(parser, "--input-len", 512, "tokens of a prompt")
+    flag(parser, "--num-clients", 1, "client processes")
+    flag(parser, "--step-ms", 0.0, "time between two tokens of a stream (0: as fast as can be)")
 
 
 @contextmanager

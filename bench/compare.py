@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from quire.benchmarks.common import machine, model_name, positive, print_columns
-from quire.engine.arg_parser import json_object
+from quire.benchmarks.common import machine, model_name, print_columns
+from quire.engine.arg_parser import json_object, positive
 from quire.errors import EngineError
 
 WORKLOADS = "decode:128:128,batch:32:64:256:32:128,prefill:2048"

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from quire.benchmarks import common
+from quire.engine.arg_parser import flag
 from quire.errors import ConfigError
 
 Message = dict[str, Any]
@@ -99,12 +100,12 @@ def _parsed(text: str) -> Any:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    common.flag(parser, "--num-examples", 100, "questions a task")
+    flag(parser, "--num-examples", 100, "questions a task")
     parser.add_argument("--tasks", nargs="+", metavar="TASK", help="only these tasks")
-    common.flag(parser, "--bench-seed", 0, "draws the questions (0: the first)")
-    common.flag(parser, "--max-tokens", 384, "most tokens of an answer")
+    flag(parser, "--bench-seed", 0, "draws the questions (0: the first)")
+    flag(parser, "--max-tokens", 384, "most tokens of an answer")
     parser.add_argument("--show-wrong", type=int, default=0, metavar="N", help="print up to N wrong answers a task")
-    common.flag(parser, "--no-progress", False, "no progress bar")
+    flag(parser, "--no-progress", False, "no progress bar")
     common.add_engine_arguments(parser)
 
 

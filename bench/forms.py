@@ -14,15 +14,16 @@ from bench.grammars import records
 from bench.tables import print_records
 
 from quire.benchmarks import common
+from quire.engine.arg_parser import flag, positive
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--batch-sizes", type=common.positive, nargs="+", default=[1, 8, 32], help="requests at once")
-    common.flag(parser, "--input-len", 64, "tokens a prompt")
-    common.flag(parser, "--output-len", 128, "tokens an answer")
-    common.flag(parser, "--rounds", 7, "rounds that are measured")
-    common.flag(parser, "--bench-seed", 0, "seed of prompts and draws")
-    common.flag(parser, "--temperature", 0.7, "sampling temperature")
+    parser.add_argument("--batch-sizes", type=positive, nargs="+", default=[1, 8, 32], help="requests at once")
+    flag(parser, "--input-len", 64, "tokens a prompt")
+    flag(parser, "--output-len", 128, "tokens an answer")
+    flag(parser, "--rounds", 7, "rounds that are measured")
+    flag(parser, "--bench-seed", 0, "seed of prompts and draws")
+    flag(parser, "--temperature", 0.7, "sampling temperature")
     common.add_engine_arguments(parser)
 
 

@@ -28,6 +28,7 @@ from bench.steady import FIRST_TOKEN, NUM_MARKS, open_clock
 
 from quire.benchmarks import common
 from quire.benchmarks.own_server import started
+from quire.engine.arg_parser import flag
 from quire.errors import EngineError
 
 _MARK = re.compile(rb" s(\d{4})")
@@ -122,10 +123,10 @@ OTHERS = ("/v1/chat/completions", "/v1/messages", "/v1/responses")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    common.flag(parser, "--streams", 256, "requests at once")
-    common.flag(parser, "--input-len", 512, "tokens a prompt")
-    common.flag(parser, "--output-len", 400, "tokens an answer")
-    common.flag(parser, "--step-ms", 10.0, "a step of the device, milliseconds")
+    flag(parser, "--streams", 256, "requests at once")
+    flag(parser, "--input-len", 512, "tokens a prompt")
+    flag(parser, "--output-len", 400, "tokens an answer")
+    flag(parser, "--step-ms", 10.0, "a step of the device, milliseconds")
 
 
 @contextlib.contextmanager

@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quire.benchmarks.common import flag, machine
+from quire.benchmarks.common import machine
 from quire.config import StructuredOutputsConfig
+from quire.engine.arg_parser import flag
 from quire.errors import RequestError
 from quire.sampling_params import StructuredOutputsParams
 from quire.structured_output.grammars import Grammars, RowGrammar

@@ -26,6 +26,7 @@ from quire.benchmarks import common
 from quire.config import EngineConfig, SchedulerConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec, KVKind
 from quire.core.output import ModelRunnerOutput, SchedulerOutput
+from quire.engine.arg_parser import flag, positive
 from quire.executor.interface import Executor
 
 VOCAB_SIZE = 151_936
@@ -233,12 +234,12 @@ def measure(
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--batch-sizes", type=common.positive, nargs="+", default=[1, 32, 256, 1000], help="requests")
-    parser.add_argument("--input-lens", type=common.positive, nargs="+", default=[128, 1000], help="tokens a prompt")
-    common.flag(parser, "--output-len", 256, "tokens an answer")
-    common.flag(parser, "--max-num-batched-tokens", 16384, "tokens a step (16,384)")
-    common.flag(parser, "--runs", 3, "runs of each case")
-    common.flag(parser, "--disable-detokenize", False, "make no text of the tokens")
+    parser.add_argument("--batch-sizes", type=positive, nargs="+", default=[1, 32, 256, 1000], help="requests")
+    parser.add_argument("--input-lens", type=positive, nargs="+", default=[128, 1000], help="tokens a prompt")
+    flag(parser, "--output-len", 256, "tokens an answer")
+    flag(parser, "--max-num-batched-tokens", 16384, "tokens a step (16,384)")
+    flag(parser, "--runs", 3, "runs of each case")
+    flag(parser, "--disable-detokenize", False, "make no text of the tokens")
 
 
 def run_command(args: argparse.Namespace) -> dict[str, Any]:

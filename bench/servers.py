@@ -20,6 +20,7 @@ from quire.benchmarks import common
 from quire.benchmarks.load import LoadJob, run_load
 from quire.benchmarks.own_server import started_server
 from quire.benchmarks.serve_metrics import build_figures
+from quire.engine.arg_parser import flag, positive
 from quire.entrypoints.http_client import Target
 from quire.errors import EngineError
 
@@ -29,16 +30,14 @@ _WORDS = ("time", "people", "water", "number", "house", "light", "story", "morni
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--streams", type=common.positive, nargs="+", default=[1, 16], help="requests at once (1 16)")
-    common.flag(parser, "--requests", 3, "requests a stream and round")
-    common.flag(parser, "--input-words", 48, "words a prompt")
-    common.flag(parser, "--output-len", 96, "tokens an answer")
-    common.flag(parser, "--rounds", 9, "rounds that are measured")
-    common.flag(
-        parser, "--base", THREAD, "the server to compare with: NAME=VALUE variables and flags, as a shell has them"
-    )
-    common.flag(parser, "--new", PROCESS, "the server in question, in the same way")
-    common.flag(parser, "--serve", "", "flags of both servers")
+    parser.add_argument("--streams", type=positive, nargs="+", default=[1, 16], help="requests at once (1 16)")
+    flag(parser, "--requests", 3, "requests a stream and round")
+    flag(parser, "--input-words", 48, "words a prompt")
+    flag(parser, "--output-len", 96, "tokens an answer")
+    flag(parser, "--rounds", 9, "rounds that are measured")
+    flag(parser, "--base", THREAD, "the server to compare with: NAME=VALUE variables and flags, as a shell has them")
+    flag(parser, "--new", PROCESS, "the server in question, in the same way")
+    flag(parser, "--serve", "", "flags of both servers")
 
 
 def split_words(text: str) -> tuple[dict[str, str], list[str]]:

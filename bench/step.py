@@ -14,16 +14,17 @@ import numpy as np
 from bench.tables import print_records
 
 from quire.benchmarks import common
+from quire.engine.arg_parser import flag, positive
 from quire.request import SchedulerStats
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--batch-sizes", type=common.positive, nargs="+", default=[1, 8, 32], help="requests that decode (1 8 32)"
+        "--batch-sizes", type=positive, nargs="+", default=[1, 8, 32], help="requests that decode (1 8 32)"
     )
-    common.flag(parser, "--input-len", 128, "tokens a prompt")
-    common.flag(parser, "--num-steps", 64, "steps that are measured")
-    common.flag(parser, "--bench-seed", 0, "seed of the prompts")
+    flag(parser, "--input-len", 128, "tokens a prompt")
+    flag(parser, "--num-steps", 64, "steps that are measured")
+    flag(parser, "--bench-seed", 0, "seed of the prompts")
     common.add_engine_arguments(parser)
 
 

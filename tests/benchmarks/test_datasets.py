@@ -5,14 +5,14 @@ import json
 
 import pytest
 
-from quire.benchmarks import common, datasets
-from quire.engine.arg_parser import ArgumentParser
+from quire.benchmarks import datasets
+from quire.engine.arg_parser import ArgumentParser, add_flags
 from quire.errors import ConfigError
 
 
 def parse(*words: str) -> argparse.Namespace:
     parser = ArgumentParser(prog="t")
-    common.add_flags(parser, datasets.flags(num_prompts=6, input_len=20, output_len=5))
+    add_flags(parser, datasets.flags(num_prompts=6, input_len=20, output_len=5))
     return parser.parse_args(list(words))
 
 

@@ -4,7 +4,8 @@ import argparse
 import dataclasses
 from typing import Any
 
-from quire.benchmarks import common, datasets
+from quire.benchmarks import datasets
+from quire.engine.arg_parser import add_flags
 
 __all__ = ["SampleRequest", "add_dataset_parser", "get_samples"]
 
@@ -26,7 +27,7 @@ def add_dataset_parser(parser: argparse.ArgumentParser) -> None:
     """Add the flags of data sets to a script's own."""
     groups = datasets.flags(num_prompts=1000, input_len=1024, output_len=128)
     groups["Requests"] = [row for row in groups["Requests"] if row[0] not in _OURS]
-    common.add_flags(parser, groups)
+    add_flags(parser, groups)
     parser.set_defaults(input_len=None, output_len=None)
     parser.add_argument("--seed", type=int, default=0, help="of random prompts")
     parser.add_argument("--enable-multimodal-chat", action="store_true", help=argparse.SUPPRESS)

@@ -9,7 +9,7 @@ import math
 import random
 from typing import Any
 
-from quire.benchmarks.common import Flags, positive
+from quire.engine.arg_parser import Flags, positive
 from quire.errors import ConfigError
 
 RAMPS = ("linear", "exponential")

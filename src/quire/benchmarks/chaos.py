@@ -18,6 +18,7 @@ import msgspec
 
 from quire.benchmarks import common
 from quire.benchmarks.own_server import is_healthy
+from quire.engine.arg_parser import Flags, add_flags
 from quire.entrypoints.http_client import OpenAIClient, Target, control
 from quire.errors import ConfigError, EngineError, QuireError
 from quire.processes import family
@@ -306,7 +307,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 # --- the command ---
 
-FLAGS: common.Flags = (
+FLAGS: Flags = (
     ("--url", "http://127.0.0.1:8000", "the server"),
     ("--api-key", None, "its key", {"metavar": "KEY"}),
     ("--streams", 64, "requests at once"),
@@ -327,7 +328,7 @@ FLAGS: common.Flags = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    common.add_flags(parser, {"": FLAGS})
+    add_flags(parser, {"": FLAGS})
 
 
 def run_command(args: argparse.Namespace) -> dict[str, Any]:

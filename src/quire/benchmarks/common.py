@@ -15,48 +15,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from quire.engine.arg_parser import bounded, human_int
+from quire.engine.arg_parser import Flags, add_flags
 from quire.errors import refusing
 
 ItemT = TypeVar("ItemT")
 
 LOWEST_TOKEN = 10
 """Random prompts leave out the first ids, where special tokens tend to be."""
-
-
-positive = bounded(human_int, "a whole number above 0", 1)
-
-
-def flag(parser: argparse._ActionsContainer, names: str, default: Any, text: str, **options: Any) -> None:
-    """Add a flag by its default, which decides its type (a switch for False) and ends the help.
-
-    Args:
-        names: with spaces between them, where there are several.
-        default: the help tells a text or a number.
-        text: the help; one that ends with a bracket tells its default itself.
-        options: more for `add_argument`; a whole number that has no `type` must be above 0, unless its default is 0.
-    """
-    if default is False:
-        options["action"] = "store_true"
-    else:
-        options["default"] = default
-        if isinstance(default, int | float):
-            options.setdefault("type", float if isinstance(default, float) else positive if default else int)
-        if isinstance(default, str | int | float) and default != "" and not text.endswith(")"):
-            text += f" ({default:g})" if isinstance(default, float) else f" ({default})"
-    parser.add_argument(*names.split(), help=text, **options)
-
-
-Flags = Sequence[tuple[str, Any, str] | tuple[str, Any, str, dict[str, Any]]]
-"""What `flag` takes, a row for each flag: names, default, text, and a dictionary of options where there are some."""
-
-
-def add_flags(parser: argparse.ArgumentParser, groups: Mapping[str, Flags]) -> None:
-    """Add flags by the titles of their groups; the empty title is no group."""
-    for title, flags in groups.items():
-        group = parser.add_argument_group(title) if title else parser
-        for names, default, text, *options in flags:
-            flag(group, names, default, text, **dict(*options))
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:

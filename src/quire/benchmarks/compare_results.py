@@ -10,6 +10,7 @@ from typing import Any
 
 from quire.benchmarks import common
 from quire.benchmarks.results import Row, column, direction, names_of, read_rows, spread
+from quire.engine.arg_parser import only
 
 THE_WORK = (
     *("benchmark", "dataset_name", "seed", "num_prompts", "num_requests", "num_streams", "batch_size", "dtype"),
@@ -19,12 +20,13 @@ THE_WORK = (
 """What must be equal for figures to be comparable."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("base", help="a result (JSON), several (JSON lines, a list), or a folder of them")
-    parser.add_argument("new", help="what is compared with it")
-    common.flag(parser, "--margin", 3.0, "differences below this many per cent are noise")
-    parser.add_argument("--metrics", nargs="+", metavar="NAME", help="only figures whose names contain one of these")
-    common.flag(parser, "--fail-if-worse", False, "exit code 1 if a figure is worse")
+add_arguments = only(
+    ("base", None, "a result (JSON), several (JSON lines, a list), or a folder of them"),
+    ("new", None, "what is compared with it"),
+    ("--margin", 3.0, "differences below this many per cent are noise"),
+    ("--metrics", None, "only figures whose names contain one of these", {"nargs": "+", "metavar": "NAME"}),
+    ("--fail-if-worse", False, "exit code 1 if a figure is worse"),
+)
 
 
 def run_command(args: argparse.Namespace) -> dict[str, Any]:

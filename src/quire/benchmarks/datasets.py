@@ -12,8 +12,8 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from quire.benchmarks.common import Flags, positive, random_tokens
-from quire.engine.arg_parser import bounded, human_int
+from quire.benchmarks.common import random_tokens
+from quire.engine.arg_parser import Flags, bounded, human_int, positive
 from quire.errors import ConfigError, refusing
 
 DATASETS = ("random", "sharegpt", "prefix_repetition", "custom")

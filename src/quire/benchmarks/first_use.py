@@ -26,6 +26,7 @@ from quire.benchmarks.http_load import Client, RequestRecord
 from quire.benchmarks.load import read_child, run_coroutine, write_child
 from quire.benchmarks.own_server import started_server
 from quire.benchmarks.startup import changed_engine_args
+from quire.engine.arg_parser import Flags
 from quire.entrypoints.http_client import Target, ask, control
 from quire.processes import read_message, start_child, write_message
 
@@ -80,7 +81,7 @@ class Gap(NamedTuple):
     at_s: float
 
 
-FLAGS: common.Flags = (
+FLAGS: Flags = (
     ("--num-streams", 4, "streams that run beside"),
     ("--stream-len", 512, "tokens of such a stream; then another one begins"),
     ("--long-input-len", 3000, "tokens of a long prompt"),

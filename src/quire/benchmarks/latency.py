@@ -5,9 +5,10 @@ import time
 from typing import Any
 
 from quire.benchmarks import common
+from quire.engine.arg_parser import Flags
 from quire.errors import ConfigError
 
-FLAGS: common.Flags = (
+FLAGS: Flags = (
     ("--input-len", 32, "tokens a prompt"),
     ("--output-len", 128, "tokens an answer"),
     ("--prefix-len", 0, "leading tokens that all prompts share"),

@@ -15,8 +15,9 @@ from typing import Any
 
 from quire.adapters import LoRARequest
 from quire.benchmarks import common
+from quire.engine.arg_parser import Flags
 
-FLAGS: common.Flags = (
+FLAGS: Flags = (
     ("--batch-sizes", [1, 32], "requests at once", {"type": int, "nargs": "+"}),
     ("--adapters", [1, 8], "adapters in a batch; requests take turns", {"type": int, "nargs": "+"}),
     ("--ranks", [16, 64], "ranks of the adapters", {"type": int, "nargs": "+"}),

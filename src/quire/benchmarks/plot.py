@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from xml.sax.saxutils import escape
 
-from quire.benchmarks.common import Flags, add_flags, write_text
+from quire.benchmarks.common import write_text
 from quire.benchmarks.results import Row, is_number, names_of, read_rows
+from quire.engine.arg_parser import Flags, add_flags
 from quire.errors import ConfigError
 
 WIDTH, HEIGHT = 860, 480

@@ -16,7 +16,7 @@ from typing import Any
 from quire.benchmarks import arrivals, common, datasets, serve_metrics
 from quire.benchmarks.datasets import CountTokens, Sample
 from quire.benchmarks.load import LoadJob, LoadResult, run_load
-from quire.engine.arg_parser import json_object
+from quire.engine.arg_parser import Flags, add_flags, json_object, positive
 from quire.entrypoints.http_client import Target, ask, control
 from quire.errors import ConfigError, EngineError
 
@@ -44,7 +44,7 @@ FALLBACK_VOCAB_SIZE = 1000
 """Ids below this are in every model's vocabulary, where the server does not tell its own."""
 
 
-SERVER: common.Flags = (
+SERVER: Flags = (
     ("--backend --endpoint-type", "openai", "protocol of the server", {"choices": tuple(BACKENDS)}),
     ("--base-url", None, "the server; else http://HOST:PORT", {"metavar": "URL"}),
     ("--host", "127.0.0.1", "the server's host"),
@@ -63,7 +63,7 @@ SERVER: common.Flags = (
     ("--start-server", False, "start `quire serve` for this run, and end it"),
     ("--server-args", None, "flags for the server that is started", {"metavar": "TEXT"}),
 )
-BODY: common.Flags = (
+BODY: Flags = (
     ("--temperature", 0.0, "0 is greedy (0)"),
     *(
         (f"--{name.replace('_', '-')}", None, "as in the protocol", {"type": kind})
@@ -83,11 +83,11 @@ BODY: common.Flags = (
         {"type": json_object, "metavar": "JSON"},
     ),
 )
-MEASURES: common.Flags = (
+MEASURES: Flags = (
     ("--seed --bench-seed", 0, "seed of prompts, lengths and arrivals"),
     ("--num-warmups", 1, "requests before measuring, one after another", {"type": int}),
     ("--num-clients", 1, "processes that send the requests"),
-    ("--vocab-size", None, "random ids are below it; else the server is asked", {"type": common.positive}),
+    ("--vocab-size", None, "random ids are below it; else the server is asked", {"type": positive}),
     ("--goodput", [], "service levels: ttft, tpot, e2el", {"nargs": "+", "metavar": "NAME:MS"}),
     ("--percentile-metrics", "ttft,tpot,itl,e2el", "latencies to show (all)"),
     ("--metric-percentiles", "99", "percentiles of them, with commas between"),
@@ -95,7 +95,7 @@ MEASURES: common.Flags = (
     ("--reset-prefix-cache", False, "empty the server's prefix cache before measuring"),
     ("--disable-tqdm", False, "show no progress"),
 )
-RESULT: common.Flags = (
+RESULT: Flags = (
     ("--save-result", False, "write the figures as JSON"),
     ("--save-detailed", False, "with every request's times and text"),
     ("--append-result", False, "add a line to the file"),
@@ -110,7 +110,7 @@ RESULT: common.Flags = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     data = datasets.flags(num_prompts=1000, input_len=1024, output_len=128)
     rest = {"Arrival": arrivals.FLAGS, "Body of a request": BODY, "Measures": MEASURES, "Result": RESULT}
-    common.add_flags(parser, {"Server": SERVER, **data, **rest})
+    add_flags(parser, {"Server": SERVER, **data, **rest})
 
 
 def run_command(args: argparse.Namespace) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 from quire.benchmarks import common
+from quire.engine.arg_parser import Flags
 from quire.errors import ConfigError
 
 PASSAGE = (
@@ -20,7 +21,7 @@ PASSAGE = (
     "town, where boats from the coast used to unload salt, timber and wool."
 )
 TOPICS = ("fox", "river", "clock", "king", "baker", "sailor", "robot", "garden", "bridge", "winter", "teacher", "owl")
-FLAGS: common.Flags = (
+FLAGS: Flags = (
     ("--pattern", "copy", "copy, random or stories", {"choices": ("copy", "random", "stories")}),
     ("--batch-sizes", "1,8,32", "requests at once, with commas"),
     ("--input-len", 512, "tokens a prompt"),

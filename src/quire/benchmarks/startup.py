@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 from quire.benchmarks import common
+from quire.engine.arg_parser import Flags
 from quire.errors import EngineError
 
 PHASES = ("interpreter", "import", "engine", "first_token", "total")
@@ -44,7 +45,7 @@ print("@startup " + json.dumps(phases), flush=True)
 """
 
 
-FLAGS: common.Flags = (
+FLAGS: Flags = (
     ("--num-iters", 5, "processes that are measured"),
     ("--num-iters-warmup", 1, "processes before that", {"type": int}),
     ("--input-len", 128, "tokens of the prompt"),

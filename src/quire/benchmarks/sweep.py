@@ -24,6 +24,7 @@ from quire.benchmarks import common
 from quire.benchmarks.own_server import RunningServer, running_server
 from quire.benchmarks.plot import AXES, USUAL_FIGURES, plot_figures
 from quire.benchmarks.results import Row, column, flatten, is_number, names_of
+from quire.engine.arg_parser import Flags, add_flags
 from quire.entrypoints.http_client import ask
 from quire.errors import ConfigError, EngineError, refusing
 
@@ -147,7 +148,7 @@ def runs_of(plan: Sequence[tuple[Parameters, list[Parameters]]], folder: str, co
 DEFINITION = "sweep.json"
 
 
-FLAGS: dict[str, common.Flags] = {
+FLAGS: dict[str, Flags] = {
     "Commands": (
         ("--bench-cmd", None, "the benchmark, for example `quire bench serve --model X`", {"metavar": "COMMAND"}),
         ("--serve-cmd", None, "the server; none if the benchmark needs none or one runs", {"metavar": "COMMAND"}),
@@ -183,7 +184,7 @@ FLAGS: dict[str, common.Flags] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("kind", nargs="?", choices=("serve",), help=argparse.SUPPRESS)  # `vllm bench sweep serve`
-    common.add_flags(parser, FLAGS)
+    add_flags(parser, FLAGS)
 
 
 def run_command(args: argparse.Namespace) -> dict[str, Any]:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.benchmarks import common, datasets
+from quire.engine.arg_parser import Flags
 from quire.errors import ConfigError
 
-FLAGS: common.Flags = (
+FLAGS: Flags = (
     ("--backend", "quire", "accepted for compatibility", {"choices": ("quire", "vllm")}),
     ("--bench-seed", 0, "seed of prompts and lengths"),
     ("--n", 1, "answers a prompt"),

@@ -10,7 +10,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from quire.config.checks import default_of
@@ -112,9 +112,46 @@ def _with_plain_numbers(text: str) -> str:
     return re.sub(r'"(?:[^"\\]|\\.)*"|(?<![\w.+-])(\d+(?:\.\d+)?[kmgtKMGT])(?!\w)', plain, text)
 
 
-def switch(parser: Any, names: str, text: str) -> None:
-    """Add a flag that is off unless it is given; `names` with spaces between them."""
-    parser.add_argument(*names.split(), action="store_true", help=text)
+positive = bounded(human_int, "a whole number above 0", 1)
+
+
+def flag(parser: Any, names: str, default: Any, text: str, **options: Any) -> None:
+    """Add a flag by its default, which decides its type (a switch for False) and ends the help.
+
+    Args:
+        parser: or a group of one.
+        names: with spaces between them, where there are several.
+        default: the help tells a text or a number.
+        text: the help; one that ends with a bracket tells its default itself.
+        options: more for `add_argument`; a whole number that has no `type` must be above 0, unless its default is 0.
+    """
+    if default is False:
+        options["action"] = "store_true"
+    elif default is not None:
+        options["default"] = default
+        if isinstance(default, int | float):
+            options.setdefault("type", float if isinstance(default, float) else positive if default else int)
+        if isinstance(default, str | int | float) and default != "" and not text.endswith(")"):
+            text += f" ({default:g})" if isinstance(default, float) else f" ({default})"
+    parser.add_argument(*names.split(), help=text, **options)
+
+
+Flag = tuple[str, Any, str] | tuple[str, Any, str, dict[str, Any]]
+"""What `flag` takes: names, default, text, and a dictionary of options where there are some."""
+Flags = Sequence[Flag]
+
+
+def add_flags(parser: argparse.ArgumentParser, groups: Mapping[str, Flags]) -> None:
+    """Add flags by the titles of their groups; the empty title is no group."""
+    for title, flags in groups.items():
+        group = parser.add_argument_group(title) if title else parser
+        for names, default, text, *options in flags:
+            flag(group, names, default, text, **dict(*options))
+
+
+def only(*flags: Flag) -> Callable[[argparse.ArgumentParser], None]:
+    """`add_arguments` of a command that has these flags and no others."""
+    return lambda parser: add_flags(parser, {"": flags})
 
 
 class ArgumentParser(argparse.ArgumentParser):

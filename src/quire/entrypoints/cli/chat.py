@@ -3,27 +3,29 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from quire.engine.arg_parser import Flags, only
+
 if TYPE_CHECKING:
     from quire.entrypoints.http_client import OpenAIClient
 
 
-def add_client_arguments(parser: argparse.ArgumentParser) -> None:
-    """What `chat` and `complete` share."""
-    parser.add_argument("--url", help="the server (the latest of `quire ps`, or else http://127.0.0.1:8000/v1)")
-    parser.add_argument("--model-name", metavar="NAME", help="the model; none means the first that the server lists")
-    parser.add_argument("--api-key", metavar="KEY", help="the server's key (or QUIRE_API_KEY)")
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="most tokens of an answer")
-    parser.add_argument("--temperature", type=float, metavar="X", help="sampling temperature; 0 is greedy")
-    parser.add_argument("--stats", action="store_true", help="tell tokens and seconds after each answer")
+CLIENT: Flags = (
+    ("--url", None, "the server (the latest of `quire ps`, or else http://127.0.0.1:8000/v1)"),
+    ("--model-name", None, "the model; none means the first that the server lists", {"metavar": "NAME"}),
+    ("--api-key", None, "the server's key (or QUIRE_API_KEY)", {"metavar": "KEY"}),
+    ("--max-tokens", None, "most tokens of an answer", {"type": int, "metavar": "N"}),
+    ("--temperature", None, "sampling temperature; 0 is greedy", {"type": float, "metavar": "X"}),
+    ("--stats", False, "tell tokens and seconds after each answer"),
+)
+"""What `chat` and `complete` share."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_client_arguments(parser)
-    parser.add_argument("-q", "--quick", metavar="MESSAGE", help="send one message, print the answer, leave")
-    parser.add_argument("--system-prompt", metavar="TEXT", help="what the model is told before the conversation")
-    parser.add_argument(
-        "--tools", metavar="FILE", help="JSON list of functions that the model may call; you give results"
-    )
+add_arguments = only(
+    *CLIENT,
+    ("-q --quick", None, "send one message, print the answer, leave", {"metavar": "MESSAGE"}),
+    ("--system-prompt", None, "what the model is told before the conversation", {"metavar": "TEXT"}),
+    ("--tools", None, "JSON list of functions that the model may call; you give results", {"metavar": "FILE"}),
+)
 
 
 def connect(args: argparse.Namespace) -> "tuple[OpenAIClient, dict[str, Any]]":

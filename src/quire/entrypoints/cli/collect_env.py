@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from importlib import metadata
 from typing import Any
 
+from quire.engine.arg_parser import only
 from quire.entrypoints.cli.terminal import columns
 
 PACKAGES = (
@@ -21,8 +22,9 @@ PACKAGES = (
 SECRETS = ("QUIRE_API_KEY",)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON")
+add_arguments = only(
+    ("--json", False, "print JSON"),
+)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from quire.engine.arg_parser import Flags, add_flags
 from quire.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
@@ -20,14 +21,28 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from quire.engine.arg_utils import EngineArgs
 
-    add = parser.add_argument
-    add(
-        "models", nargs="*", metavar="MODEL", help="local folders or hub ids; none: every model that there is a list of"
+    own: Flags = (
+        (
+            "models",
+            None,
+            "local folders or hub ids; none: every model that there is a list of",
+            {"nargs": "*", "metavar": "MODEL"},
+        ),
+        (
+            "--output",
+            None,
+            "a folder to ship; QUIRE_KERNEL_CACHE=DIR uses it (default: this user's own cache)",
+            {"metavar": "DIR"},
+        ),
+        (
+            "--capability",
+            None,
+            "compute capability, 90 for 9.0 (default: this machine's GPU, or else 90)",
+            {"type": int},
+        ),
+        ("--processes", 0, "compilers that run at a time (default: one a core)"),
     )
-    own_cache = "a folder to ship; QUIRE_KERNEL_CACHE=DIR uses it (default: this user's own cache)"
-    add("--output", metavar="DIR", help=own_cache)
-    add("--capability", type=int, help="compute capability, 90 for 9.0 (default: this machine's GPU, or else 90)")
-    add("--processes", type=int, default=0, help="compilers that run at a time (default: one a core)")
+    add_flags(parser, {"": own})
     EngineArgs.add_cli_args(parser)
 
 

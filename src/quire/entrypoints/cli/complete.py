@@ -2,16 +2,13 @@
 
 import argparse
 
+from quire.engine.arg_parser import only
+from quire.entrypoints.cli.chat import CLIENT, connect
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from quire.entrypoints.cli.chat import add_client_arguments
-
-    add_client_arguments(parser)
-    parser.add_argument("-q", "--quick", metavar="PROMPT", help="complete one prompt, print the text, leave")
+add_arguments = only(*CLIENT, ("-q --quick", None, "complete one prompt, print the text, leave", {"metavar": "PROMPT"}))
 
 
 def run(args: argparse.Namespace) -> int:
-    from quire.entrypoints.cli.chat import connect
     from quire.entrypoints.cli.terminal import LineReader, StreamedAnswer, talk, tell
 
     client, fields = connect(args)

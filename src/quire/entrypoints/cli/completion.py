@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from quire.engine.arg_parser import only
+
 PLAIN = re.compile(r"[\w.+:/-]+")
 
 
@@ -22,10 +24,6 @@ class Word(NamedTuple):
     after: str
     word: str
     about: str = ""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=tuple(SCRIPTS), metavar="SHELL", help="bash, zsh or fish")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -184,3 +182,7 @@ complete -c quire -f -a '(__quire_complete)'
 """
 
 SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
+
+add_arguments = only(
+    ("shell", None, "bash, zsh or fish", {"choices": tuple(SCRIPTS), "metavar": "SHELL"}),
+)

@@ -5,7 +5,7 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from quire.engine.arg_parser import switch
+from quire.engine.arg_parser import only
 from quire.entrypoints import exit_codes
 
 if TYPE_CHECKING:
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from quire.conformance.suite import Result
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--platform", default="auto", metavar="NAME", help="a platform, as --device of `quire serve` (default: auto)")
-    add("--only", nargs="+", default=[], metavar="CHECK", help="groups, names of checks, or patterns of names")
-    switch(parser, "--quick", "smaller and fewer cases, and no check that takes long")
-    switch(parser, "--list", "list the checks and end")
-    add("--json", metavar="PATH", help="write the report as JSON")
-    add("--html", metavar="PATH", help="write the report as a page that needs no other file")
-    add("--seed", type=int, default=0, help="of drawn shapes and values (default: 0)")
-    add("--jobs", type=int, default=0, metavar="N", help="checks at a time (default: half of the cores, at most 12)")
-    add("--timeout", type=float, default=300.0, metavar="S", help="seconds for one check (default: 300)")
+add_arguments = only(
+    ("--platform", "auto", "a platform, as --device of `quire serve` (default: auto)", {"metavar": "NAME"}),
+    ("--only", [], "groups, names of checks, or patterns of names", {"nargs": "+", "metavar": "CHECK"}),
+    ("--quick", False, "smaller and fewer cases, and no check that takes long"),
+    ("--list", False, "list the checks and end"),
+    ("--json", None, "write the report as JSON", {"metavar": "PATH"}),
+    ("--html", None, "write the report as a page that needs no other file", {"metavar": "PATH"}),
+    ("--seed", 0, "of drawn shapes and values (default: 0)"),
+    ("--jobs", 0, "checks at a time (default: half of the cores, at most 12)", {"metavar": "N"}),
+    ("--timeout", 300.0, "seconds for one check (default: 300)", {"metavar": "S"}),
+)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -9,40 +9,35 @@ import argparse
 import sys
 from pathlib import Path
 
-from quire.engine.arg_parser import bounded
+from quire.engine.arg_parser import Flags, add_flags, bounded
 from quire.errors import ConfigError
 
 TARGETS = ("docker", "compose", "kubernetes", "systemd", "prometheus")
 
 
-_size = bounded(int, "a number of 0 or more", 0)
+_COUNT = {"type": bounded(int, "a number of 0 or more", 0), "metavar": "N"}
+
+
+_OWN: Flags = (
+    ("--output", Path("deploy"), "where the files are written (deploy)", {"type": Path, "metavar": "FOLDER"}),
+    ("--force", False, "replace files that are there; the file of keys is kept"),
+    ("--name", "quire", "of the service, container or deployment"),
+    ("--image", None, "of the container (quire:VERSION)", {"metavar": "IMAGE"}),
+    ("--gpus", None, "devices of one server (as many as ranks; 0 for --device cpu)", _COUNT),
+    ("--replicas", 1, "servers in the cluster", _COUNT),
+    ("--router", False, "one address before them: `quire route`"),
+    ("--prefill-replicas", 0, "servers in the cluster that compute prompts for the others; with a router", _COUNT),
+    ("--max-replicas", 0, "servers are added up to so many, by KEDA; needs --prometheus (0: never)", _COUNT),
+    ("--scale-at", 32, "requests of one server, running and waiting, above which another is added", _COUNT),
+    ("--max-prefill-replicas", 0, "the same of servers that compute prompts (0: never)", _COUNT),
+    ("--prefill-scale-at", 4, "requests of one of these, above which another is added", _COUNT),
+    ("--prometheus", "", "where KEDA asks for these requests", {"metavar": "URL"}),
+    ("--storage", "100Gi", "of the cluster's volume for models", {"metavar": "SIZE"}),
+)
 
 
 def _add_own(parser: argparse.ArgumentParser) -> None:
-    own = parser.add_argument_group("Deployment")
-    own.add_argument(
-        "--output", type=Path, default=Path("deploy"), metavar="FOLDER", help="where the files are written (deploy)"
-    )
-    own.add_argument("--force", action="store_true", help="replace files that are there; the file of keys is kept")
-    own.add_argument("--name", default="quire", help="of the service, container or deployment (quire)")
-    own.add_argument("--image", metavar="IMAGE", help="of the container (quire:VERSION)")
-    own.add_argument(
-        "--gpus", type=_size, metavar="N", help="devices of one server (as many as ranks; 0 for --device cpu)"
-    )
-    own.add_argument("--replicas", type=_size, default=1, metavar="N", help="servers in the cluster (1)")
-    own.add_argument("--router", action="store_true", help="one address before them: `quire route`")
-    text = "servers in the cluster that compute prompts for the others; with a router (0)"
-    own.add_argument("--prefill-replicas", type=_size, default=0, metavar="N", help=text)
-    text = "servers are added up to so many, by KEDA; needs --prometheus (0: never)"
-    own.add_argument("--max-replicas", type=_size, default=0, metavar="N", help=text)
-    text = "requests of one server, running and waiting, above which another is added (32)"
-    own.add_argument("--scale-at", type=_size, default=32, metavar="N", help=text)
-    text = "the same of servers that compute prompts (0: never)"
-    own.add_argument("--max-prefill-replicas", type=_size, default=0, metavar="N", help=text)
-    text = "requests of one of these, above which another is added (4)"
-    own.add_argument("--prefill-scale-at", type=_size, default=4, metavar="N", help=text)
-    own.add_argument("--prometheus", default="", metavar="URL", help="where KEDA asks for these requests")
-    own.add_argument("--storage", default="100Gi", metavar="SIZE", help="of the cluster's volume for models (100Gi)")
+    add_flags(parser, {"Deployment": _OWN})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from quire.engine.arg_parser import only
 from quire.entrypoints import exit_codes
 from quire.entrypoints.cli.top import ServerWatch
 from quire.entrypoints.findings import FINE, LOOK, WRONG, Finding, server_findings
@@ -22,11 +23,12 @@ _LITTLE_DISK = 5 * _GB
 _HERE = ("127.0.0.1", "localhost", "::1")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("url", nargs="?", metavar="URL", help="a server; none means those of `quire ps`, if any run")
-    parser.add_argument("--url", dest="named_url", metavar="URL", help="the same")
-    parser.add_argument("--api-key", metavar="KEY", help="the server's key (or QUIRE_API_KEY)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+add_arguments = only(
+    ("url", None, "a server; none means those of `quire ps`, if any run", {"nargs": "?", "metavar": "URL"}),
+    ("--url", None, "the same", {"dest": "named_url", "metavar": "URL"}),
+    ("--api-key", None, "the server's key (or QUIRE_API_KEY)", {"metavar": "KEY"}),
+    ("--json", False, "print JSON"),
+)
 
 
 def run(args: argparse.Namespace) -> int:

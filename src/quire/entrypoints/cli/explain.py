@@ -8,6 +8,7 @@ from typing import Any
 
 from quire.config import EngineConfig, HFConfig
 from quire.config.hub.listing import HubModel
+from quire.engine.arg_parser import Flags, add_flags
 from quire.entrypoints.cli.explain_platform import (
     explain_capabilities,
     explain_platform,
@@ -30,14 +31,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from quire.entrypoints.cli import serve
 
     contexts = [context.value for context in UsageContext]
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    text = "constants, too: the limits that no setting changes"
-    parser.add_argument("--all", dest="everything", action="store_true", help=text)
-    text = "whose defaults to show (default: server)"
-    parser.add_argument("--for", dest="usage", choices=contexts, default=UsageContext.API_SERVER.value, help=text)
+    usage = {"dest": "usage", "choices": contexts}
+    first: Flags = (
+        ("--json", False, "print JSON"),
+        ("--all", False, "constants, too: the limits that no setting changes", {"dest": "everything"}),
+        ("--for", UsageContext.API_SERVER.value, "whose defaults to show (default: server)", usage),
+    )
+    about = "tell about a platform instead of a model, also where its device is not there: cuda, rocm, xpu, mps, cpu, a plugin's"
+    add_flags(parser, {"": first})
     serve.add_arguments(parser)
-    text = "tell about a platform instead of a model, also where its device is not there: cuda, rocm, xpu, mps, cpu, a plugin's"
-    parser.add_argument("--platform", metavar="NAME", help=text)
+    add_flags(parser, {"": (("--platform", None, about, {"metavar": "NAME"}),)})
 
 
 def run(args: argparse.Namespace) -> int:

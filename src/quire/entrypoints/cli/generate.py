@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from quire.engine.arg_parser import Flags, add_flags
 from quire.errors import ConfigError, refusing
 
 SAMPLING = {
@@ -31,37 +32,33 @@ CHUNK = 1024
 """Prompts that are given to the engine at once; output is written after each chunk."""
 
 
+_FLAGS: Flags = (
+    ("model_tag", None, "a local folder or a hub id; none: the demo model", {"nargs": "?", "metavar": "MODEL"}),
+    ("-i --input", None, "prompts: .txt or .jsonl; - is standard input", {"required": True, "metavar": "FILE"}),
+    ("-o --output", "-", "answers as JSON lines (standard output, as for -)", {"metavar": "FILE"}),
+    ("--overwrite", False, "replace an output that exists"),
+    (
+        "--chat",
+        None,
+        "take each text as a user's message, or not: as a text to continue (default: as a message where the model has a "
+        "chat template, and a prompt in a JSON object as a text to continue)",
+        {"action": argparse.BooleanOptionalAction},
+    ),
+    ("--system-prompt", None, "what the model is told before each text that is a message", {"metavar": "TEXT"}),
+    ("--no-progress", False, "no progress bar"),
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from quire.engine.arg_utils import EngineArgs
 
-    parser.add_argument(
-        "model_tag", nargs="?", metavar="MODEL", help="a local folder or a hub id; none: the demo model"
-    )
-    parser.add_argument(
-        "-i", "--input", required=True, metavar="FILE", help="prompts: .txt or .jsonl; - is standard input"
-    )
-    parser.add_argument(
-        "-o", "--output", default="-", metavar="FILE", help="answers as JSON lines; - is standard output"
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace an output that exists")
-    parser.add_argument(
-        "--chat",
-        action=argparse.BooleanOptionalAction,
-        help=(
-            "take each text as a user's message, or not: as a text to continue (default: as a message where the model has a "
-            "chat template, and a prompt in a JSON object as a text to continue)"
-        ),
-    )
-    parser.add_argument(
-        "--system-prompt", metavar="TEXT", help="what the model is told before each text that is a message"
-    )
+    add_flags(parser, {"": _FLAGS})
     sampling = parser.add_argument_group("Sampling", "the model's generation config decides what is not given")
     for name, (kind, text) in SAMPLING.items():
         sampling.add_argument(f"--{name.replace('_', '-')}", dest=f"sampling_{name}", type=kind, help=text)
     sampling.add_argument("--sampling-seed", type=int, help="seed of each prompt's answers")
     sampling.add_argument("--stop", nargs="+", help="strings that end an answer")
     sampling.add_argument("--ignore-eos", action="store_true", help="go on after the end of sequence")
-    parser.add_argument("--no-progress", action="store_true", help="no progress bar")
     EngineArgs.add_cli_args(parser)
 
 

@@ -5,9 +5,11 @@ import json
 import time
 from pathlib import Path
 
+from quire.engine.arg_parser import only
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON")
+add_arguments = only(
+    ("--json", False, "print JSON"),
+)
 
 
 def run(args: argparse.Namespace) -> int:

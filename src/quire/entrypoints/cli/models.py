@@ -6,14 +6,15 @@ import json
 import sys
 from typing import Any
 
-from quire.engine.arg_parser import switch
+from quire.engine.arg_parser import only
 
 COLUMNS = ("TP", "PP", "LoRA", "quantized", "pooling", "multimodal")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("pattern", nargs="*", help="names of architectures, with shell wildcards; none: all")
-    switch(parser, "--json", "print JSON")
+add_arguments = only(
+    ("pattern", None, "names of architectures, with shell wildcards; none: all", {"nargs": "*"}),
+    ("--json", False, "print JSON"),
+)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -9,20 +9,23 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from quire.engine.arg_parser import switch
+from quire.engine.arg_parser import only
 from quire.entrypoints import exit_codes
 from quire.entrypoints.cli.terminal import columns
 from quire.errors import ConfigError, did_you_mean
 from quire.patch.plan import Status
 
 VERBS = ("list", "check", "explain")
+_VERBS = (
+    "list: each patch in a line; check: exit code 1 if something is wrong; explain: all of one patch, or of a target"
+)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    about = "list: each patch in a line; check: exit code 1 if something is wrong; explain: all of one patch, or of a target"
-    parser.add_argument("verb", choices=VERBS, help=about)
-    parser.add_argument("names", nargs="*", metavar="ID", help="ids of patches, or for explain also module:qualname")
-    switch(parser, "--json", "print JSON")
+add_arguments = only(
+    ("verb", None, _VERBS, {"choices": VERBS}),
+    ("names", None, "ids of patches, or for explain also module:qualname", {"nargs": "*", "metavar": "ID"}),
+    ("--json", False, "print JSON"),
+)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@ import json
 import sys
 from typing import Any
 
-from quire.engine.arg_parser import switch
+from quire.engine.arg_parser import Flags, add_flags
 from quire.entrypoints import exit_codes
 from quire.errors import ConfigError
 
@@ -13,11 +13,14 @@ from quire.errors import ConfigError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from quire.plugins.kinds import KINDS
 
-    parser.add_argument("action", nargs="?", choices=("list", "new", "kinds"), default="list", help="default: list")
-    parser.add_argument("kind", nargs="?", metavar="KIND", help=f"of a new plugin: {', '.join(KINDS)}")
-    parser.add_argument("name", nargs="?", metavar="NAME", help="of a new plugin, for example acorn")
-    parser.add_argument("--output", metavar="FOLDER", help="where the new package is written (quire-NAME)")
-    switch(parser, "--json", "print JSON")
+    flags: Flags = (
+        ("action", "list", "what to show or do", {"nargs": "?", "choices": ("list", "new", "kinds")}),
+        ("kind", None, f"of a new plugin: {', '.join(KINDS)}", {"nargs": "?", "metavar": "KIND"}),
+        ("name", None, "of a new plugin, for example acorn", {"nargs": "?", "metavar": "NAME"}),
+        ("--output", None, "where the new package is written (quire-NAME)", {"metavar": "FOLDER"}),
+        ("--json", False, "print JSON"),
+    )
+    add_flags(parser, {"": flags})
 
 
 def run(args: argparse.Namespace) -> int:

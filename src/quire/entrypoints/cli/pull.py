@@ -2,13 +2,13 @@
 
 import argparse
 
+from quire.engine.arg_parser import only
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "model", metavar="MODEL", help="a name at the hub: owner/name, or owner/name:Q4_K_M of GGUF files"
-    )
-    parser.add_argument("--revision", metavar="TEXT", help="branch, tag or commit")
-    parser.add_argument("--download-dir", metavar="FOLDER", help="where downloads are kept (HF_HOME)")
+add_arguments = only(
+    ("model", None, "a name at the hub: owner/name, or owner/name:Q4_K_M of GGUF files", {"metavar": "MODEL"}),
+    ("--revision", None, "branch, tag or commit", {"metavar": "TEXT"}),
+    ("--download-dir", None, "where downloads are kept (HF_HOME)", {"metavar": "FOLDER"}),
+)
 
 
 def run(args: argparse.Namespace) -> int:

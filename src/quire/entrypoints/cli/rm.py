@@ -3,9 +3,11 @@
 import argparse
 from pathlib import Path
 
+from quire.engine.arg_parser import only
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("models", nargs="+", metavar="MODEL", help="a model, as `quire list` shows it")
+add_arguments = only(
+    ("models", None, "a model, as `quire list` shows it", {"nargs": "+", "metavar": "MODEL"}),
+)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -2,25 +2,37 @@
 
 import argparse
 
+from quire.engine.arg_parser import only
 from quire.errors import ConfigError
 
+_SERVERS = {"action": "append", "metavar": "URL"}
 POLICIES = ("prefix", "load")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    text = "a server, for example http://127.0.0.1:8001; once for each"
-    parser.add_argument("--backend", action="append", default=[], metavar="URL", help=text)
-    text = "a server that computes prompts for these, which fetch their pages (--kv-transfer-config); once for each"
-    parser.add_argument("--prefill", action="append", default=[], metavar="URL", help=text)
-    text = "seconds that a prefill server may take; then the server that answers computes the prompt (30)"
-    parser.add_argument("--prefill-timeout", type=float, default=30.0, metavar="S", help=text)
-    parser.add_argument("--host", default="127.0.0.1", help="where to listen (127.0.0.1)")
-    parser.add_argument("--port", type=int, default=8000, help="where to listen (8000); 0 chooses one")
-    text = "prefix: least to compute, cached beginnings counted; load: least load alone (prefix)"
-    parser.add_argument("--policy", choices=POLICIES, default="prefix", help=text)
-    parser.add_argument(
-        "--check-every", type=float, default=1.0, metavar="S", help="seconds between two looks at /health (1)"
-    )
+add_arguments = only(
+    ("--backend", [], "a server, for example http://127.0.0.1:8001; once for each", _SERVERS),
+    (
+        "--prefill",
+        [],
+        "a server that computes prompts for these, which fetch their pages (--kv-transfer-config); once for each",
+        _SERVERS,
+    ),
+    (
+        "--prefill-timeout",
+        30.0,
+        "seconds that a prefill server may take; then the server that answers computes the prompt",
+        {"metavar": "S"},
+    ),
+    ("--host", "127.0.0.1", "where to listen"),
+    ("--port", 8000, "where to listen; 0 chooses one", {"type": int}),
+    (
+        "--policy",
+        "prefix",
+        "prefix: least to compute, cached beginnings counted; load: least load alone",
+        {"choices": POLICIES},
+    ),
+    ("--check-every", 1.0, "seconds between two looks at /health", {"metavar": "S"}),
+)
 
 
 def run(args: argparse.Namespace) -> int:

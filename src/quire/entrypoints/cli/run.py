@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire import envs
+from quire.engine.arg_parser import only
 from quire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,11 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_own(parser)
 
 
-def _add_own(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--web", action="store_true", help="open the console in a browser, in place of a talk in the terminal"
-    )
-    parser.add_argument("-m", "--message", metavar="TEXT", help="send one message, print the answer, leave")
+_add_own = only(
+    ("--web", False, "open the console in a browser, in place of a talk in the terminal"),
+    ("-m --message", None, "send one message, print the answer, leave", {"metavar": "TEXT"}),
+)
 
 
 def run(args: argparse.Namespace) -> int:

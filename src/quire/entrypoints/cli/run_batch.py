@@ -18,7 +18,7 @@ from collections.abc import Generator
 from io import BufferedReader
 from typing import TYPE_CHECKING
 
-from quire.engine.arg_parser import switch
+from quire.engine.arg_parser import Flags, add_flags
 from quire.errors import ConfigError, refusing
 
 if TYPE_CHECKING:
@@ -44,21 +44,32 @@ ONLINE = (
 """Of those groups, the flags that do not."""
 
 
+_FLAGS: Flags = (
+    ("-i --input-file", None, "requests: a path or an http(s) address", {"required": True, "metavar": "FILE"}),
+    (
+        "-o --output-file",
+        None,
+        "answers: a path, or an http(s) address to PUT to",
+        {"required": True, "metavar": "FILE"},
+    ),
+    ("--resume", False, "accept an output that exists and is complete; a run that was cut off goes on in any case"),
+    ("--overwrite", False, "replace an output that exists"),
+    (
+        "--output-tmp-dir",
+        None,
+        "where answers are kept until they are PUT (the system's temporary folder, without going on after an interruption)",
+        {"metavar": "DIR"},
+    ),
+    ("--max-inflight", None, "requests at once (twice --max-num-seqs)", {"type": int, "metavar": "N"}),
+    ("--no-progress", False, "no progress bar"),
+    ("--enable-metrics", False, "give /metrics on --host and --port while it runs"),
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from quire.engine.arg_utils import AsyncEngineArgs
 
-    add = parser.add_argument
-    add("-i", "--input-file", required=True, metavar="FILE", help="requests: a path or an http(s) address")
-    add("-o", "--output-file", required=True, metavar="FILE", help="answers: a path, or an http(s) address to PUT to")
-    switch(
-        parser, "--resume", "accept an output that exists and is complete; a run that was cut off goes on in any case"
-    )
-    switch(parser, "--overwrite", "replace an output that exists")
-    kept = "where answers are kept until they are PUT (the system's temporary folder, without going on after an interruption)"
-    add("--output-tmp-dir", metavar="DIR", help=kept)
-    add("--max-inflight", type=int, metavar="N", help="requests at once (twice --max-num-seqs)")
-    switch(parser, "--no-progress", "no progress bar")
-    switch(parser, "--enable-metrics", "give /metrics on --host and --port while it runs")
+    add_flags(parser, {"": _FLAGS})
     _add_answer_flags(parser)
     AsyncEngineArgs.add_cli_args(parser)
 

@@ -5,14 +5,15 @@ import json
 from typing import Any
 
 from quire.config.hub.huggingface import TIMEOUT_S
+from quire.engine.arg_parser import only
 from quire.errors import ConfigError
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("words", nargs="*", metavar="WORD", help="words of the model's name (any)")
-    parser.add_argument("--limit", type=int, default=20, metavar="N", help="most models to show (20)")
-    parser.add_argument("--any-task", action="store_true", help="also models that do not generate text")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+add_arguments = only(
+    ("words", None, "words of the model's name (any)", {"nargs": "*", "metavar": "WORD"}),
+    ("--limit", 20, "most models to show", {"type": int, "metavar": "N"}),
+    ("--any-task", False, "also models that do not generate text"),
+    ("--json", False, "print JSON"),
+)
 
 
 def run(args: argparse.Namespace) -> int:

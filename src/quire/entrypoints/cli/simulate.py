@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from quire.engine.arg_parser import Flags, add_flags, positive
 from quire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ HERE = "here"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from quire.benchmarks.common import Flags, add_flags, positive
     from quire.engine.arg_utils import EngineArgs
     from quire.simulator.step_costs import DEVICES
 

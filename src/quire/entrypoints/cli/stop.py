@@ -2,11 +2,17 @@
 
 import argparse
 
+from quire.engine.arg_parser import only
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    text = "a model, an address, a port or a process, as `quire ps` shows it; may be left out if only one server runs"
-    parser.add_argument("server", nargs="?", metavar="SERVER", help=text)
-    parser.add_argument("--all", action="store_true", help="all of them")
+add_arguments = only(
+    (
+        "server",
+        None,
+        "a model, an address, a port or a process, as `quire ps` shows it; may be left out if only one server runs",
+        {"nargs": "?", "metavar": "SERVER"},
+    ),
+    ("--all", False, "all of them"),
+)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from quire.descriptors import wait_readable
+from quire.engine.arg_parser import only
 from quire.entrypoints.cli.running import latest_url
 from quire.entrypoints.cli.terminal import BOLD, DIM, RESET, is_styled, printable
 from quire.entrypoints.http_client import OpenAIClient
@@ -189,14 +190,13 @@ SHOWN_EVENTS = 5
 NONE = "-"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "url", nargs="?", metavar="URL", help="the server (the latest of `quire ps`, or http://127.0.0.1:8000)"
-    )
-    parser.add_argument("--api-key", metavar="KEY", help="the server's key (or QUIRE_API_KEY)")
-    parser.add_argument("--interval", type=float, default=2.0, metavar="SECONDS", help="between two looks (2)")
-    parser.add_argument("--once", action="store_true", help="print one view of one interval, and leave")
-    parser.add_argument("--json", action="store_true", help="print each view as a line of JSON")
+add_arguments = only(
+    ("url", None, "the server (the latest of `quire ps`, or http://127.0.0.1:8000)", {"nargs": "?", "metavar": "URL"}),
+    ("--api-key", None, "the server's key (or QUIRE_API_KEY)", {"metavar": "KEY"}),
+    ("--interval", 2.0, "between two looks", {"metavar": "SECONDS"}),
+    ("--once", False, "print one view of one interval, and leave"),
+    ("--json", False, "print each view as a line of JSON"),
+)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -18,7 +18,7 @@ from quire import envs
 from quire.config.kv_transfer import extracted_layers, read_kv_transfer_config
 from quire.config.speculative import read_speculative_config
 from quire.engine.arg_help import HelpAction
-from quire.engine.arg_parser import ArgumentParser, ForeignFlag
+from quire.engine.arg_parser import ArgumentParser, ForeignFlag, only
 from quire.engine.arg_resolve import attention_backend
 from quire.engine.arg_utils import AsyncEngineArgs
 from quire.engine.arg_words import Option, split
@@ -69,9 +69,10 @@ class Translation:
         return [fate for fate in self.fates if fate.fate == ABSENT]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("line", metavar="COMMAND", help="vLLM's command, as one word: 'vllm serve MODEL --flag …'")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+add_arguments = only(
+    ("line", None, "vLLM's command, as one word: 'vllm serve MODEL --flag …'", {"metavar": "COMMAND"}),
+    ("--json", False, "print JSON"),
+)
 
 
 def run(args: argparse.Namespace) -> int:
