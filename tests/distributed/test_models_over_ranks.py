@@ -83,6 +83,8 @@ def test_fused_layers_over_two_ranks_compute_what_one_computes(tmp_path: Path) -
 def divides(architecture: str, overrides: dict[str, Any], size: int) -> bool:
     """Whether a shape's heads and widths can be shared evenly."""
     heads = next((overrides[key] for key in ("n_head", "n_heads", "num_attention_heads") if key in overrides), 4)
+    if architecture == "DiffLlamaForCausalLM":
+        heads //= 2  # pairs of them are shared
     kv_heads = overrides.get("num_key_value_heads", 2)
     widths = [overrides[key] for key in ("n_inner", "intermediate_size") if overrides.get(key)]
     fits = kv_heads % size == 0 or size % kv_heads == 0

@@ -45,11 +45,12 @@ COMMON = sorted({*ModelRegistry.get_supported_archs()} & {*dir(transformers)})
 
 
 def is_decoder(name: str) -> bool:
-    """Whether it is a decoder of its own, maybe behind an encoder that reads text. A class around a text model is not: its config
-    has the text model's in a part, which tiny values do not reach."""
+    """Whether it is a decoder of its own, maybe behind an encoder that reads text. A class around a text model, or with an eye,
+    is not: its config has parts, which tiny values do not reach."""
     module = ModelRegistry.resolve(name).load().__module__
     parts = getattr(getattr(transformers, name).config_class, "sub_configs", {})
-    return not any(part in module for part in ("pooling", "text_part", "whisper")) and "text_config" not in parts
+    is_whole = not any(part in module for part in ("pooling", "text_part", "whisper"))
+    return is_whole and not {"text_config", "vision_config"} & {*parts}
 
 
 def architectures() -> list[str]:
