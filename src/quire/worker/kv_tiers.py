@@ -4,7 +4,9 @@ A file has one page of one worker (`quire.kept_files`). The first two are bounde
 names and bytes.
 """
 
-from collections import OrderedDict
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -16,10 +18,13 @@ from quire.core.lmcache import LmcacheClient
 from quire.errors import ConfigError
 from quire.kept_files import KeptFiles
 from quire.platforms.interface import DeviceRuntime
-from quire.worker.page_connector import PageTier
+from quire.worker.page_connector import Pages, PageTier
+from quire.worker.page_store import PageStore
 
 MAX_BYTES = {"memory": 4 << 30, "disk": 32 << 30, "device": 1 << 30}
 """What a tier of one engine may take, unless `max_bytes` says otherwise."""
+BLOCK_BYTES = 64 << 20
+"""Of the host's memory, that the device is shown at once."""
 
 
 def _share(config: EngineConfig, tier: str, *known: str) -> int:
@@ -30,6 +35,33 @@ def _share(config: EngineConfig, tier: str, *known: str) -> int:
         message = f"{SETTING}.kv_connector_extra_config.max_bytes={most!r} must be a whole number above 0"
         raise ConfigError(message, setting=SETTING)
     return most // config.parallel.world_size
+
+
+class PageRows:
+    """Memory for pages, a row each. A row is used anew when nobody holds its tensor any more.
+
+    Args:
+        allocate: so many rows.
+        most: rows that there may be.
+        block: rows that are allocated together, when none is free.
+    """
+
+    def __init__(self, allocate: Callable[[int], torch.Tensor], most: int, block: int) -> None:
+        self._allocate, self._left, self._block = allocate, most, block
+        self._free = deque[torch.Tensor]()
+
+    def take(self) -> torch.Tensor:
+        """A row. Raises OSError: all are in use."""
+        if not self._free:
+            rows = min(self._block, self._left)
+            if not rows:
+                raise OSError("all memory for pages is in use")
+            self._left -= rows
+            self._free.extend(self._allocate(rows))
+        row = self._free.popleft()
+        held = row[:]
+        weakref.finalize(held, self._free.append, row).atexit = False
+        return held
 
 
 class MemoryTier(PageTier):
@@ -44,22 +76,46 @@ class MemoryTier(PageTier):
             OrderedDict[bytes, torch.Tensor](),
             0,
         )
+        self._rows: PageRows | None = None
         super().__init__(config, runtime)
+
+    def register_kv_caches(self, pages: PageStore) -> None:
+        super().register_kv_caches(pages)
+        if self._rows is None:
+            self._rows = self.make_rows(pages.page_bytes, self._most // pages.page_bytes + 1)
+
+    def make_rows(self, page_bytes: int, most: int) -> PageRows:
+        """Memory for one page more than may be kept: a page is kept before the oldest one goes."""
+
+        def allocate(rows: int) -> torch.Tensor:
+            return self.runtime.host_empty((rows, page_bytes), torch.uint8)
+
+        return PageRows(allocate, most, max(1, BLOCK_BYTES // page_bytes))
 
     def read(self, name: bytes) -> torch.Tensor:
         with self._lock:
             self._kept.move_to_end(name)
             return self._kept[name]
 
+    def gather(self, names: list[bytes]) -> Pages:
+        return [self.read(name) for name in names]
+
+    def bring(self, page: torch.Tensor) -> torch.Tensor:
+        return page  # it is copied once, to where it is kept
+
     def copy_of(self, page: torch.Tensor) -> torch.Tensor:
         """A page's bytes where they are kept. Raises OSError: there is no room."""
-        return page.clone()
+        assert self._rows is not None
+        return self._rows.take().copy_(page)
 
     def write(self, name: bytes, page: torch.Tensor) -> list[bytes]:
         removed: list[bytes] = []
         with self._lock:
-            if name not in self._kept:
-                self._kept[name] = self.copy_of(page)
+            is_kept = name in self._kept
+        row = None if is_kept else self.copy_of(page)
+        with self._lock:
+            if row is not None:
+                self._kept[name] = row
                 self._bytes += page.nbytes
             while self._bytes > self._most:
                 gone, old = self._kept.popitem(last=False)
@@ -93,7 +149,7 @@ class LmcacheTier(PageTier):
     def read(self, name: bytes) -> torch.Tensor:
         return torch.frombuffer(bytearray(self._reads.get(name)), dtype=torch.uint8)
 
-    def gather(self, names: list[bytes]) -> torch.Tensor:
+    def gather(self, names: list[bytes]) -> Pages:
         if (count := self._reads.count(names)) < len(names):
             raise KeyError(f"the LMCache server has {count} of {len(names)} pages")
         return super().gather(names)

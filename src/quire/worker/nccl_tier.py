@@ -81,9 +81,6 @@ class NcclTier(RowTier):
         self._store, self._meeting = open_meeting(self.config.kv_transfer.kv_ip)
         return _PORT.pack(self._meeting[1])
 
-    def bring(self, pages: torch.Tensor) -> torch.Tensor:
-        return super().bring(pages) if is_host_memory(self.place) else pages
-
     def copy_of(self, page: torch.Tensor) -> torch.Tensor:
         row = super().copy_of(page)
         self._wait_for_device()

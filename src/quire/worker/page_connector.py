@@ -13,6 +13,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from quire.codec import convert
@@ -25,8 +26,11 @@ from quire.worker.page_store import PageStore
 
 logger = init_logger(__name__)
 
-MOST_UNSAVED = 256 << 20
-"""Bytes that wait to be saved; pages beyond it are not saved."""
+MOST_UNSAVED = 1 << 30
+"""Bytes of the device's memory that wait to be saved; pages beyond it are not saved."""
+
+Pages = torch.Tensor | list[torch.Tensor]
+"""Several pages' bytes: [pages, page bytes], or one tensor each."""
 
 
 class KVConnectorWorker(abc.ABC):
@@ -81,13 +85,13 @@ class PageTier(KVConnectorWorker):
         super().__init__(config, runtime)
         self._transfers = Transfers()
         self._lock = threading.Lock()
-        self._fetched: dict[str, torch.Tensor] = {}
+        self._fetched: dict[str, Pages] = {}
         self._fetching: set[str] = set()
         self._released: set[str] = set()
         self._news = News()
         self.most_unsaved, self._unsaved = MOST_UNSAVED, 0
         self._readers = concurrent.futures.ThreadPoolExecutor(2, thread_name_prefix="kv-fetch")
-        self._to_save: queue.SimpleQueue[tuple[DeviceEvent, list[bytes], torch.Tensor] | None] = queue.SimpleQueue()
+        self._to_save: queue.SimpleQueue[tuple[DeviceEvent, list[bytes], Pages] | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._save, name="kv-save", daemon=True)
         self._writer.start()
         atexit.register(self.shutdown)  # a program that ends without ending its engine has its pages saved, too
@@ -100,13 +104,14 @@ class PageTier(KVConnectorWorker):
     def write(self, name: bytes, page: torch.Tensor) -> list[bytes]:
         """Keep a page, unless it is there already; the names that had to go. Raises OSError."""
 
-    def gather(self, names: list[bytes]) -> torch.Tensor:
-        """Several pages' bytes, [pages, page bytes]; raises as `read`."""
+    def gather(self, names: list[bytes]) -> Pages:
+        """Several pages' bytes; raises as `read`. Those that lie in memory from which the device copies by itself are one tensor
+        each, which nobody changes while it is held."""
         return torch.stack([self.read(name) for name in names])
 
-    def bring(self, pages: torch.Tensor) -> torch.Tensor:
-        """Submit the copy of pages to the memory from which `write` takes them."""
-        return self.runtime.host_empty(pages.shape, pages.dtype).copy_(pages, non_blocking=True)
+    def bring(self, page: torch.Tensor) -> torch.Tensor:
+        """A page where `write` takes it from. Called in the writer's thread."""
+        return page.cpu()
 
     def will_save(self, names: Sequence[bytes]) -> None:
         """These pages are on their way to the host."""
@@ -120,13 +125,13 @@ class PageTier(KVConnectorWorker):
         return self._readers.submit(self._fetch, request_id, names)
 
     def _fetch(self, request_id: str, names: list[bytes]) -> None:
-        pages: torch.Tensor | None = None
+        pages: Pages | None = None
         try:
             pages = self.gather(names)
-            if is_host_memory(pages.device):
+            if isinstance(pages, torch.Tensor) and is_host_memory(pages.device):
                 pages = self.runtime.pinned(pages)
-            if pages.shape[1] != self.pages.page_bytes:
-                raise ValueError(f"pages have {pages.shape[1]} bytes, not {self.pages.page_bytes}")
+            if pages[0].nbytes != self.pages.page_bytes:
+                raise ValueError(f"pages have {pages[0].nbytes} bytes, not {self.pages.page_bytes}")
         finally:
             with self._lock:
                 self._fetching.discard(request_id)
@@ -145,21 +150,36 @@ class PageTier(KVConnectorWorker):
                     self._released.add(request_id)
             loads = [(load, self._fetched.pop(load.request_id)) for load in self._transfers.loads]
         for load, pages in loads:
-            mine = pages[load.skip : load.skip + len(load.pages)]
-            here = mine.to(self.runtime.device(), non_blocking=True)
+            here = self._arrive(pages[load.skip : load.skip + len(load.pages)])
             self.runtime.reads(here)
-            self.pages.write(load.pages, here)
+            self.pages.write(self._index(load.pages), here)
+
+    def _arrive(self, pages: Pages) -> torch.Tensor:
+        """Submit the copy of pages to the device."""
+        if isinstance(pages, torch.Tensor):
+            return pages.to(self.runtime.device(), non_blocking=True)
+        here = torch.empty((len(pages), self.pages.page_bytes), dtype=torch.uint8, device=self.runtime.device())
+        for row, page in zip(here, pages, strict=True):
+            row.copy_(page, non_blocking=True)
+        event = self.runtime.event()
+        event.record()
+        self._to_save.put((event, [], pages))  # the writer's thread holds them as long as they are copied
+        return here
+
+    def _index(self, pages: list[int]) -> torch.Tensor:
+        return self.runtime.upload(np.array(pages))
 
     def wait_for_save(self) -> None:
         names, numbers = self._transfers.save_names, self._transfers.save_pages
         self._transfers = Transfers()
-        size = len(names) * self.pages.page_bytes
         with self._lock:
-            if not names or self._unsaved + size > self.most_unsaved:
-                return
-            self._unsaved += size
+            room = (self.most_unsaved - self._unsaved) // self.pages.page_bytes
+            names, numbers = names[:room], numbers[:room]
+            self._unsaved += len(names) * self.pages.page_bytes
+        if not names:
+            return
         self.will_save(names)
-        pages = self.bring(self.pages.read(numbers))
+        pages = self.pages.read(self._index(numbers))
         event = self.runtime.event()
         event.record()
         self._to_save.put((event, names, pages))
@@ -167,18 +187,19 @@ class PageTier(KVConnectorWorker):
     def _save(self) -> None:
         """The writer's thread."""
         self.runtime.adopt_thread()
-        while (entry := self._to_save.get()) is not None:
-            event, names, pages = entry
-            event.wait()
-            for name, page in zip(names, pages, strict=True):
-                self._save_one(name, page)
-                self.was_saved(name)
-            with self._lock:
-                self._unsaved -= pages.nbytes
+        with self.runtime.beside_steps():
+            while (entry := self._to_save.get()) is not None:
+                event, names, pages = entry
+                event.wait()
+                for name, page in zip(names, pages, strict=False):  # those that were copied to the device have no names
+                    self._save_one(name, page)
+                    self.was_saved(name)
+                with self._lock:
+                    self._unsaved -= len(names) * self.pages.page_bytes
 
     def _save_one(self, name: bytes, page: torch.Tensor) -> None:
         try:
-            removed = self.write(name, page)
+            removed = self.write(name, self.bring(page))
         except OSError as error:
             logger.warning_once("A page could not be saved: %s", error)
             return

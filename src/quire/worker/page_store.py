@@ -83,23 +83,21 @@ class PageStore:
         """Bytes of one page in all tensors."""
         return sum(tensor.nbytes for tensor in self.tensors) // self._kv_cache.num_blocks
 
-    def read(self, pages: list[int]) -> torch.Tensor:
-        """Copies of pages, of all tensors, as bytes [pages, page bytes] on the device."""
-        index = torch.tensor(pages)
+    def read(self, pages: torch.Tensor) -> torch.Tensor:
+        """Copies of pages (numbers on the device), of all tensors, as bytes [pages, page bytes] on the device."""
         parts = [
-            tensor.index_select(self._page_dimension, index.to(tensor.device)).movedim(self._page_dimension, 0)
-            for tensor in self.tensors
+            tensor.index_select(self._page_dimension, pages).movedim(self._page_dimension, 0) for tensor in self.tensors
         ]
         return torch.cat([part.reshape(len(pages), -1).view(torch.uint8) for part in parts], dim=1)
 
-    def write(self, pages: list[int], data: torch.Tensor) -> None:
+    def write(self, pages: torch.Tensor, data: torch.Tensor) -> None:
         """Fill pages with what `read` gave for as many."""
-        index, start, dimension = torch.tensor(pages), 0, self._page_dimension
+        start, dimension = 0, self._page_dimension
         for tensor in self.tensors:
             like = tensor.movedim(dimension, 0)[: len(pages)]
             end = start + like.nbytes // len(pages)
             part = data[:, start:end].contiguous().view(tensor.dtype).view(like.shape).movedim(0, dimension)
-            tensor.index_copy_(dimension, index.to(tensor.device), part)
+            tensor.index_copy_(dimension, pages, part)
             start = end
 
     def num_bytes(self) -> int:

@@ -14,8 +14,6 @@ import socket
 import struct
 import threading
 import time
-import weakref
-from collections import deque
 from collections.abc import Callable, Sequence
 
 import torch
@@ -27,8 +25,8 @@ from quire.errors import ConfigError, refusing
 from quire.logger import init_logger
 from quire.platforms.interface import DeviceRuntime
 from quire.threads import begin_call
-from quire.worker.kv_tiers import MemoryTier
-from quire.worker.page_store import PageStore
+from quire.worker.kv_tiers import MemoryTier, PageRows
+from quire.worker.page_connector import Pages
 
 logger = init_logger(__name__)
 
@@ -136,7 +134,7 @@ class TcpTier(MemoryTier):
 
     # What this engine asks others for.
 
-    def gather(self, names: list[bytes]) -> torch.Tensor:
+    def gather(self, names: list[bytes]) -> Pages:
         address, *names = names
         host, port = address.decode().split()
         place = (host, int(port) + self._rank)
@@ -181,37 +179,22 @@ class RowTier(TcpTier):
     KIND: int
     """Of an answer whose pages travel by this tier's means."""
 
-    def __init__(self, config: EngineConfig, runtime: DeviceRuntime) -> None:
-        super().__init__(config, runtime)
-        self._rows: torch.Tensor | None = None
-        self._free = deque[int]()
-        self.ticket = b""
+    ticket = b""
 
     @abc.abstractmethod
     def lend(self, memory: torch.Tensor) -> bytes:
         """Let others have what is in this memory until the engine ends; the ticket with which they do."""
 
-    def register_kv_caches(self, pages: PageStore) -> None:
-        super().register_kv_caches(pages)
-        transfer = self.config.kv_transfer
-        if self._rows is None and transfer is not None and transfer.saves:
-            count = self._most // pages.page_bytes + 1  # a page is kept before the oldest one goes
-            size = count * pages.page_bytes
-            try:
-                self._rows = torch.empty((count, pages.page_bytes), dtype=torch.uint8, device=self.place)
-                self.ticket = self.lend(self._rows)
-            except Exception as error:  # the libraries' exceptions have no common base
-                text = f"{size >> 20} MiB of memory cannot be lent to others ({error}): lower max_bytes, or raise "
-                raise ConfigError(f"{SETTING}: {text}the limit of locked memory", setting=SETTING) from error
-            self._free.extend(range(count))
-
-    def copy_of(self, page: torch.Tensor) -> torch.Tensor:
-        if self._rows is None or not self._free:
-            raise OSError("all memory for pages is being read by others")
-        number = self._free.popleft()
-        row = self._rows[number].copy_(page)
-        weakref.finalize(row, self._free.append, number).atexit = False  # nobody keeps or sends it any more
-        return row
+    def make_rows(self, page_bytes: int, most: int) -> PageRows:
+        if self.config.kv_transfer is None or not self.config.kv_transfer.saves:
+            return super().make_rows(page_bytes, 0)
+        try:
+            rows = torch.empty((most, page_bytes), dtype=torch.uint8, device=self.place)
+            self.ticket = self.lend(rows)
+        except Exception as error:  # the libraries' exceptions have no common base
+            text = f"{most * page_bytes >> 20} MiB of memory cannot be lent to others ({error}): lower max_bytes, or raise "
+            raise ConfigError(f"{SETTING}: {text}the limit of locked memory", setting=SETTING) from error
+        return PageRows(lambda _: rows, most, most)
 
 
 def _seconds(value: object) -> float:
