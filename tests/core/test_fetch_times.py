@@ -22,6 +22,7 @@ def a_model(ms_a_token: float = 1.0) -> CostModel:
 def fetched(times: FetchTimes, clock: Clock, num_tokens: int, seconds: float) -> None:
     times.begin("a", num_tokens, 0)
     clock.now += seconds
+    times.late()  # the core looks again and again
     times.end("a", has_come=True)
 
 
@@ -31,7 +32,7 @@ def test_what_has_come_faster_than_it_is_computed_is_fetched_and_nothing_else() 
     assert times.pays(1000, 0)  # nobody knows how fast it is
     fetched(times, clock, 1000, 0.5)
     assert times.pays(1000, 0) and times.pays(100, 5000)
-    fetched(times, clock, 1000, 20.0)
+    fetched(times, clock, 1000, 3.0)
     assert not times.pays(1000, 0)
     assert times.pays(4, 0)  # the difference is not worth a thought
 
@@ -72,6 +73,16 @@ def test_a_place_that_was_slow_is_tried_again() -> None:
     assert 5 < refused < 50
     fetched(times, clock, 1000, 0.01)
     assert times.pays(1000, 0)
+
+
+def test_what_comes_while_a_long_step_runs_is_not_slow() -> None:
+    clock = Clock()
+    times = FetchTimes(a_model(), 2048, clock)
+    times.late()
+    times.begin("a", 1000, 0)
+    clock.now += 60.0
+    times.end("a", has_come=True)
+    assert times.pays(1_000_000, 0) and times.late() == []
 
 
 def test_a_failure_tells_nothing_of_speed() -> None:

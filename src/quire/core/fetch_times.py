@@ -31,6 +31,8 @@ class FetchTimes:
     def __init__(self, cost_model: CostModel, most_tokens: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._cost_model, self._most_tokens, self._clock = cost_model, most_tokens, clock
         self._seconds = 0.0
+        self._looked = 0.0
+        """When `late` was asked last: what has ended since then came at an unknown time, and no later than it is noticed."""
         self._fetches: dict[str, tuple[float, int, float]] = {}
         """Of each that runs: when it began, its tokens, and when it shall be waited for no more."""
 
@@ -57,15 +59,15 @@ class FetchTimes:
         self._fetches[request_id] = (now, num_tokens, until)
 
     def end(self, request_id: str, *, has_come: bool) -> None:
-        """It has ended, with pages or without."""
+        """It has ended, with pages or without. The step that ran meanwhile is not its fault."""
         began, num_tokens, _ = self._fetches.pop(request_id)
         if has_come:
-            new = (self._clock() - began) / num_tokens
+            new = max(0.0, self._looked - began) / num_tokens
             self._seconds = _KEEPS * self._seconds + (1.0 - _KEEPS) * new if self._seconds else new
 
     def late(self) -> list[str]:
         """Requests that have waited as long as computing would have taken; each is told once."""
-        now = self._clock()
+        now = self._looked = self._clock()
         late = [request_id for request_id, (_, _, until) in self._fetches.items() if now > until]
         for request_id in late:
             began, num_tokens, _ = self._fetches[request_id]

@@ -17,9 +17,13 @@ from quire.core.kv_connector import folder_of
 from quire.core.lmcache import LmcacheClient
 from quire.errors import ConfigError
 from quire.kept_files import KeptFiles
+from quire.logger import init_logger
 from quire.platforms.interface import DeviceRuntime
+from quire.threads import begin_call
 from quire.worker.page_connector import Pages, PageTier
 from quire.worker.page_store import PageStore
+
+logger = init_logger(__name__)
 
 MAX_BYTES = {"memory": 4 << 30, "disk": 32 << 30, "device": 1 << 30}
 """What a tier of one engine may take, unless `max_bytes` says otherwise."""
@@ -43,22 +47,31 @@ class PageRows:
     Args:
         allocate: so many rows.
         most: rows that there may be.
-        block: rows that are allocated together, when none is free.
+        block: rows that are allocated together.
     """
 
     def __init__(self, allocate: Callable[[int], torch.Tensor], most: int, block: int) -> None:
         self._allocate, self._left, self._block = allocate, most, block
-        self._free = deque[torch.Tensor]()
+        self._blocks, self._free = deque[torch.Tensor](), deque[torch.Tensor]()
+
+    def fill(self) -> None:
+        """Allocate all rows; those that are there may be taken meanwhile."""
+        while (rows := min(self._block, self._left)) > 0:
+            self._blocks.append(self._allocate(rows))
+            self._left -= rows
+
+    def close(self) -> None:
+        """Allocate no more."""
+        self._left = 0
 
     def take(self) -> torch.Tensor:
-        """A row. Raises OSError: all are in use."""
-        if not self._free:
-            rows = min(self._block, self._left)
-            if not rows:
-                raise OSError("all memory for pages is in use")
-            self._left -= rows
-            self._free.extend(self._allocate(rows))
-        row = self._free.popleft()
+        """A row. Raises OSError: none is free."""
+        if not self._free and self._blocks:
+            self._free.extend(self._blocks.popleft())
+        try:
+            row = self._free.popleft()
+        except IndexError:
+            raise OSError("all memory for pages is in use, or not there yet") from None
         held = row[:]
         weakref.finalize(held, self._free.append, row).atexit = False
         return held
@@ -69,6 +82,8 @@ class MemoryTier(PageTier):
 
     KEYS: tuple[str, ...] = ()
     KIND_OF_MEMORY = "memory"
+    fills_first = False
+    """Whether the engine starts when all memory for pages is there, rather than while it is made."""
 
     def __init__(self, config: EngineConfig, runtime: DeviceRuntime) -> None:
         self._most, self._kept, self._bytes = (
@@ -83,6 +98,17 @@ class MemoryTier(PageTier):
         super().register_kv_caches(pages)
         if self._rows is None:
             self._rows = self.make_rows(pages.page_bytes, self._most // pages.page_bytes + 1)
+            filling = begin_call(self._fill, "kv-rows")  # pinned memory takes a third of a second a GB
+            if self.runtime.is_host or self.fills_first:
+                filling.result()
+
+    def _fill(self) -> None:
+        assert self._rows is not None
+        self.runtime.adopt_thread()
+        try:
+            self._rows.fill()
+        except RuntimeError as error:
+            logger.warning("The host has less memory for pages than max_bytes: %s", error)
 
     def make_rows(self, page_bytes: int, most: int) -> PageRows:
         """Memory for one page more than may be kept: a page is kept before the oldest one goes."""
@@ -91,6 +117,11 @@ class MemoryTier(PageTier):
             return self.runtime.host_empty((rows, page_bytes), torch.uint8)
 
         return PageRows(allocate, most, max(1, BLOCK_BYTES // page_bytes))
+
+    def shutdown(self) -> None:
+        if self._rows is not None:
+            self._rows.close()
+        super().shutdown()
 
     def read(self, name: bytes) -> torch.Tensor:
         with self._lock:

@@ -28,6 +28,8 @@ logger = init_logger(__name__)
 
 MOST_UNSAVED = 1 << 30
 """Bytes of the device's memory that wait to be saved; pages beyond it are not saved."""
+PAGE_READERS = 8
+"""Threads that read pages of requests, one page each."""
 
 Pages = torch.Tensor | list[torch.Tensor]
 """Several pages' bytes: [pages, page bytes], or one tensor each."""
@@ -91,6 +93,7 @@ class PageTier(KVConnectorWorker):
         self._news = News()
         self.most_unsaved, self._unsaved = MOST_UNSAVED, 0
         self._readers = concurrent.futures.ThreadPoolExecutor(2, thread_name_prefix="kv-fetch")
+        self._page_readers = concurrent.futures.ThreadPoolExecutor(PAGE_READERS, thread_name_prefix="kv-read")
         self._to_save: queue.SimpleQueue[tuple[DeviceEvent, list[bytes], Pages] | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._save, name="kv-save", daemon=True)
         self._writer.start()
@@ -98,7 +101,8 @@ class PageTier(KVConnectorWorker):
 
     @abc.abstractmethod
     def read(self, name: bytes) -> torch.Tensor:
-        """A page's bytes on the host. Raises KeyError, OSError or ValueError: it is not there, or not whole."""
+        """A page's bytes on the host; from several threads. Raises KeyError, OSError or ValueError: it is not there, or not
+        whole."""
 
     @abc.abstractmethod
     def write(self, name: bytes, page: torch.Tensor) -> list[bytes]:
@@ -107,7 +111,16 @@ class PageTier(KVConnectorWorker):
     def gather(self, names: list[bytes]) -> Pages:
         """Several pages' bytes; raises as `read`. Those that lie in memory from which the device copies by itself are one tensor
         each, which nobody changes while it is held."""
-        return torch.stack([self.read(name) for name in names])
+        pages = self.runtime.host_empty((len(names), self.pages.page_bytes), torch.uint8)
+        for _ in self._page_readers.map(self._read_into, pages, names):
+            pass
+        return pages
+
+    def _read_into(self, row: torch.Tensor, name: bytes) -> None:
+        page = self.read(name)
+        if page.nbytes != row.nbytes:
+            raise ValueError(f"pages have {page.nbytes} bytes, not {row.nbytes}")
+        row.copy_(page)
 
     def bring(self, page: torch.Tensor) -> torch.Tensor:
         """A page where `write` takes it from. Called in the writer's thread."""
@@ -214,6 +227,7 @@ class PageTier(KVConnectorWorker):
 
     def shutdown(self) -> None:
         atexit.unregister(self.shutdown)
-        self._readers.shutdown(wait=False, cancel_futures=True)
+        for readers in (self._readers, self._page_readers):
+            readers.shutdown(wait=False, cancel_futures=True)
         self._to_save.put(None)
         self._writer.join()

@@ -174,6 +174,7 @@ class RowTier(TcpTier):
         ticket: what others are told of the memory.
     """
 
+    fills_first = True
     place = torch.device("cpu")
     """Where the memory is."""
     KIND: int
