@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from quire.config import CacheConfig, MultiModalConfig, SchedulerConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheGroup, KVCacheSpec, KVKind
+from quire.core import encoding
 from quire.core.encoding import Encoding
 from quire.core.output import ModelRunnerOutput
 from quire.core.preparations import Preparations
@@ -18,6 +19,11 @@ from quire.errors import RequestError
 from quire.media import BESIDE, MediaItem
 from quire.request import EngineRequest
 from quire.sampling_params import SamplingParams
+
+
+@pytest.fixture(autouse=True)
+def every_item_is_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoding, "MOST_WITHIN", 0)
 
 
 def make_scheduler(
@@ -296,3 +302,15 @@ def test_new_weights_have_what_waits_encoded_again() -> None:
     worker.prepared = lambda wait_s: [worker.begun.pop()] if worker.begun else []
     run(scheduler, [], worker=worker)
     assert worker.num_encoded == {"a": 2}
+
+
+@pytest.mark.parametrize(("most", "ahead"), [(12, []), (11, ["b"]), (7, ["a", "b"])])
+def test_little_is_encoded_within_a_step_that_others_wait_for(monkeypatch, most, ahead) -> None:
+    monkeypatch.setattr(encoding, "MOST_WITHIN", most)
+    scheduler, worker = make_scheduler(16, 16, tokens=64, goes_ahead=True), BesideWorker()
+    decoding(scheduler, worker)
+    for name, count in (("a", 8), ("b", 4)):
+        scheduler.add_request(make_request(name, (name, 1, count), length=12))
+    step = scheduler.schedule()
+    scheduler.update(step, worker.run(step))
+    assert worker.ahead == ahead and [item.key for item in step.encodes] == [name for name in "ab" if name not in ahead]

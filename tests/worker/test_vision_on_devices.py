@@ -8,6 +8,7 @@ from tests.oracles.media_parity import COMMON
 from tests.oracles.tiny_vision import VisionOracle, make_tiny_vision
 
 from quire import LLM, SamplingParams
+from quire.core import encoding
 from quire.executor import selector
 from quire.media import MediaItem
 from quire.worker.item_encoder import ItemEncoder
@@ -19,6 +20,7 @@ def test_a_device_sees_what_transformers_sees(architecture, tokens, tmp_path, mo
     path = make_tiny_vision(architecture, tmp_path)
     platform = AsyncCpuPlatform("reference")
     monkeypatch.setattr(selector, "current_platform", lambda _name: platform)
+    monkeypatch.setattr(encoding, "MOST_WITHIN", 0)
     settings = {"max_num_batched_tokens": tokens, "max_num_seqs": 4, "async_scheduling": True}
     llm, beside = LLM(model=str(path), **(COMMON | settings)), list[str]()
     compute = ItemEncoder._compute_beside

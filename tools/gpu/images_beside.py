@@ -46,7 +46,10 @@ class Subject:
 
     def begin(self, *, beside: bool) -> None:
         """Forget what was computed."""
+        from quire.core import encoding
+
         self.encoding.goes_ahead = beside and self.can
+        encoding.MOST_WITHIN = 0
         self.core.reset_encoder_cache()
         self.core.reset_prefix_cache()
 

@@ -19,6 +19,9 @@ from quire.errors import RequestError
 from quire.media import EMBEDS, MADE_BEFORE, MediaItem
 from quire.request import EngineRequest
 
+MOST_WITHIN = 2048
+"""Embeddings that are computed within a step for which others wait: beside it they come later, and slow it all the same."""
+
 
 class NoEncoding:
     """A scheduler of requests that are text."""
@@ -174,10 +177,11 @@ class Encoding(NoEncoding):
         if not self.goes_ahead or not request.source.media:
             return None
         first = [item for item in _needed(request, start, count) if EMBEDS not in item.tensors]
-        is_missing = any(item.key not in self._kept for item in first)
+        missing = [item for item in first if item.key not in self._kept]
+        is_much = self._budget - self._left + sum(item.num_embeds for item in missing) > MOST_WITHIN
         coming = set[str]().union(*(keys for _, keys in self._early.values()))
         is_coming = request.request_id not in self._early and any(item.key in coming for item in first)
-        if not (is_coming or (is_missing and (others_wait or coming))):
+        if not (is_coming or (missing and ((others_wait and is_much) or coming))):
             self._early.get(request.request_id, (request, set[str]()))[1].clear()
             return None
         kept, told = set(self._kept), set(self._dropped)
