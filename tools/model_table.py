@@ -73,7 +73,8 @@ ELSEWHERE[tiny_molmo.ARCHITECTURE] = "Transformers (`tests/models/test_parity_vi
 ELSEWHERE["UltravoxModel"] = "Transformers' parts (`tests/models/test_parity_hearing.py`)"
 OMNI = "Qwen2_5OmniThinkerForConditionalGeneration"
 SPEAKS = ("Qwen2_5OmniModel", "Qwen2_5OmniForConditionalGeneration")
-ELSEWHERE |= dict.fromkeys(SPEAKS, "Transformers (`tests/models/test_parity_hearing.py`)")
+OMNI3, SPEAKS3 = "Qwen3OmniMoeThinkerForConditionalGeneration", "Qwen3OmniMoeForConditionalGeneration"
+ELSEWHERE |= dict.fromkeys((*SPEAKS, SPEAKS3), "Transformers (`tests/models/test_parity_hearing.py`)")
 """Whose comparison has a test of its own."""
 
 LIKE = {
@@ -82,6 +83,7 @@ LIKE = {
     "UltravoxModel": "LlavaForConditionalGeneration",
     **dict.fromkeys(CLASSIFIERS, "BertModel"),
     **dict.fromkeys(SPEAKS, OMNI),
+    SPEAKS3: OMNI3,
 }
 """Of which Transformers has no config, or one that wraps another, and whose config stands for it."""
 

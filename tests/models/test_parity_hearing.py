@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.oracles.media_parity import COMMON, SETTINGS, ask, assert_parity, draw_prompts, largest_difference
 from tests.oracles.tiny_encoder_decoder import draw_sound
-from tests.oracles.tiny_listeners import AUDIO, CONFIGS, OMNI, HearingOracle, make_tiny_listener
+from tests.oracles.tiny_listeners import AUDIO, CONFIGS, OMNI, OMNI3, HearingOracle, make_tiny_listener
 from tests.oracles.tiny_video import draw_film
 from tests.oracles.tiny_vision import draw_image
 
@@ -147,8 +147,11 @@ def test_parts_of_ultravox_may_be_checkpoints_of_their_own(folders, tmp_path):
         LLM(model=str(path), **COMMON)
 
 
-def test_omni_hears_and_sees_pictures_and_films_in_one_prompt_and_is_read_with_the_parts_that_speak(folders, tmp_path):
-    path = folders(OMNI)
+@pytest.mark.parametrize("architecture", [OMNI, OMNI3])
+def test_omni_hears_and_sees_pictures_and_films_in_one_prompt_and_is_read_with_the_parts_that_speak(
+    architecture, folders, tmp_path
+):
+    path = folders(architecture)
     (path / "preprocessor_config.json").write_text(
         json.dumps(
             {
@@ -158,7 +161,11 @@ def test_omni_hears_and_sees_pictures_and_films_in_one_prompt_and_is_read_with_t
             }
         )
     )  # fmt: skip
-    sound, image, film = SOUNDS["half"], draw_image(3, 24, 40), draw_film(9, 4, 16, 24, 3.0)
+    sound, image, film = (
+        SOUNDS["half"],
+        draw_image(3, 24, 40),
+        draw_film(9, 4, 16, 24, 3.0 if architecture == OMNI else 2.0),
+    )  # positions of the latter are whole then
     around = {"image": [AUDIO + 4, AUDIO + 3, AUDIO + 5], "audio": [AUDIO + 1, AUDIO, AUDIO + 2]}
     video = [AUDIO + 4, AUDIO + 6, AUDIO + 5]
     prompt = [5, 6, *around["image"], 7, *around["audio"], 8, *video, 3, *around["image"], 9]
@@ -188,9 +195,12 @@ def with_talker(path, whole):
     """The checkpoint as it is published: a part of one that speaks, too."""
     shutil.copytree(path, whole)
     fields = json.loads((path / "config.json").read_bytes())
-    outer = {"architectures": ["Qwen2_5OmniModel"], "model_type": "qwen2_5_omni", "thinker_config": fields}
+    kinds = {"qwen2_5_omni_thinker": ("Qwen2_5OmniModel", "token2wav.code2wav")}
+    kind = fields["model_type"]
+    name, wave = kinds.get(kind, ("Qwen3OmniMoeForConditionalGeneration", "code2wav.decoder.0"))
+    outer = {"architectures": [name], "model_type": kind.removesuffix("_thinker"), "thinker_config": fields}
     (whole / "config.json").write_text(json.dumps(outer | {"talker_config": {"hidden_size": 8}}))
     tensors = {"thinker." + name: tensor for name, tensor in load_file(path / "model.safetensors").items()}
-    tensors |= {"talker.model.norm.weight": torch.ones(8), "token2wav.code2wav.weight": torch.ones(8)}
+    tensors |= {"talker.model.norm.weight": torch.ones(8), wave + ".weight": torch.ones(8)}
     save_file(tensors, whole / "model.safetensors")
     return whole

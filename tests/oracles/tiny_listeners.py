@@ -25,6 +25,7 @@ _WHISPER: dict[str, Any] = {
     "max_source_positions": 50,
 }  # fmt: skip
 OMNI = "Qwen2_5OmniThinkerForConditionalGeneration"
+OMNI3 = "Qwen3OmniMoeThinkerForConditionalGeneration"
 CONFIGS: dict[str, dict[str, Any]] = {
     "Qwen2AudioForConditionalGeneration": {
         "text_config": TEXT | {"model_type": "qwen2"},
@@ -42,6 +43,27 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "audio_token_index": AUDIO,
         "image_token_index": AUDIO + 3,
         "video_token_index": AUDIO + 6,
+        "vision_start_token_id": AUDIO + 4,
+        "audio_start_token_id": AUDIO + 1,
+        "audio_end_token_id": AUDIO + 2,
+    },
+    OMNI3: {
+        "text_config": TEXT
+        | {
+            "head_dim": 32, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+            "rope_parameters": {
+                "rope_type": "default", "rope_theta": 1e4, "mrope_section": [6, 5, 5], "mrope_interleaved": True,
+            },
+        },
+        "vision_config": {
+            "depth": 3, "hidden_size": 32, "intermediate_size": 40, "out_hidden_size": 64, "num_heads": 2, "patch_size": 4,
+            "num_position_embeddings": 36, "deepstack_visual_indexes": [0, 1],
+        },
+        "audio_config": _WHISPER
+        | {"model_type": "qwen3_omni_moe_audio_encoder", "n_window_infer": 100, "downsample_hidden_size": 6, "output_dim": 64},
+        "audio_token_id": AUDIO,
+        "image_token_id": AUDIO + 3,
+        "video_token_id": AUDIO + 6,
         "vision_start_token_id": AUDIO + 4,
         "audio_start_token_id": AUDIO + 1,
         "audio_end_token_id": AUDIO + 2,
@@ -278,7 +300,7 @@ class HearingOracle:
                 inputs |= {"pixel_values_videos": pixels, "video_grid_thw": torch.tensor([grid])}
                 inputs["video_second_per_grid"] = torch.tensor([2 / (film.rate or 24.0)])
         if sounds:
-            inputs |= self._inputs(list(sounds))
+            inputs |= self._inputs(list(sounds), apart=not (images or film))
         if (given := inputs.pop("phi4", None)) is not None:
             inputs = {"inputs_embeds": phi4_embeddings(self.model, inputs["input_ids"], {}, given)}
             return self.model(**inputs).logits[0].log_softmax(-1)
@@ -288,12 +310,18 @@ class HearingOracle:
         ):  # each sound by itself: Transformers lets shorter ones hear what fills them
             ids = inputs.pop("input_ids")
             embeds = self.model.get_input_embeddings()(ids)
-            heard = [self.model.model.get_audio_features(each).pooler_output[0] for each in inputs["inputs_embeds"]]
+            heard = [self._heard(each) for each in inputs["inputs_embeds"]]
             embeds[ids == AUDIO] = torch.cat(heard)
             inputs["inputs_embeds"] = embeds
         return self.model(**inputs).logits[0].log_softmax(-1)
 
-    def _inputs(self, sounds: list[np.ndarray]) -> dict[str, Any]:
+    def _heard(self, given: Any) -> torch.Tensor:
+        if isinstance(given, torch.Tensor):
+            return self.model.model.get_audio_features(given).pooler_output[0]
+        return self.model.model.get_audio_features(**given).pooler_output
+
+    def _inputs(self, sounds: list[np.ndarray], apart: bool = True) -> dict[str, Any]:
+        """`apart`: of each sound by itself, where others change what is heard of it."""
         extract = functools.partial(self.extractor, sampling_rate=RATE, return_tensors="pt")
         config = self.model.config
         if config.model_type == "ultravox":
@@ -313,6 +341,16 @@ class HearingOracle:
             got, pad = [extract([sound]) for sound in sounds], torch.nn.utils.rnn.pad_sequence
             names = ("input_features", "input_features_mask")
             return {name: pad([one[name][0] for one in got], batch_first=True) for name in names}
+        if config.model_type.startswith("qwen3_omni"):
+            options = {"padding": "longest", "truncation": False, "return_attention_mask": True}
+            each = [extract(sound, **options) for sound in sounds]
+            given = [
+                {"input_features": one.input_features, "feature_attention_mask": one.attention_mask} for one in each
+            ]
+            if apart:
+                return {"inputs_embeds": given}
+            (only,) = given
+            return only
         if config.model_type.startswith("qwen2_5_omni"):
             each = [extract(sound, padding="max_length", return_attention_mask=True) for sound in sounds]
             masks = [one.attention_mask for one in each]

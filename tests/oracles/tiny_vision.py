@@ -318,6 +318,13 @@ CONFIGS["Glm4vMoeForConditionalGeneration"] = _GLM_SIGHT | {
 } | _APART  # fmt: skip
 CONFIGS[PHI4] = phi4_fields(IMAGE, IMAGE + 1)
 CONFIGS[tiny_molmo.ARCHITECTURE] = tiny_molmo.config(TEXT, IMAGE)
+OMNI3 = "Qwen3OmniMoeThinkerForConditionalGeneration"
+CONFIGS[OMNI3] = CONFIGS["Qwen3VLMoeForConditionalGeneration"] | {
+    "audio_config": {
+        "encoder_layers": 1, "d_model": 16, "encoder_attention_heads": 2, "encoder_ffn_dim": 16, "num_mel_bins": 16,
+        "downsample_hidden_size": 4, "output_dim": 64,
+    },
+}  # fmt: skip
 _QWEN_PIXELS: dict[str, Any] = {
     "image_processor_type": "Qwen2VLImageProcessor",
     "patch_size": 4,
@@ -398,6 +405,7 @@ PROCESSORS: dict[str, dict[str, Any]] = {
     },
     **dict.fromkeys(("Exaone4_5_ForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"), _QWEN_PIXELS),
     PHI4: {},
+    OMNI3: _QWEN_PIXELS,
     "Qwen3_5ForConditionalGeneration": _QWEN_PIXELS,
     "Qwen3_5MoeForConditionalGeneration": _QWEN_PIXELS,
     "Qwen2VLForConditionalGeneration": _QWEN_PIXELS,
@@ -546,7 +554,13 @@ class VisionOracle:
             for key in ("pixel_values", "image_grid_thw", "image_sizes", "image_position_ids"):
                 if key in each[0]:
                     inputs[key] = torch.cat([torch.as_tensor(one[key]) for one in each])
-        if "image_grid_thw" in inputs:
+        if type(self.model).__name__ == OMNI3 and len(images):  # whose images have a token before them to Transformers
+            from tests.oracles.tiny_video import axes_of
+
+            kinds = [int(token == IMAGE) for token in token_ids]
+            grids = [[frames, rows // 2, columns // 2] for frames, rows, columns in inputs["image_grid_thw"].tolist()]
+            inputs["position_ids"] = axes_of(kinds, grids, [1.0] * len(grids))
+        elif "image_grid_thw" in inputs:
             inputs["mm_token_type_ids"] = (inputs["input_ids"] == self.model.config.image_token_id).int()
         if type(self.model).__name__.startswith("PaliGemma") and len(images):
             inputs["token_type_ids"] = (torch.arange(len(token_ids)) >= num_prompt)[None].int()

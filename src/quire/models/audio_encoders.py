@@ -10,7 +10,7 @@ from quire.models.encoder_decoder.whisper import encoder_names, whisper_trunk
 from quire.models.residual import LayerNorm, RMSNorm
 from quire.models.rope import Sinusoids
 from quire.models.sight import Gated, Group, Normed, Product, Queries, Stage, Standard
-from quire.models.sound import BlockConformer, Conformer
+from quire.models.sound import BlockConformer, Chunks, Conformer
 from quire.models.spec import EncoderSpec, WeightNames
 from quire.models.vision.gemma4 import EPS, embedder, without_layers
 
@@ -85,6 +85,34 @@ def omni(hf: HFConfig) -> EncoderSpec:
     sines = Sinusoids(hf.audio_config.get("max_source_positions", 1500), shift=1)
     theirs = {"prefixes": ("thinker.", "model.", ""), "ignored": ignored}
     return _hearing(audio_fields(hf), stages, names, theirs, final_norm=False, learned_positions=sines)
+
+
+CHUNK_ROWS = 13
+"""Rows of a chunk of a hundred frames, which three convolutions halve."""
+
+
+def omni3(hf: HFConfig) -> EncoderSpec:
+    """Qwen3-Omni: convolutions within a second, attention within eight.
+
+    Raises:
+        ConfigError: chunks are of another length.
+    """
+    audio = hf.audio_config
+    if audio.get("n_window", 50) != 50:
+        raise ConfigError("config.json: Qwen3-Omni hears with n_window=50 alone", setting="model")
+    fields, hidden = audio_fields(hf), audio.get("d_model", audio.get("hidden_size", 1280))
+    act = audio.get("activation_function", "gelu")
+    stages = (Product("up_projection", hidden, act=act), Product("down_projection", audio.get("output_dim", 3584)))
+    fronts = {f"front{n}": f"{TOWER}conv2d{n}.weight" for n in (1, 2, 3)}
+    names = fronts | {f"front{n}_bias": f"{TOWER}conv2d{n}.bias" for n in (1, 2, 3)}
+    names |= {"input": TOWER + "conv_out", "final_norm": TOWER + "ln_post"}
+    names |= {"up_projection": TOWER + "proj1", "down_projection": TOWER + "proj2"}
+    sines = Sinusoids(audio.get("max_source_positions", 1500), shift=1)
+    frames = Chunks(fields.num_mel_bins, 100, audio.get("downsample_hidden_size", 480), hidden, sines)
+    theirs = {"prefixes": ("thinker.", "model.", ""), "unbiased": (), "flattened": tuple(fronts)}
+    theirs |= {"ignored": ("talker.*", "code2wav.*")}
+    spec = _hearing(fields, stages, names, theirs, learned_positions=None, frames=frames, reads_items=True)
+    return dataclasses.replace(spec, length=CHUNK_ROWS * (audio.get("n_window_infer", 800) // 100))
 
 
 def voxtral(hf: HFConfig) -> EncoderSpec:
@@ -279,6 +307,7 @@ def granite_hearing(hf: HFConfig) -> EncoderSpec:
 
 HEARING: dict[str, Callable[[HFConfig], EncoderSpec]] = {
     **dict.fromkeys(("qwen2_5_omni", "qwen2_5_omni_thinker"), omni),
+    **dict.fromkeys(("qwen3_omni_moe", "qwen3_omni_moe_thinker"), omni3),
     "gemma4": gemma4_hearing,
     "granite_speech": granite_hearing,
     "gemma4_unified": unified_hearing,

@@ -5,6 +5,8 @@ Knows shapes and constants, as `spec.py` does.
 
 import dataclasses
 
+from quire.models.rope import Sinusoids
+
 
 @dataclasses.dataclass(frozen=True)
 class Frames:
@@ -13,6 +15,27 @@ class Frames:
 
     bins: int
     act: str = "gelu"
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunks:
+    """What an encoder of sound reads in the place of tokens: chunks of `frames` of `bins` numbers, each by itself through three
+    convolutions of `channels` (the modules `front1` to `front3`), which halve both, and the matrix `input`.
+
+    Attributes:
+        positions: of the rows in a chunk. hidden: their columns.
+    """
+
+    bins: int
+    frames: int
+    channels: int
+    hidden: int
+    positions: Sinusoids
+
+    @property
+    def columns(self) -> int:
+        """Of a row behind the convolutions."""
+        return self.channels * -(-self.bins // 8)
 
 
 @dataclasses.dataclass(frozen=True)

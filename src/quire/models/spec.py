@@ -25,7 +25,7 @@ from quire.models.recurrent import (
 from quire.models.residual import PRE, HyperConnections, Joint, LayerInput, Norm, Placement, RMSNorm
 from quire.models.rope import Rope, Sinusoids
 from quire.models.sight import Group, Modules, Patches, Pooled, Queries, Stage
-from quire.models.sound import BlockConformer, Conformer, Frames
+from quire.models.sound import BlockConformer, Chunks, Conformer, Frames
 
 T = TypeVar("T")
 
@@ -487,7 +487,7 @@ class DecoderSpec:
     vision: VisionSpec | None = None
     features: Features | None = None
     scales_given: bool = False
-    frames: Frames | Conformer | BlockConformer | Modules | None = None
+    frames: Frames | Chunks | Conformer | BlockConformer | Modules | None = None
     encoder: EncoderSpec | None = None
     borrows_embedding: bool = False
     hearing: EncoderSpec | None = None

@@ -62,7 +62,7 @@ ARCHITECTURES = {
         ("qwen2_vl_text", "qwen2_5_vl_text", "qwen2_vl", "qwen2_5_vl", "qwen2_5_omni_text"), "Qwen2ForCausalLM"
     ),
     "qwen3_vl_text": "Qwen3ForCausalLM",
-    "qwen3_vl_moe_text": "Qwen3MoeForCausalLM",
+    **dict.fromkeys(("qwen3_vl_moe_text", "qwen3_omni_moe_text"), "Qwen3MoeForCausalLM"),
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM",
@@ -74,7 +74,7 @@ LEFT_OUT = {
     "qwen2": SIZES | {"intermediate_size": 22016, "vocab_size": 151936},
     "llama": SIZES | {"intermediate_size": 11008, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6},
     "mistral": SIZES | {"intermediate_size": 14336, "max_position_embeddings": 131072, "num_key_value_heads": 8},
-    "qwen3_vl_moe_text": {"norm_topk_prob": True},
+    **{name: {"norm_topk_prob": True} for name in ("qwen3_vl_moe_text", "qwen3_omni_moe_text")},
     **{name: {"attention_bias": True} for name in ("glm4v_text", "glm4v_moe_text")},
     "glm_ocr_text": {"attention_bias": False},
 }
@@ -110,6 +110,7 @@ VISION: dict[str, Callable[[HFConfig], VisionSpec]] = {
     **dict.fromkeys(("qwen2_5_omni", "qwen2_5_omni_thinker"), qwen2_5_vision),
     "qwen3_5": qwen3_vision,
     "qwen3_5_moe": qwen3_vision,
+    **dict.fromkeys(("qwen3_omni_moe", "qwen3_omni_moe_thinker"), qwen3_vision),
     "qwen3_vl": qwen3_vision,
     "qwen3_vl_moe": qwen3_vision,
     "smolvlm": idefics_vision,
@@ -123,6 +124,7 @@ SEES_ITEMS = ("gemma3", "paligemma")
 
 
 @register("Qwen2_5OmniModel", "Qwen2_5OmniForConditionalGeneration", "Qwen2_5OmniThinkerForConditionalGeneration")
+@register("Qwen3OmniMoeForConditionalGeneration", "Qwen3OmniMoeThinkerForConditionalGeneration")
 @register("AyaVisionForConditionalGeneration", "InternVLForConditionalGeneration")
 @register("GraniteSpeechForConditionalGeneration")
 @register("QianfanOCRForConditionalGeneration", "JanusForConditionalGeneration")

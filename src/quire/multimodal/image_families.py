@@ -504,6 +504,8 @@ GLM_V = dataclasses.replace(QWEN_VL, usual=151343)
 PADDLE = dataclasses.replace(QWEN_VL, usual=100295, expand=_paddle)
 QWEN_OMNI = ("Qwen2_5OmniModel", "Qwen2_5OmniForConditionalGeneration", "Qwen2_5OmniThinkerForConditionalGeneration")
 
+QWEN3_OMNI = ("Qwen3OmniMoeForConditionalGeneration", "Qwen3OmniMoeThinkerForConditionalGeneration")
+
 FAMILIES: dict[str, Family] = {
     "AyaVisionForConditionalGeneration": AYA,
     "Cohere2VisionForConditionalGeneration": COHERE,
@@ -538,7 +540,7 @@ FAMILIES: dict[str, Family] = {
     "Idefics3ForConditionalGeneration": IDEFICS,
     "SmolVLMForConditionalGeneration": IDEFICS,
     **dict.fromkeys(("ViTForImageClassification", "ViTModel"), ROWS),
-    **dict.fromkeys(QWEN_OMNI, QWEN_VL),
+    **dict.fromkeys((*QWEN_OMNI, *QWEN3_OMNI), QWEN_VL),
     "Qwen2VLForConditionalGeneration": QWEN_VL,
     "Qwen2_5_VLForConditionalGeneration": QWEN_VL,
     "Qwen3_5ForConditionalGeneration": QWEN_3_5,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from quire.config.hf_config import HFConfig
-from quire.multimodal.image_families import EMBEDDED, QWEN_OMNI, Arrays, Encode, Expansion, Family
+from quire.multimodal.image_families import EMBEDDED, QWEN3_OMNI, QWEN_OMNI, Arrays, Encode, Expansion, Family
 
 TOKEN = ("audio_token_index", "audio_token_id")
 FRAMES_A_ROW = 2
@@ -60,6 +60,36 @@ def _omni(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
 
 
 OMNI = dataclasses.replace(QWEN2_AUDIO, expand=_omni)
+
+
+CHUNK = 100
+"""Frames of a second, which Qwen3-Omni's convolutions read by themselves."""
+
+
+def _omni3(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
+    """Qwen3-Omni: windows of whole seconds, of which the last is filled with silence where there is another; each row is an
+    embedding, and a second has 13."""
+    mask = arrays["attention_mask"]
+    total, window = int(mask.sum()), int(hf.audio_config.get("n_window_infer", 800))
+    mel = arrays["input_features"][:, :total]
+    filled = mel if total < CHUNK else _in_parts(mel, CHUNK).transpose(1, 0, 2).reshape(len(mel), -1)
+    parts = _in_parts(filled, window) if filled.shape[1] > window else filled[None]
+    starts = range(0, total, window)
+    rows = [_rows_of_chunks(min(window, total - start)) for start in starts]
+    return _expansion(parts, [(count, count) for count in rows], [min(window, filled.shape[1] - at) for at in starts])
+
+
+def _rows_of_chunks(frames: int) -> int:
+    whole, left = divmod(frames, CHUNK)
+    return 13 * whole + -(-left // 8)
+
+
+OMNI3 = dataclasses.replace(
+    QWEN2_AUDIO,
+    expand=_omni3,
+    options=lambda hf: {"padding": "longest", "truncation": False, "return_attention_mask": True},
+    samples_each=CHUNK * HOP // 13,
+)
 
 
 def _between(hf: HFConfig, expansion: Expansion) -> Expansion:
@@ -164,6 +194,7 @@ WHISPER = Family((), 0, _whisper, is_alone=True)
 
 SOUND_FAMILIES: dict[str, Family] = {
     **dict.fromkeys(QWEN_OMNI, OMNI),
+    **dict.fromkeys(QWEN3_OMNI, OMNI3),
     "Gemma4ForConditionalGeneration": GEMMA4,
     "Gemma4UnifiedForConditionalGeneration": GEMMA4_UNIFIED,
     "GraniteSpeechForConditionalGeneration": GRANITE,

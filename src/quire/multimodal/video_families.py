@@ -22,6 +22,7 @@ from quire.multimodal.image_families import (
     IDEFICS,
     INTERN,
     LLAVA_ONEVISION,
+    QWEN3_OMNI,
     QWEN_OMNI,
     QWEN_VL,
     Arrays,
@@ -316,6 +317,8 @@ OMNI_VIDEO = dataclasses.replace(
     token=("video_token_index", "video_token_id"),
     ticks=lambda hf: float(hf.get("position_id_per_seconds", 25)),
 )
+OMNI3_BOUNDS = {"shortest_edge": 128 * 32 * 32, "longest_edge": 768 * 32 * 32}
+OMNI3_VIDEO = dataclasses.replace(OMNI_VIDEO, preset={**OMNI_VIDEO.preset, "size": OMNI3_BOUNDS})
 QWEN3_VIDEO = dataclasses.replace(
     QWEN2_VIDEO,
     size=_all_bounded,
@@ -392,6 +395,7 @@ VIDEO_FAMILIES: dict[str, VideoFamily] = {
     "LlavaOnevisionForConditionalGeneration": ONEVISION_VIDEO,
     "SmolVLMForConditionalGeneration": SMOL_VIDEO,
     **dict.fromkeys(QWEN_OMNI, OMNI_VIDEO),
+    **dict.fromkeys(QWEN3_OMNI, OMNI3_VIDEO),
     "Qwen2VLForConditionalGeneration": QWEN2_VIDEO,
     "Qwen2_5_VLForConditionalGeneration": QWEN2_5_VIDEO,
     **dict.fromkeys(("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"), QWEN3_VIDEO),

@@ -157,14 +157,18 @@ class ItemEncoder:
         for modality, each in read.items():
             arrays = [{name: tensor.to_array() for name, tensor in item.tensors.items()} for item in each]
             encoded = self._towers[modality].encode(arrays)
-            embeddings |= {item.key: _checked(item, own) for item, own in zip(each, encoded, strict=True)}
+            pairs = zip(each, encoded, strict=True)
+            embeddings |= {item.key: self._padded(_checked(item, own)) for item, own in pairs}
         return embeddings
 
     def _given(self, item: MediaItem) -> torch.Tensor:
         """Embeddings that a user gave, on the device; nothing of them joins behind the first layers."""
         given_ED = torch.tensor(item.tensors[EMBEDS].to_array(), dtype=self._like.dtype) * self._scale
-        padded_ED = torch.nn.functional.pad(given_ED, (0, self._like.shape[1] - given_ED.shape[1]))
-        return padded_ED.to(self._like.device)
+        return self._padded(given_ED).to(self._like.device)
+
+    def _padded(self, rows_ED: torch.Tensor) -> torch.Tensor:
+        """Of sounds nothing joins behind the first layers either."""
+        return torch.nn.functional.pad(rows_ED, (0, self._like.shape[1] - rows_ED.shape[1]))
 
 
 def _go_beside(runtime: DeviceRuntime, entered: contextlib.ExitStack) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from quire.layers.encoder.block_conformer import BlockConformerFront
+from quire.layers.encoder.chunk_front import ChunkFront
 from quire.layers.encoder.conformer import ConformerFront
 from quire.layers.encoder.front_layers import FrontLayers
 from quire.layers.encoder.mel_front import MelFront
@@ -20,7 +21,7 @@ from quire.layers.projector import Projector
 from quire.layers.tower import Arrays, LayeredTower
 from quire.media import in_batches
 from quire.models.sight import Modules
-from quire.models.sound import BlockConformer, Conformer, Frames
+from quire.models.sound import BlockConformer, Chunks, Conformer, Frames
 from quire.models.spec import EncoderSpec
 
 PREFIX = "encoder."
@@ -114,10 +115,12 @@ class Encoder(LayeredTower):
 
 
 def _front_of(
-    frames: Frames | Conformer | BlockConformer | Modules | None, context: ModelContext
-) -> MelFront | FrontLayers | ModuleFront | None:
+    frames: Frames | Chunks | Conformer | BlockConformer | Modules | None, context: ModelContext
+) -> MelFront | ChunkFront | FrontLayers | ModuleFront | None:
     if isinstance(frames, Modules):
         return ModuleFront(frames, context)
+    if isinstance(frames, Chunks):
+        return ChunkFront(frames)
     if isinstance(frames, Conformer):
         return ConformerFront(frames, context.linear_method)
     if isinstance(frames, BlockConformer):

@@ -38,7 +38,13 @@ NAMES = WeightNames(
 )
 GATED_NAMES = NAMES.but(drop=("up",), gate_up=("mlp.gate_proj", "mlp.up_proj"), down="mlp.down_proj")
 EPS = 1e-6
-SECTIONS = {"glm4v": (8, 12, 12), "glm_ocr": (8, 12, 12), "qwen3_vl": (24, 20, 20), "qwen3_5": (11, 11, 10)}
+SECTIONS = {
+    "glm4v": (8, 12, 12),
+    "glm_ocr": (8, 12, 12),
+    "qwen3_vl": (24, 20, 20),
+    "qwen3_omni": (24, 20, 20),
+    "qwen3_5": (11, 11, 10),
+}
 """Pairs of each axis where a config names none, by its model type."""
 
 
@@ -143,26 +149,24 @@ def qwen2_5_vision(hf: HFConfig) -> VisionSpec:
 
 def qwen3_vision(hf: HFConfig) -> VisionSpec:
     """Qwen3-VL: learned positions besides, and rows of earlier layers that join behind the decoder's first ones (DeepStack);
-    Qwen3.5 without the latter."""
-    hf = hf.vision_config
+    Qwen3.5 without the latter. Qwen3-Omni has other names for what makes embeddings."""
+    is_omni, hf = hf.get("model_type", "").startswith("qwen3_omni"), hf.vision_config
     hidden, norm = hf.hidden_size, LayerNorm(EPS)
     patches = patches_of(hf, size=hf.get("patch_size", 16), bias=True, stretch="corners")
-    usual = [8, 16, 24] if hf.get("model_type", "qwen3_vl").startswith("qwen3_vl") else []
+    usual = [8, 16, 24] if is_omni or hf.get("model_type", "qwen3_vl").startswith("qwen3_vl") else []
     tapped = tuple(hf.get("deepstack_visual_indexes", usual))
     taps: list[tuple[Stage, ...]] = []
-    modules: dict[str, str] = {
-        "up": "mlp.linear_fc1",
-        "down": "mlp.linear_fc2",
-        "merge_norm": "visual.merger.norm",
-        "merge_up": "visual.merger.linear_fc1",
-        "merge_down": "visual.merger.linear_fc2",
-    }
+    parts = ("ln_q", "mlp.0", "mlp.2") if is_omni else ("norm", "linear_fc1", "linear_fc2")
+    mergers = "visual.merger_list" if is_omni else "visual.deepstack_merger_list"
+    modules: dict[str, str] = {"up": "mlp.linear_fc1", "down": "mlp.linear_fc2"}
+    roles = ("norm", "up", "down")
+    modules |= {f"merge_{role}": f"visual.merger.{part}" for role, part in zip(roles, parts, strict=True)}
     wide, outputs = hidden * patches.merge**2, hf.get("out_hidden_size", 3584)
     for number in range(len(tapped)):
-        names = {part: f"tap_{part}_{number}" for part in ("norm", "linear_fc1", "linear_fc2")}
-        modules |= {name: f"visual.deepstack_merger_list.{number}.{part}" for part, name in names.items()}
-        up = Product(names["linear_fc1"], wide, act="gelu")
-        taps.append((Group(patches.merge**2), Normed(names["norm"], norm), up, Product(names["linear_fc2"], outputs)))
+        names = {role: f"tap_{role}_{number}" for role in roles}
+        modules |= {names[role]: f"{mergers}.{number}.{part}" for role, part in zip(roles, parts, strict=True)}
+        up = Product(names["up"], wide, act="gelu")
+        taps.append((Group(patches.merge**2), Normed(names["norm"], norm), up, Product(names["down"], outputs)))
     mlp = MLP(hf.get("intermediate_size", 4304), act=hf.get("hidden_act", "gelu_pytorch_tanh"), bias=True)
     trunk = patches_trunk(
         hf, hidden, mlp, norm, patches, NAMES.but((), **modules), hf.get("num_position_embeddings", 2304)
