@@ -4,7 +4,7 @@ Prompts have no image, one or three, of several sizes, some of them shared; text
 """
 
 import pytest
-from tests.oracles import tiny_molmo
+from tests.oracles import tiny_deepseek_vl2, tiny_molmo
 from tests.oracles.media_parity import CHUNKS, COMMON, FEW_PAGES, SETTINGS, ask, assert_parity, draw_prompts
 from tests.oracles.tiny_vision import CONFIGS, IMAGE, PROCESSORS, SIGLIP, VisionOracle, draw_image, make_tiny_vision
 
@@ -129,6 +129,13 @@ def test_paligemmas_images_stand_before_the_text(tmp_path):
     long = {"prompt_token_ids": [5] * 107, "multi_modal_data": {"image": seen[:1]}}
     (refused,) = llm.generate(long, params, use_tqdm=False)
     assert "the whole prompt, has 134 tokens, which are computed in one step" in str(refused.error)
+
+
+@pytest.mark.parametrize("language", ["DeepseekV3ForCausalLM", "DeepseekForCausalLM"])
+def test_deepseek_vl2_sees_with_other_language_models_and_the_large_picture_first(language, tmp_path):
+    fields = {"language_config": tiny_deepseek_vl2.LANGUAGES[language], "global_view_pos": "tail"}
+    path = make_tiny_vision(tiny_deepseek_vl2.ARCHITECTURE, tmp_path, **fields)
+    assert_sees(LLM(model=str(path), **(COMMON | SETTINGS["roomy"])), VisionOracle(path), PROMPTS[:5], max_tokens=4)
 
 
 def test_molmo2_of_published_configs_with_olmos_layers(tmp_path):

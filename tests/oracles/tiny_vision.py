@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tests.oracles import tiny_molmo
+from tests.oracles import tiny_deepseek_vl2, tiny_molmo
 from tests.oracles.tiny_models import TEXT, load_oracle, randomize, write_tiny_tokenizer
 from tests.oracles.tiny_phi4 import ARCHITECTURE as PHI4
 from tests.oracles.tiny_phi4 import SquaresProcessor, phi4_embeddings, phi4_fields
@@ -317,6 +317,7 @@ CONFIGS["Glm4vMoeForConditionalGeneration"] = _GLM_SIGHT | {
     },
 } | _APART  # fmt: skip
 CONFIGS[PHI4] = phi4_fields(IMAGE, IMAGE + 1)
+CONFIGS[tiny_deepseek_vl2.ARCHITECTURE] = tiny_deepseek_vl2.CONFIG
 CONFIGS[tiny_molmo.ARCHITECTURE] = tiny_molmo.config(TEXT, IMAGE)
 OMNI3 = "Qwen3OmniMoeThinkerForConditionalGeneration"
 CONFIGS[OMNI3] = CONFIGS["Qwen3VLMoeForConditionalGeneration"] | {
@@ -425,6 +426,10 @@ def make_tiny_vision(
     register_tiles()
     path = Path(path)
     path.mkdir(parents=True, exist_ok=True)
+    if architecture == tiny_deepseek_vl2.ARCHITECTURE:
+        tiny_deepseek_vl2.DeepseekVL2Reference(CONFIGS[architecture] | overrides).save(path, seed)
+        write_tiny_eyes_tokenizer(path, "<image>")
+        return path
     model_class = getattr(transformers, architecture)
     config = model_class.config_class(**(CONFIGS[architecture] | overrides))
     config._attn_implementation = "eager"
@@ -520,6 +525,10 @@ class VisionOracle:
     def __init__(self, path: str | Path) -> None:
         from transformers import AutoImageProcessor
 
+        fields = json.loads((Path(path) / "config.json").read_bytes())
+        if fields["model_type"] == "deepseek_vl_v2":
+            self.model: Any = tiny_deepseek_vl2.DeepseekVL2Reference(fields).load(path)
+            return
         self.model = load_oracle(path)
         self.processor = AutoImageProcessor.from_pretrained(str(path), backend="pil")
         if type(self.model).__name__ == tiny_molmo.ARCHITECTURE:
@@ -528,6 +537,8 @@ class VisionOracle:
     @torch.no_grad()
     def logprobs(self, token_ids: Sequence[int], images: Sequence[np.ndarray], num_prompt: int = 0) -> torch.Tensor:
         """Of each position of an expanded prompt and its answer: [tokens, V]."""
+        if isinstance(self.model, tiny_deepseek_vl2.DeepseekVL2Reference):
+            return self.model.logprobs(list(token_ids), list(images), IMAGE)
         if type(self.model).__name__ == tiny_molmo.ARCHITECTURE:
             return tiny_molmo.logprobs(self.model, self.processor, token_ids, images)
         inputs: dict[str, Any] = {"input_ids": torch.tensor([list(token_ids)])}

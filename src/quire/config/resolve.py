@@ -186,7 +186,8 @@ def load_hf_config(path: str, overrides: "dict[str, Any] | Callable[[dict[str, A
 def _unwrapped(values: dict[str, Any]) -> dict[str, Any]:
     """The fields of a config that wraps them beside the others: retrievers wrap what a model that sees has at the top, and
     models that also speak what they think with. Of encoders of images alone, what the others tell of tokens; of those beside a
-    decoder, which has a section of its own, the rows that they make. Of Molmo 2 the section of its eyes."""
+    decoder, which has a section of its own, the rows that they make. Of Molmo 2 the section of its eyes, of DeepSeek-VL2 that of
+    its text."""
     if values.get("model_type") == "vit":
         return _rows_of_images(values) | values
     if values.get("model_type") == "vision-encoder-decoder":
@@ -196,10 +197,19 @@ def _unwrapped(values: dict[str, Any]) -> dict[str, Any]:
         raise ConfigError(message, setting="model")
     if values.get("model_type") == "molmo2":
         values = {"vision_config": values.get("vit_config")} | values
+    if values.get("model_type") == "deepseek_vl_v2" and is_dict(text := values.get("language_config")):
+        values = {"text_config": text | {"model_type": _kind_of_deepseek(text)}} | values
     for wrapper in ("vlm_config", "thinker_config"):
         if is_dict(inner := values.get(wrapper)):
             return inner | {name: value for name, value in values.items() if name != wrapper}
     return values
+
+
+def _kind_of_deepseek(text: dict[str, Any]) -> str:
+    """Which of DeepSeek's models the language model of DeepSeek-VL2 is, whatever it is called there."""
+    if text.get("topk_method") == "noaux_tc":
+        return "deepseek_v3"
+    return "deepseek_v2" if text.get("use_mla", True) else "deepseek"
 
 
 def _rows_of_images(values: dict[str, Any]) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def _build_towers(
         patches = spec.vision.trunk.patches
         # An image may be one patch, with a class token beside it.
         max_tokens = settings.encoder_budget * (patches.merge**2 + patches.class_token)
-        if spec.vision.pooled is not None:  # a square has more patches than embeddings
+        if spec.vision.grouped:  # a square has more patches than embeddings
             max_tokens = max(max_tokens, spec.vision.trunk.max_positions)
         yield IMAGE, VisionTower(spec.vision, _beside(context, spec.vision.trunk, platform, max_tokens), slots)
     elif spec.vision is None:

@@ -7,7 +7,7 @@ from typing import cast
 from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
 from quire.kernels.types import ClampedSwiglu, Routing
-from quire.models.llama import LLAMA_NAMES, temperature_of
+from quire.models.llama import LLAMA_NAMES, llama, temperature_of
 from quire.models.mixtures import EXPERT_NAMES, deepseek_mixture, with_deepseek_mixtures, with_experts
 from quire.models.patterns import defaults, renamed
 from quire.models.registry import register
@@ -68,6 +68,12 @@ def _sharpening(rope: Rope) -> float:
 
 def _mixture_names() -> WeightNames:
     return EXPERT_NAMES.but(drop=("qkv", "q_norm", "k_norm"), **_LATENT)
+
+
+@register("DeepseekForCausalLM")
+def deepseek(hf: HFConfig) -> DecoderSpec:
+    """DeepSeek-MoE: V2's mixture behind Llama's attention."""
+    return with_deepseek_mixtures(hf, llama(hf), deepseek_mixture(hf, has_bias=False))
 
 
 @register("DeepseekV2ForCausalLM")

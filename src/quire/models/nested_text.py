@@ -17,6 +17,7 @@ PREFIXES = (
     "vlm.language_model.",
     "vlm.language_model.model.",
     "vlm.model.",
+    "language.model.",
     "thinker.model.",
     "thinker.",
 )
@@ -25,6 +26,8 @@ OTHER_PARTS = (
     "*vision_embedder.*",
     "*vision_encoder.*",
     "*vision_backbone.*",
+    "vision.*",
+    "*view_seperator",
     "*wte.new_embedding",
     "*vision_projection.*",
     "*aligner.*",

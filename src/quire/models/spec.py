@@ -350,7 +350,8 @@ class VisionSpec:
         between: modules of learned rows that stand between those of an image: places in a prompt that are -1 have the first
             of them, -2 the second; or one module, a table of `between_rows`. `projects_between`: they are rows of the trunk's,
             and the projector makes embeddings of them.
-        pooled: how a few of the trunk's rows, which the frontend names, become one before the projector.
+        grouped: the frontend names the rows of the trunk that become an embedding. pooled: how they become one row before the
+            projector; else it reads them one after another.
         added: which of the learned rows is added to each of the projector's.
     """
 
@@ -360,6 +361,7 @@ class VisionSpec:
     between: tuple[str, ...] = ()
     projects_between: bool = False
     between_rows: int = 1
+    grouped: bool = False
     pooled: Pooled | None = None
     added: int | None = None
 

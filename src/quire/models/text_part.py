@@ -27,6 +27,7 @@ from quire.models.vision.qwen_vl import qwen2_5_vision, qwen2_vision, qwen3_visi
 from quire.models.vision.shuffled import (
     aya_vision,
     cohere_vision,
+    deepseek2_vision,
     deepseek_vision,
     intern_vision,
     janus_vision,
@@ -45,6 +46,8 @@ ARCHITECTURES = {
     "gemma4_unified_text": "Gemma4UnifiedForCausalLM",
     **dict.fromkeys(("glm4", "glm4v_text", "glm_ocr_text"), "Glm4ForCausalLM"),
     **dict.fromkeys(("glm4_moe", "glm4v_moe_text"), "Glm4MoeForCausalLM"),
+    "deepseek": "DeepseekForCausalLM",
+    "deepseek_v2": "DeepseekV2ForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
     "hyperclovax": "HyperCLOVAXForCausalLM",
     "lfm2": "Lfm2ForCausalLM",
@@ -70,8 +73,10 @@ ARCHITECTURES = {
 }
 """By the `model_type` of `text_config`."""
 SIZES = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 32000}
+DEEPSEEK_FIELDS = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "max_position_embeddings": 2048}
 LEFT_OUT = {
     "qwen2": SIZES | {"intermediate_size": 22016, "vocab_size": 151936},
+    **dict.fromkeys(("deepseek", "deepseek_v2", "deepseek_v3"), DEEPSEEK_FIELDS),
     "llama": SIZES | {"intermediate_size": 11008, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6},
     "mistral": SIZES | {"intermediate_size": 14336, "max_position_embeddings": 131072, "num_key_value_heads": 8},
     **{name: {"norm_topk_prob": True} for name in ("qwen3_vl_moe_text", "qwen3_omni_moe_text")},
@@ -87,6 +92,7 @@ VISION: dict[str, Callable[[HFConfig], VisionSpec]] = {
     "colpali": paligemma_vision,
     "colqwen2": qwen2_vision,
     "deepseek_vl": deepseek_vision,
+    "deepseek_vl_v2": deepseek2_vision,
     "exaone4_5": qwen2_5_vision,
     "gemma3": gemma3_vision,
     "gemma4": gemma4_vision,
@@ -129,6 +135,7 @@ SEES_ITEMS = ("gemma3", "paligemma")
 @register("GraniteSpeechForConditionalGeneration")
 @register("QianfanOCRForConditionalGeneration", "JanusForConditionalGeneration")
 @register("Qwen2AudioForConditionalGeneration", "UltravoxModel", "VoxtralForConditionalGeneration")
+@register("DeepseekVLV2ForCausalLM")
 @register("DeepseekVLForConditionalGeneration", "LightOnOcrForConditionalGeneration")
 @register("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration", "ColQwen2ForRetrieval")
 @register("Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration", "Glm46VForConditionalGeneration")

@@ -19,6 +19,7 @@ from quire.logger import init_logger
 from quire.media import AUDIO, IMAGE, VIDEO
 from quire.multimodal.byte_pixels import BytePixels, leaves_bytes
 from quire.multimodal.content import require_library
+from quire.multimodal.deepseek_tiles import DeepseekTiles
 from quire.multimodal.granite_frames import GraniteFrames
 from quire.multimodal.image_families import FAMILIES
 from quire.multimodal.whole_processor import WholeProcessor, read_processor
@@ -54,6 +55,10 @@ def _read(kind: str, path: str, bins: int | None = None) -> Any:
         if fields.get("feature_extractor_type") == "GraniteSpeechFeatureExtractor":
             return GraniteFrames(fields)
         return AutoFeatureExtractor.from_pretrained(path)
+    own = Path(path) / "processor_config.json"
+    fields = json.loads(own.read_bytes()) if own.exists() else {}
+    if fields.get("processor_class") == "DeepseekVLV2Processor":
+        return DeepseekTiles(fields)
     from transformers import AutoImageProcessor
 
     try:

@@ -83,6 +83,7 @@ class Family:
         marker_text: what users write for an item, where the tokenizer has a token for it; config.json need not name that one.
         number: from the tokens before an image, as they are before the first one, those before another of the prompt.
         is_whole: the checkpoint's processor of images and text together says what stands for an image.
+        counted: options of the processor that follow from how many images the prompt has.
         samples_each: of an embedding, for sounds of any length; 0: what is too long is cut off.
         sees_images: a sound has other embeddings in a prompt that has images, too.
     """
@@ -98,6 +99,7 @@ class Family:
     sees: Callable[[HFConfig], str] = lambda hf: ""
     leads: bool = False
     begins: bool = False
+    counted: Callable[[int], dict[str, Any]] = lambda count: {}
     of_embeds: Callable[[HFConfig, int, Sequence[int]], Expansion] | None = None
     samples_each: int = 0
     sees_images: bool = False
@@ -135,7 +137,7 @@ PINPOINTS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
 """Heights and widths that an image may be brought to, where config.json names none."""
 
 
-def _best_fit(height: int, width: int, sizes: Iterable[Sequence[int]]) -> tuple[int, int]:
+def best_fit(height: int, width: int, sizes: Iterable[Sequence[int]]) -> tuple[int, int]:
     """The size in which most of an image's pixels are kept and, of several, the smallest part is empty."""
 
     def fit(size: Sequence[int]) -> tuple[int, int]:
@@ -163,7 +165,7 @@ def _llava_next(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
     pixels, size = arrays["pixel_values"], hf.vision_config.get("patch_size", 14)
     square, side = pixels.shape[-1], pixels.shape[-1] // size
     height, width = (int(length) for length in arrays["image_sizes"].reshape(2))
-    full = _best_fit(height, width, hf.to_dict().get("image_grid_pinpoints") or PINPOINTS)
+    full = best_fit(height, width, hf.to_dict().get("image_grid_pinpoints") or PINPOINTS)
     down, across = full[0] // square, full[1] // square
     places = np.arange(side**2, (1 + down * across) * side**2).reshape(down, across, side, side)
     places = places.transpose(0, 2, 1, 3).reshape(down * side, across * side)
@@ -504,6 +506,28 @@ GLM_V = dataclasses.replace(QWEN_VL, usual=151343)
 PADDLE = dataclasses.replace(QWEN_VL, usual=100295, expand=_paddle)
 QWEN_OMNI = ("Qwen2_5OmniModel", "Qwen2_5OmniForConditionalGeneration", "Qwen2_5OmniThinkerForConditionalGeneration")
 
+
+def _deepseek2(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
+    """DeepSeek-VL2: the whole image, a mark, and its squares as one picture; another mark ends each row. Neighbours become one
+    embedding, at edges with nothing beside them."""
+    pixels, ratio = arrays["pixel_values"], int(hf.projector_config.get("downsample_ratio", 2))
+    across, down = (int(count) for count in arrays["images_spatial_crop"].reshape(2))
+    side = pixels.shape[-1] // int(hf.vision_config.get("patch_size", 16))
+    cells, squares = -(-side // ratio), len(pixels)
+    missing = ((0, 0), (0, cells * ratio - side), (0, cells * ratio - side))
+    grid = np.pad(np.arange(squares * side**2).reshape(squares, side, side), missing, constant_values=-1)
+    groups = grid.reshape(squares, cells, ratio, cells, ratio).swapaxes(2, 3).reshape(-1, ratio**2)
+    places = np.arange(squares * cells**2).reshape(squares, cells, cells)
+    large = places[1:].reshape(down, across, cells, cells).swapaxes(1, 2).reshape(down * cells, across * cells)
+    ended = [np.pad(rows, ((0, 0), (0, 1)), constant_values=-1).reshape(-1) for rows in (places[0], large)]
+    first, second = ended if hf.get("global_view_pos", "head") == "head" else ended[::-1]
+    places = np.concatenate((first, [-2], second))
+    return Expansion([EMBEDDED] * len(places), {"pixels": pixels, "groups": groups, "places": places})
+
+
+DEEPSEEK2 = Family((), 0, _deepseek2, marker_text="<image>", counted=lambda count: {"cropping": count <= MOST_CUT})
+MOST_CUT = 2
+"""Images of a prompt that DeepSeek-VL2's processor cuts; of more each is one square."""
 QWEN3_OMNI = ("Qwen3OmniMoeForConditionalGeneration", "Qwen3OmniMoeThinkerForConditionalGeneration")
 
 FAMILIES: dict[str, Family] = {
@@ -518,6 +542,7 @@ FAMILIES: dict[str, Family] = {
     "SiglipModel": PAIRED,
     "VipLlavaForConditionalGeneration": LLAVA,
     "DeepseekVLForConditionalGeneration": DEEPSEEK,
+    "DeepseekVLV2ForCausalLM": DEEPSEEK2,
     "Gemma3ForConditionalGeneration": GEMMA3,
     **dict.fromkeys(("Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration"), GEMMA4),
     **dict.fromkeys(

@@ -116,7 +116,7 @@ class MediaProcessor:
 
     def _embedded_of(self, family: Family) -> int:
         """The token that each of an item's places has; one that the model has no row for stands in no prompt."""
-        token = family.embedded_token(self._hf)
+        token = family.embedded_token(self._hf) if family.token else self._marker_of(family)
         return token if token < self._vocab_size else 0
 
     def marker_texts(self, id_to_token: Callable[[int], str | None]) -> dict[str, str]:
@@ -187,7 +187,8 @@ class MediaProcessor:
     ) -> list[tuple[str, Processed]]:
         """The keys and the processed forms of a modality's items."""
         family, names = self._families[modality], read_uuids(uuids, modality, len(items))
-        settings = {**family.options(self._hf), **self._settings.mm_processor_kwargs, **(options or {})}
+        own = {**family.options(self._hf), **family.counted(len(items))}
+        settings = {**own, **self._settings.mm_processor_kwargs, **(options or {})}
         if modality != VIDEO and VIDEO in self._families:
             settings = {name: value for name, value in settings.items() if name not in ONLY_VIDEO}
         where = fields or [f"{modality} {number} of the prompt" for number in range(len(items))]

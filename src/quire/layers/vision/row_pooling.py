@@ -38,12 +38,10 @@ class Pooling:
         """Take one of its matrices."""
         self._weights[name] = cast(LinearWeight, weight)
 
-    def __call__(self, rows_XC: torch.Tensor, groups_EG: torch.Tensor) -> torch.Tensor:
-        """The rows [E, outputs] of groups; -1 is no row."""
-        is_there_EG = groups_EG >= 0
-        given_EGC = rows_XC[groups_EG.clamp(min=0)] * is_there_EG[..., None].to(rows_XC.dtype)
-        mean_EC = given_EGC.sum(1) / is_there_EG.sum(1, keepdim=True).clamp(min=1).to(rows_XC.dtype)
-        shape = (*groups_EG.shape, 2, self._pooled.kv_heads, self._pooled.head_dim)
+    def __call__(self, given_EGC: torch.Tensor, is_there_EG: torch.Tensor) -> torch.Tensor:
+        """The rows [E, outputs] of groups; rows that are not there are zeros."""
+        mean_EC = given_EGC.sum(1) / is_there_EG.sum(1, keepdim=True).clamp(min=1).to(given_EGC.dtype)
+        shape = (*is_there_EG.shape, 2, self._pooled.kv_heads, self._pooled.head_dim)
         k_ENGH, v_ENGH = self._multiply("pool_kv", given_EGC.flatten(0, 1)).view(shape).permute(2, 0, 3, 1, 4)
         q_ENH = self._multiply("pool_q", mean_EC).view(len(mean_EC), self._pooled.heads, 1, -1)
         attended = torch.nn.functional.scaled_dot_product_attention(

@@ -33,7 +33,7 @@ PLACES = "places"
 counted over the squares; below zero: a learned one. With `SHARES`, several embeddings for each place and their shares in it."""
 SHARES = "shares"
 GROUPS = "groups"
-"""Of a model that pools rows: those that become an embedding [E, G], counted over the squares; -1: none."""
+"""The rows that become an embedding [E, G], counted over the squares; -1: none, which are zeros."""
 with warnings.catch_warnings(
     action="ignore"
 ):  # torch warns once of arrays that may not be written: here, as `_rows` writes none
@@ -103,9 +103,8 @@ class VisionTower(LayeredTower):
     def _arrange(self, item: Arrays, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """An item's embeddings as they stand in the prompt."""
         rows_ED = parts[0] if len(parts) == 1 else torch.cat(list(parts))
-        if self._pooling is not None:
-            groups_EG = torch.from_numpy(item[GROUPS].copy()).to(rows_ED.device)
-            rows_ED = self._projector(self._pooling(rows_ED, groups_EG))
+        if self.spec.grouped:
+            rows_ED = self._projector(self._grouped(rows_ED, torch.from_numpy(item[GROUPS].copy()).to(rows_ED.device)))
         if PLACES not in item:
             return rows_ED
         between = self._between.rows().to(rows_ED.dtype)
@@ -118,6 +117,12 @@ class VisionTower(LayeredTower):
             return found
         shares = torch.from_numpy(item[SHARES].copy()).to(rows_ED.device)
         return (found.float() * shares[..., None]).sum(1).to(rows_ED.dtype)
+
+    def _grouped(self, rows_XC: torch.Tensor, groups_EG: torch.Tensor) -> torch.Tensor:
+        """What the projector reads: the rows of groups, one after another, or one for each group."""
+        is_there_EG = groups_EG >= 0
+        given_EGC = rows_XC[groups_EG.clamp(min=0)] * is_there_EG[..., None].to(rows_XC.dtype)
+        return given_EGC.flatten(0, 1) if self._pooling is None else self._pooling(given_EGC, is_there_EG)
 
     def _run(self, items: Sequence[Arrays]) -> list[torch.Tensor]:
         """The embeddings of items that are computed together."""
@@ -203,7 +208,7 @@ class VisionTower(LayeredTower):
             rows = torch.cat(tapped, dim=1)
         else:
             rows = self.decoder.compute_hidden(step)
-        if self._pooling is not None:
+        if self.spec.grouped:
             return rows.index_select(0, picked)
         parts = [self._projector(rows.index_select(0, picked))]
         parts += [tap(rows.index_select(0, picked)) for tap, rows in zip(self._taps, tapped, strict=bool(self._taps))]

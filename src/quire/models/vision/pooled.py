@@ -72,4 +72,6 @@ def molmo2_vision(hf: HFConfig) -> VisionSpec:
     )
     added = hf.get("image_patch_id", 151938) - text.get("vocab_size", 151936)
     rows = text.get("additional_vocab_size", 128)
-    return VisionSpec(trunk, projector, between=("between",), between_rows=rows, pooled=pooled, added=added)
+    return VisionSpec(
+        trunk, projector, between=("between",), between_rows=rows, grouped=True, pooled=pooled, added=added
+    )

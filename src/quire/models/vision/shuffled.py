@@ -5,6 +5,7 @@ Llama 4 and Aya Vision; and DeepSeek-VL and Janus, whose rows stay apart.
 import dataclasses
 
 from quire.config.hf_config import HFConfig
+from quire.errors import ConfigError
 from quire.models.residual import Joint, LayerNorm, Norm, RMSNorm
 from quire.models.sight import Gated, Group, Normed, Patches, Product, Stage
 from quire.models.spec import MLP, Attention, DecoderSpec, LearnedPositions, VisionSpec, WeightNames
@@ -218,6 +219,52 @@ def deepseek_vision(hf: HFConfig) -> VisionSpec:
     """DeepSeek-VL: SigLIP and two matrices."""
     hidden, trunk = hf.text_config.get("hidden_size", 4096), siglip_trunk(hf, {}, DEEPSEEK_NAMES)
     return VisionSpec(trunk, (Product("up_projection", hidden, act="gelu"), Product("down_projection", hidden)))
+
+
+DEEPSEEK2_NAMES = WeightNames(
+    prefixes=("",),
+    layer="vision.blocks.{layer}.",
+    modules={
+        "patch": "vision.patch_embed.proj",
+        "positions": "vision.pos_embed",
+        "before_mixer": "norm1",
+        "qkv": "attn.qkv",
+        "out": "attn.proj",
+        "before_mlp": "norm2",
+        "up": "mlp.fc1",
+        "down": "mlp.fc2",
+        "final_norm": "vision.norm",
+        "row_end": "image_newline",
+        "view_end": "view_seperator",
+    },
+    flattened=("positions",),
+    bare=("positions",),
+    ignored=("vision.attn_pool.*",),
+)
+
+
+def deepseek2_vision(hf: HFConfig) -> VisionSpec:
+    """DeepSeek-VL2: SigLIP's layers over squares, with neighbours side by side before a few matrices.
+
+    Raises:
+        ConfigError: images become embeddings in another way.
+    """
+    vision, made = hf.vision_config, hf.projector_config
+    kinds = {"tile_tag": hf.get("tile_tag"), "projector_type": made.get("projector_type", "downsample_mlp_gelu")}
+    if kinds != {"tile_tag": "2D", "projector_type": "downsample_mlp_gelu"} or made.get("token_pooling"):
+        message = "config.json: DeepSeek-VL2 sees with tile_tag='2D' and projector_type='downsample_mlp_gelu' alone"
+        raise ConfigError(f"{message}; found {kinds}", setting="model")
+    width, outputs = vision.get("width", 1024), made.get("n_embed", 2048)
+    fields = {"hidden_size": width, "intermediate_size": int(width * vision.get("mlp_ratio", 4))}
+    fields |= {"num_hidden_layers": vision.get("layers", 24), "num_attention_heads": vision.get("heads", 16)}
+    fields |= {"image_size": vision.get("image_size", 384), "patch_size": vision.get("patch_size", 16)}
+    first = [f"projection_{number}" for number in range(made.get("depth", 2) - 1)]
+    names = {name: f"projector.layers.{2 * number}" for number, name in enumerate((*first, "down_projection"))}
+    trunk = siglip_trunk(HFConfig({"vision_config": fields}), {}, DEEPSEEK2_NAMES.but((), **names))
+    wide = [Product(name, outputs * made.get("mlp_ratio", 1), act="gelu") for name in first]
+    side_by_side = Group(made.get("downsample_ratio", 2) ** 2, by_column=True)
+    projector = (side_by_side, *wide, Product("down_projection", outputs))
+    return VisionSpec(trunk, projector, between=("row_end", "view_end"), grouped=True)
 
 
 JANUS_NAMES = dataclasses.replace(
