@@ -25,7 +25,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tests.oracles import tiny_models, tiny_molmo
+from tests.oracles import tiny_deepseek_vl2, tiny_models, tiny_molmo
 from tests.oracles.tiny_encoder_decoder import (
     CONFIGS,
     PROCESSORS,
@@ -70,6 +70,10 @@ ELSEWHERE |= dict.fromkeys(
 CLASSIFIERS = ("ViTForImageClassification", "ViTModel")
 ELSEWHERE |= dict.fromkeys(CLASSIFIERS, "Transformers (`tests/pooling/test_image_classes.py`)")
 ELSEWHERE[tiny_molmo.ARCHITECTURE] = "Transformers (`tests/models/test_parity_vision.py`)"
+DEEPSEEK2 = tiny_deepseek_vl2.ARCHITECTURE
+ELSEWHERE |= dict.fromkeys(
+    (DEEPSEEK2, "DeepseekForCausalLM"), "Transformers' parts (`tests/models/test_parity_vision.py`)"
+)
 ELSEWHERE["UltravoxModel"] = "Transformers' parts (`tests/models/test_parity_hearing.py`)"
 OMNI = "Qwen2_5OmniThinkerForConditionalGeneration"
 SPEAKS = ("Qwen2_5OmniModel", "Qwen2_5OmniForConditionalGeneration")
@@ -89,7 +93,11 @@ LIKE = {
 
 OWN_CONFIGS = {name: CONFIGS[name] for name in PROCESSORS}
 OWN_CONFIGS[tiny_molmo.ARCHITECTURE] = tiny_molmo.config(tiny_models.TEXT, tiny_models.VOCAB_SIZE)
-"""Configs of models whose encoder sees, beside a decoder; and of one whose own function reads it whole."""
+OWN_CONFIGS[DEEPSEEK2] = tiny_deepseek_vl2.CONFIG | {
+    "text_config": tiny_deepseek_vl2.LANGUAGES["DeepseekV2ForCausalLM"] | {"model_type": "deepseek_v2"}
+}
+OWN_CONFIGS["DeepseekForCausalLM"] = tiny_deepseek_vl2.LANGUAGES["DeepseekForCausalLM"] | {"hidden_act": "silu"}
+"""Configs of models whose encoder sees, beside a decoder; and of some whose classes have other ones, or are not there."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,6 +124,8 @@ def _transformers_config(architecture: str) -> HFConfig | None:
 
     transformers.logging.set_verbosity_error()
     model_class = getattr(transformers, architecture, None)
+    if model_class is None and architecture in OWN_CONFIGS:
+        return HFConfig(OWN_CONFIGS[architecture] | {"architectures": [architecture]})
     if model_class is None or architecture in LIKE:
         return None
     is_whole = ModelRegistry.resolve(architecture).load() is text_part

@@ -16,7 +16,7 @@ import torch
 from quire.errors import EngineError
 from quire.layers.tower import Tower
 from quire.logger import init_logger
-from quire.media import EMBEDS, MediaItem, in_batches
+from quire.media import AUDIO, EMBEDS, MediaItem, in_batches
 from quire.platforms.interface import DeviceRuntime
 from quire.processes import yielding
 
@@ -157,8 +157,8 @@ class ItemEncoder:
         for modality, each in read.items():
             arrays = [{name: tensor.to_array() for name, tensor in item.tensors.items()} for item in each]
             encoded = self._towers[modality].encode(arrays)
-            pairs = zip(each, encoded, strict=True)
-            embeddings |= {item.key: self._padded(_checked(item, own)) for item, own in pairs}
+            whole = map(self._padded, encoded) if modality == AUDIO else encoded
+            embeddings |= {item.key: _checked(item, own) for item, own in zip(each, whole, strict=True)}
         return embeddings
 
     def _given(self, item: MediaItem) -> torch.Tensor:
