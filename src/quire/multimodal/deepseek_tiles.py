@@ -37,7 +37,7 @@ class DeepseekTiles:
         """Pixels [1, squares, 3, S, S] of one image [H, W, 3]: the whole first, then row by row; and how many squares stand side
         by side, and how many under one another. Without `cropping` there is one."""
         side = self._sizes[0][1]
-        height, width = best_fit(*images.shape[:2], self._sizes) if cropping else (side, side)
+        height, width = best_fit(images.shape[0], images.shape[1], self._sizes) if cropping else (side, side)
         whole, large = self._padded(images, side, side), self._padded(images, height, width)
         down, across = height // side, width // side
         squares = large.reshape(down, side, across, side, 3).swapaxes(1, 2).reshape(-1, side, side, 3)
