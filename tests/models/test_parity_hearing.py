@@ -187,6 +187,9 @@ def test_omni_hears_and_sees_pictures_and_films_in_one_prompt_and_is_read_with_t
     ]
     assert list(output.outputs[0].token_ids) == logprobs[:, :AUDIO].argmax(-1).tolist()
     assert largest_difference(logprobs, output) == pytest.approx(0.0, abs=1e-3)
+    for_films = {"mm_processor_kwargs": {"use_audio_in_video": True}}
+    with pytest.raises(RequestError, match="a film's sound is not heard"):
+        LLM(model=str(path), **COMMON).generate(request | for_films, params, use_tqdm=False)
     spoken = answer(with_talker(path, tmp_path / "whole"))
     assert spoken.outputs[0].token_ids == output.outputs[0].token_ids
 

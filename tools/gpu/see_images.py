@@ -207,7 +207,8 @@ def main() -> None:
         from tests.oracles.tiny_vision import CONFIGS
 
         of_kinds = [("images", name) for name in CONFIGS] + [("videos", name) for name in ARCHITECTURES]
-        small = dict.fromkeys(CONFIGS, 48) | {"PaliGemmaForConditionalGeneration": 128}  # a prompt is one step
+        whole = {"PaliGemmaForConditionalGeneration": 128, "Molmo2ForConditionalGeneration": 128}  # items are one step
+        small = dict.fromkeys(CONFIGS, 48) | whole
         jobs = [(*each, tokens) for each in of_kinds for tokens in (small[each[1]], 512)]
         jobs += [("borrowed", name, 9) for name in tiny_borrowed.CONFIGS if not tiny_borrowed.lacks(name)]
         jobs = [job for job in jobs if args.kind in (None, job[0])]

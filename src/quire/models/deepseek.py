@@ -72,8 +72,10 @@ def _mixture_names() -> WeightNames:
 
 @register("DeepseekForCausalLM")
 def deepseek(hf: HFConfig) -> DecoderSpec:
-    """DeepSeek-MoE: V2's mixture behind Llama's attention."""
-    return with_deepseek_mixtures(hf, llama(hf), deepseek_mixture(hf, has_bias=False))
+    """DeepSeek-MoE: V2's mixture behind Llama's attention; its shares may be renormalised."""
+    mixture = deepseek_mixture(hf, has_bias=False)
+    routing = dataclasses.replace(mixture.routing, renormalize=bool(hf.get("norm_topk_prob", False)))
+    return with_deepseek_mixtures(hf, llama(hf), dataclasses.replace(mixture, routing=routing))
 
 
 @register("DeepseekV2ForCausalLM")

@@ -189,6 +189,8 @@ class MediaProcessor:
         family, names = self._families[modality], read_uuids(uuids, modality, len(items))
         own = {**family.options(self._hf), **family.counted(len(items))}
         settings = {**own, **self._settings.mm_processor_kwargs, **(options or {})}
+        if settings.pop("use_audio_in_video", False):
+            raise RequestError("use_audio_in_video: a film's sound is not heard; give it as an audio", param=PARAM)
         if modality != VIDEO and VIDEO in self._families:
             settings = {name: value for name, value in settings.items() if name not in ONLY_VIDEO}
         where = fields or [f"{modality} {number} of the prompt" for number in range(len(items))]
