@@ -25,6 +25,7 @@ BENCHMARKS = {
     "tiers": "conversations that do not fit on the device with a host tier and without, and a prompt that a disk tier kept",
     "copies": "two copies of an engine core beside one, with a model that only waits",
     "adapters": "a thousand adapters on disk, asked for by Zipf's law: throughput and time to first token beside the base's",
+    "media": "an image at two frontends: milliseconds when it is new, and when the other one had it; and the cache alone",
     "demo": "accuracy of the built-in demo model, task by task",
 }
 

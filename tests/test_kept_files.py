@@ -126,22 +126,30 @@ def test_several_processes_and_threads_stay_within_the_bound(tmp_path):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from quire import kept_files
-write, rename = os.write, Path.rename
+from quire.kept_files import KeptFiles
+content, rename = [b"x" * 500, b"y" * 1000], Path.rename
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
-def half(descriptor, data):
-    write(descriptor, data[: len(data) // 2])
-    die()
 if sys.argv[2] == "writes":
-    os.write = half
+    real = Path.open
+    class Half:
+        def __init__(self, opened):
+            self.opened, self.truncate, self.fileno = opened, opened.truncate, opened.fileno
+        def __enter__(self):
+            return self
+        def writelines(self, pieces):
+            self.opened.write(pieces[1])
+            self.opened.flush()
+            die()
+        __exit__ = die
+    Path.open = lambda path, mode: Half(real(path, mode))
 elif sys.argv[2] == "renames":
     Path.rename = die
 elif sys.argv[2] == "has renamed":
     Path.rename = lambda *paths: (rename(*paths), die())
 else:
     Path.unlink = die
-kept_files.KeptFiles(Path(sys.argv[1]), 4000, lasting=False).write(b"k" * 16, [b"x" * 1500])
+KeptFiles(Path(sys.argv[1]), 4000, lasting=False).write(b"k" * 16, content)
 """
 
 
@@ -199,19 +207,38 @@ def test_what_is_in_use_stays_readable_when_its_file_goes(tmp_path):
         files.read(name(1))
 
 
-@pytest.mark.parametrize("call", ["write", "ftruncate", "open", "utime"])
-def test_a_full_disk_is_an_error_and_leaves_nothing(files, tmp_path, monkeypatch, call):
+def full(*_, **__):
+    raise OSError(28, "No space left on device")
+
+
+class FullFile:
+    """A file that takes its size and a piece, and then nothing."""
+
+    def __init__(self, opened):
+        self.opened, self.truncate, self.fileno, self.flush = opened, opened.truncate, opened.fileno, full
+
+    def writelines(self, pieces):
+        self.opened.write(pieces[0])
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.opened.close()
+
+
+@pytest.mark.parametrize("moment", ["begins", "writes", "ends", "renames"])
+def test_a_full_disk_is_an_error_and_leaves_nothing(files, tmp_path, monkeypatch, moment):
     files.write(name(1), content(1, 500))
-    real = getattr(os, call)
-
-    def full(first, *rest, **more):
-        is_part = "." in (os.readlink(f"/proc/self/fd/{first}") if isinstance(first, int) else Path(first).name)
-        if is_part:
-            raise OSError(28, "No space left on device")
-        return real(first, *rest, **more)
-
+    real = Path.open
+    changed = {
+        "begins": (Path, "open", full),
+        "writes": (Path, "open", lambda path, mode: FullFile(real(path, mode))),
+        "ends": (os, "utime", full),
+        "renames": (Path, "rename", full),
+    }
     with monkeypatch.context() as patched, pytest.raises(OSError, match="No space"):
-        patched.setattr(os, call, full)
+        patched.setattr(*changed[moment])
         files.write(name(2), content(2, 500))
     assert told(files) == sum(sizes(tmp_path)) == 500 + DIGEST
     assert files.write(name(2), content(2, 500)) == []
@@ -262,6 +289,8 @@ def test_a_bound_is_half_of_what_is_free_where_there_is_little(tmp_path, monkeyp
 
     monkeypatch.setattr(kept_files.os, "statvfs", statvfs)
     shared, disk = tmp_path / "shm", tmp_path / "tmp"
+    shared.mkdir()
+    disk.mkdir()
     free |= {shared: 1000, disk: 400}
     assert roomiest(100 << 10, [shared, disk]) == (shared, 100 << 10)
     free[shared] = 64

@@ -22,6 +22,7 @@ import weakref
 import zlib
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 DIGEST = 16
 _LOCK = "lock"
@@ -84,22 +85,21 @@ class KeptFiles:
             removed = self._make_room(size)
             if self._bytes + size > self._most:  # others are writing
                 return [*removed, name]
-            part, descriptor = self._begin(file, size)
-        try:
-            for piece in (self._digest(name, content), *content):
-                _write_all(descriptor, piece)
-            _use(descriptor)
-            with self._alone():
-                if file.exists():  # another writer was faster
+            part, opened = self._begin(file, size)
+        with opened:
+            try:
+                opened.writelines([self._digest(name, content), *content])
+                opened.flush()
+                _use(opened.fileno())
+                with self._alone():
+                    if file.exists():  # another writer was faster
+                        self._unlink(part)
+                    else:
+                        part.rename(file)
+            except OSError:
+                with self._alone():
                     self._unlink(part)
-                else:
-                    part.rename(file)
-        except OSError:
-            with self._alone():
-                self._unlink(part)
-            raise
-        finally:
-            os.close(descriptor)
+                raise
         return removed
 
     def clear(self) -> None:
@@ -174,15 +174,15 @@ class KeptFiles:
                     removed.append(name)
         return removed
 
-    def _begin(self, file: Path, size: int) -> tuple[Path, int]:
+    def _begin(self, file: Path, size: int) -> tuple[Path, BinaryIO]:
         """A file beside its place, as large as it will be. It is locked as long as its writer lives."""
         file.parent.mkdir(mode=0o700, exist_ok=True)
         part = file.with_suffix(f".{os.getpid()}-{next(self._serial)}")
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        os.ftruncate(descriptor, size)
+        opened = part.open("xb")
+        opened.truncate(size)
+        fcntl.flock(opened, fcntl.LOCK_EX)
         self._bytes += size
-        return part, descriptor
+        return part, opened
 
     def _unlink(self, file: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -207,12 +207,6 @@ def _use(file: Path | int) -> None:
     os.utime(file, ns=(now, now))
 
 
-def _write_all(descriptor: int, piece: Piece) -> None:
-    view = memoryview(piece)
-    while view:
-        view = view[os.write(descriptor, view) :]
-
-
 def _is_held(path: str) -> bool:
     """Whether the process that has locked this file lives."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -232,7 +226,8 @@ def roomiest(most: int, folders: Sequence[Path] | None = None) -> tuple[Path, in
     for folder in folders or (Path("/dev/shm"), Path(tempfile.gettempdir())):
         with contextlib.suppress(OSError):
             about = os.statvfs(folder)
-            rooms.append((min(most, about.f_bavail * about.f_frsize // 2), folder))
+            room = about.f_bavail * about.f_frsize // 2 if os.access(folder, os.W_OK) else 0
+            rooms.append((min(most, room), folder))
     room, folder = max(rooms, key=lambda each: each[0], default=(0, Path(tempfile.gettempdir())))
     return folder, room
 

@@ -64,7 +64,7 @@ def test_what_is_no_item_is_processed_again(tmp_path, content):
     """Written by a process of another version, with a right checksum."""
     cache = shared(tmp_path)
     assert isinstance(cache, SharedCache)
-    cache._files.write(processor_cache._name("a"), [content])
+    cache._files.write(b"a", [content])
     assert cache.get_or_make("a", lambda: item(1)) == item(1)
 
 

@@ -194,16 +194,16 @@ class MediaProcessor:
         if modality != VIDEO and VIDEO in self._families:
             settings = {name: value for name, value in settings.items() if name not in ONLY_VIDEO}
         where = fields or [f"{modality} {number} of the prompt" for number in range(len(items))]
+        about = modality.encode() + json.dumps(settings, sort_keys=True, default=str).encode()
         process = {IMAGE: self._process_image, VIDEO: self._process_video, AUDIO: self._process_sound}[modality]
         return [
-            _at(field if fields else PARAM, process, field, item, name, settings)
+            _at(field if fields else PARAM, process, field, item, name, settings, about)
             for field, item, name in zip(where, items, names, strict=True)
         ]
 
     def _process_image(
-        self, where: str, given: Any, uuid: str | None, settings: dict[str, Any]
+        self, where: str, given: Any, uuid: str | None, settings: dict[str, Any], options: bytes
     ) -> tuple[str, Processed]:
-        options = json.dumps(settings, sort_keys=True, default=str).encode()
         if (taken := self._made_before(IMAGE, where, given, uuid, options)) is not None:
             return taken
         pixels = None if given is None and uuid is not None else read_image(given, where)
@@ -218,10 +218,9 @@ class MediaProcessor:
         return self._kept(IMAGE, pixels, uuid, options, where, run)
 
     def _process_video(
-        self, where: str, given: Any, uuid: str | None, settings: dict[str, Any]
+        self, where: str, given: Any, uuid: str | None, settings: dict[str, Any], options: bytes
     ) -> tuple[str, Processed]:
         video = None if given is None and uuid is not None else read_video(given, where)
-        options = VIDEO.encode() + json.dumps(settings, sort_keys=True, default=str).encode()
         if video is not None and uuid is None:
             options += repr((video.times.tolist(), video.rate, video.total, video.is_whole)).encode()
         family = self._families[VIDEO]
@@ -233,9 +232,8 @@ class MediaProcessor:
         return self._kept(VIDEO, None if video is None else video.frames, uuid, options, where, run)
 
     def _process_sound(
-        self, where: str, given: Any, uuid: str | None, settings: dict[str, Any]
+        self, where: str, given: Any, uuid: str | None, settings: dict[str, Any], options: bytes
     ) -> tuple[str, Processed]:
-        options = AUDIO.encode() + json.dumps(settings, sort_keys=True, default=str).encode()
         if (taken := self._made_before(AUDIO, where, given, uuid, options)) is not None:
             return taken
         extractor = feature_extractor(self._path, self._hf)

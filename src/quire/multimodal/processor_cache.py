@@ -7,7 +7,6 @@ One frontend keeps it in its own memory; several of one server have files in com
 import concurrent.futures
 import contextlib
 import dataclasses
-import hashlib
 import math
 import threading
 from collections import OrderedDict
@@ -27,7 +26,6 @@ from quire.media import MediaTensor
 logger = init_logger(__name__)
 
 _FOLDER = "quire-media-"
-_NAME = 16
 _SIZE = 8
 
 
@@ -158,7 +156,7 @@ class SharedCache(ProcessorCache):
 
     def get(self, key: str) -> Processed | None:
         with _doing_without("read"), contextlib.suppress(FileNotFoundError):
-            return self._read(self._files.read(_name(key)))
+            return self._read(self._files.read(key.encode()))
         return None
 
     def put(self, key: str, value: Processed) -> None:
@@ -172,7 +170,7 @@ class SharedCache(ProcessorCache):
 
         about = msgspec.msgpack.encode(value.with_data(take))
         with _doing_without("written"):
-            self._files.write(_name(key), [len(about).to_bytes(_SIZE, "little"), about, *data])
+            self._files.write(key.encode(), [len(about).to_bytes(_SIZE, "little"), about, *data])
 
     def clear(self) -> None:
         with _doing_without("removed"):
@@ -188,10 +186,6 @@ class SharedCache(ProcessorCache):
             return cast("bytes", content[first:at])  # as good where it is read or sent, and not copied
 
         return about.with_data(give)
-
-
-def _name(key: str) -> bytes:
-    return hashlib.blake2b(key.encode(), digest_size=_NAME).digest()
 
 
 @contextlib.contextmanager
