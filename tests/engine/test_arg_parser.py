@@ -159,7 +159,7 @@ def test_settings_of_media_are_settings_of_their_own() -> None:
     [
         ["--cudagraph-capture-sizes", "1", "2", "4"], ["--moe-backend", "marlin"], ["--disable-cascade-attn"],
         ["--no-enable-flashinfer-autotune"], ["-cc", '{"cudagraph_mode": "FULL_DECODE_ONLY"}'], ["--compilation-config", "3"],
-        ["--mm-encoder-tp-mode", "data"], ["--skip-mm-profiling"],
+        ["--mm-encoder-attn-backend", "FLASH_ATTN"], ["--skip-mm-profiling"],
         ["--kernel-config.moe_backend", "triton"], ["--kernel-config", '{"enable_jit_warmup": false}'],
         ["--safetensors-load-strategy=eager"], ["--no-use-tqdm-on-load"], ["-cc.pass_config.fuse_norm_quant", "true"],
     ],

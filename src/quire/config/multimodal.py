@@ -81,6 +81,7 @@ class MultiModalConfig:
         shared_cache: the folder in which they share it; None: there is one frontend.
         encoder_budget: embeddings that one step may compute; also the most that one item may have.
         encoder_cache_size: embeddings that a worker keeps.
+        mm_encoder_tp_mode: `weights`: each rank of tensor parallelism encodes every item; `data`: its share of a step's items.
         prompt_embeds: a prompt may consist of embeddings.
         mm_embeds: an image may be given as its embeddings.
         allowed_local_media_path: the folder whose files requests may name, with no link in its path; empty: none.
@@ -95,6 +96,7 @@ class MultiModalConfig:
     shared_cache: str | None = None
     encoder_budget: int = 16384
     encoder_cache_size: int = 16384
+    mm_encoder_tp_mode: str = "weights"
     prompt_embeds: bool = False
     mm_embeds: bool = False
     allowed_local_media_path: str = ""

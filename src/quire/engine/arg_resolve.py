@@ -216,6 +216,7 @@ class Resolver:
             allowed_media_domains=None if domains is None else _several(domains),
             encoder_budget=budget,
             encoder_cache_size=budget,
+            mm_encoder_tp_mode=self.args.mm_encoder_tp_mode,
         )
 
     def _check_encoder_decoder(self, model: ModelConfig) -> None:

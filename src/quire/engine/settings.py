@@ -351,6 +351,11 @@ class EngineSettings:
         number(0.0),
         "GiB of host memory in which processed media are kept for their next use, by all frontends; 0: none",
     )
+    mm_encoder_tp_mode: str = setting(
+        "weights",
+        one_of("weights", "data"),
+        "what ranks of tensor parallelism encode: weights (each of them every item) or data (each its share of the items)",
+    )
     mm_shm_cache_max_object_size_mb: int = setting(
         128, whole(1, 2**20), "MiB of the largest item that several frontends keep (--api-server-count)"
     )

@@ -13,12 +13,14 @@ from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
+from quire.distributed.communicator import Communicator
 from quire.errors import EngineError
 from quire.layers.tower import Tower
 from quire.logger import init_logger
 from quire.media import AUDIO, EMBEDS, MediaItem, in_batches
 from quire.platforms.interface import DeviceRuntime
 from quire.processes import yielding
+from quire.worker.item_shares import ItemShares
 
 logger = init_logger(__name__)
 
@@ -35,6 +37,7 @@ class ItemEncoder:
         scale: of embeddings that users give.
         most_at_once: embeddings that a step has computed together.
         like: of the type, the width and the device that embeddings have.
+        ranks: those that divide the items among themselves; a single one: this rank computes all.
         is_beside: the device works beside the host.
     """
 
@@ -45,11 +48,12 @@ class ItemEncoder:
         most_at_once: int,
         like: torch.Tensor,
         runtime: DeviceRuntime,
+        ranks: Communicator,
         *,
         is_beside: bool,
     ) -> None:
         self._towers, self._scale, self._most, self._like = towers, scale, most_at_once, like
-        self._runtime = runtime
+        self._runtime, self._shares = runtime, ItemShares(ranks)
         self._waiting: dict[str, MediaItem] = {}
         self._embeddings: dict[str, torch.Tensor] = {}
         self._computed: dict[str, torch.Tensor] = {}
@@ -71,25 +75,30 @@ class ItemEncoder:
     def take(self, items: Sequence[MediaItem]) -> None:
         """Items that this step or a later one needs."""
         self._waiting.update((item.key, item) for item in items)
+        self._shares.divide(items)
 
     def drop(self, keys: Collection[str]) -> None:
         """These are not needed any more."""
+        self._shares.drop(keys)
         for key in keys:
             for kept in (self._embeddings, self._waiting, self._computed):
                 kept.pop(key, None)
 
     def clear(self) -> None:
         """Forget everything."""
+        self._shares.drop(list(self._waiting) + list(self._embeddings))
         self._waiting.clear()
         self.settle()
         self._embeddings.clear()
         self._computed.clear()
 
     def begin(self, items: Sequence[MediaItem]) -> "concurrent.futures.Future[None]":
-        """Compute items beside the steps. The future has no error: what cannot be had waits for the step that needs it."""
+        """Compute this rank's items beside the steps. The future has no error: what cannot be had waits for the step that needs
+        it."""
         assert self._thread is not None
         self.take(items)
-        return self._thread.submit(self._compute_beside, [item.key for item in items])
+        mine = [item.key for item in items if self._shares.is_mine(item.key)]
+        return self._thread.submit(self._compute_beside, mine)
 
     def settle(self) -> None:
         """Wait until nothing is computed beside the steps."""
@@ -107,18 +116,22 @@ class ItemEncoder:
             self._thread.shutdown()
 
     def need(self, keys: Collection[str]) -> None:
-        """Have these computed: what nobody has computed is, now.
+        """Have these computed: what nobody has computed is, now. Ranks that divide items need the same ones in the same order.
 
         Raises:
             EngineError: an encoder gave another number of rows than an item has places.
         """
         self._take_in()
-        missing = [key for key in keys if key in self._waiting]
+        missing = [key for key in keys if key in self._waiting and self._shares.is_mine(key)]
         if missing and self._thread is not None:
             self._thread.submit(self._compute, missing, self._most).result()
         elif missing:
             self._compute(missing, self._most)
         self._take_in()
+        gathered = self._shares.gather(keys, self._embeddings, self._like)
+        self._embeddings.update(gathered)
+        for key in gathered:
+            self._waiting.pop(key, None)
 
     def _take_in(self) -> None:
         """Let steps read what was computed, unless it was dropped meanwhile."""

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from quire.core.output import IntArray, SchedulerOutput
+from quire.distributed.communicator import Communicator
 from quire.errors import ConfigError
 from quire.layers.decoder import Decoder
 from quire.layers.interface import CausalLM, MediaInputs
@@ -83,6 +84,7 @@ class MediaSteps:
 
     Args:
         most_at_once: embeddings that a step has computed together.
+        ranks: those that divide the items among themselves; a single one: this rank computes all.
         is_beside: the device works beside the host.
 
     Attributes:
@@ -97,6 +99,7 @@ class MediaSteps:
         max_tokens: int,
         most_at_once: int,
         runtime: DeviceRuntime,
+        ranks: Communicator,
         *,
         is_beside: bool,
     ) -> None:
@@ -113,7 +116,8 @@ class MediaSteps:
             if spec is not None and sees_items(spec)
             else None,
         )
-        self.encoder = ItemEncoder(towers, scale, most_at_once, self.inputs.rows_TE, runtime, is_beside=is_beside)
+        like = self.inputs.rows_TE
+        self.encoder = ItemEncoder(towers, scale, most_at_once, like, runtime, ranks, is_beside=is_beside)
 
     @property
     def num_bytes(self) -> int:

@@ -20,7 +20,7 @@ from quire.config.pooling import PAIRED
 from quire.core.drafting import MOST_KEPT
 from quire.core.kv_connector import EXTRA
 from quire.core.output import IntArray, ModelRunnerOutput, SchedulerOutput
-from quire.distributed.communicator import Communicator
+from quire.distributed.communicator import Communicator, SingleRank
 from quire.distributed.stage_link import StageLink
 from quire.errors import EngineError
 from quire.layers.decoder import Decoder
@@ -164,9 +164,12 @@ class Runner(abc.ABC):
             self._cross = CrossSteps(self._model, media.encoder_budget, slots)
         elif media is not None and isinstance(self._model, Decoder | TransformersModel):
             check_drawn_image(self._model, config)
+            divides = (
+                media.mm_encoder_tp_mode == "data" and not self._pools_alone
+            )  # whose vectors have widths of their own
+            ranks = communicator if divides and communicator is not None else SingleRank()
             is_beside = self._capabilities.async_output.value
-            budget = media.encoder_budget
-            self._media = MediaSteps(self._model, max_tokens, budget, runtime, is_beside=is_beside)
+            self._media = MediaSteps(self._model, max_tokens, media.encoder_budget, runtime, ranks, is_beside=is_beside)
 
     def _images(self, plan: SchedulerOutput, query_start_B: IntArray) -> dict[int, torch.Tensor]:
         """Vectors of the rows of a pooling step that are images."""
