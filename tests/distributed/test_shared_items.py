@@ -1,5 +1,7 @@
 """Items of prompts whose encoding ranks divide among themselves: each has all embeddings, and has encoded its share only."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -39,7 +41,7 @@ def make_item(number: int, count: int, modality: str = "image") -> MediaItem:
 
 def encode(ranks: Communicator, steps: list[list[MediaItem]], *, is_beside: bool) -> tuple[list[float], list[float]]:
     """What one rank has encoded of images and of sounds; it has the embeddings of all."""
-    towers = {"image": CountingTower(), "audio": CountingTower()}
+    towers: dict[str, Any] = {"image": CountingTower(), "audio": CountingTower()}
     like = torch.zeros(1, COLUMNS)
     encoder = ItemEncoder(towers, 1.0, 64, like, AsyncCpuRuntime(), ranks, is_beside=is_beside)
     for number, items in enumerate(steps):
