@@ -27,6 +27,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "mooncake": ("mooncake-transfer-engine>=0.3.6",),
     "vision": ("pillow>=10", "transformers>=4.56", "torchvision>=0.26"),
     "video": ("av>=15",),
+    "timm": ("timm>=1.0.16",),
     "otel": ("opentelemetry-sdk>=1.27", "opentelemetry-exporter-otlp>=1.27"),
 }
 

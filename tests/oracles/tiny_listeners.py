@@ -12,6 +12,8 @@ from typing import Any, Self
 import numpy as np
 import torch
 from tests.oracles.tiny_encoder_decoder import RATE
+from tests.oracles.tiny_gemma3n import ARCHITECTURE as GEMMA3N
+from tests.oracles.tiny_gemma3n import Gemma3nOracle, gemma3n_fields, make_tiny_gemma3n
 from tests.oracles.tiny_models import TEXT, load_oracle, randomize, write_tiny_tokenizer
 from tests.oracles.tiny_phi4 import ARCHITECTURE as PHI4
 from tests.oracles.tiny_phi4 import phi4_embeddings, phi4_fields
@@ -112,6 +114,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
     PHI4: phi4_fields(AUDIO + 3, AUDIO),
+    GEMMA3N: gemma3n_fields(AUDIO + 3, AUDIO),
     "UltravoxModel": {
         "model_type": "ultravox",
         "text_config": TEXT | {"model_type": "llama"},
@@ -140,6 +143,8 @@ def make_tiny_listener(architecture: str, path: str | Path, *, seed: int = 0, **
     fields = CONFIGS[architecture] | overrides
     if architecture == "UltravoxModel":
         UltravoxReference(fields).save(path, seed)
+    elif architecture == GEMMA3N:
+        make_tiny_gemma3n(path, fields, seed)
     else:
         model_class = getattr(transformers, architecture)
         config = model_class.config_class(**fields)
@@ -148,7 +153,7 @@ def make_tiny_listener(architecture: str, path: str | Path, *, seed: int = 0, **
         randomize(model, seed)
         model.save_pretrained(path)
     _write_tokenizer(path)
-    if architecture.startswith("Gemma4"):
+    if architecture.startswith("Gemma"):
         extractor = architecture.removesuffix("ForConditionalGeneration") + "AudioFeatureExtractor"
         getattr(transformers, extractor)().save_pretrained(path)
     elif architecture.startswith("Granite"):
@@ -261,6 +266,12 @@ def _stacked_frames(sound: np.ndarray, **options: Any) -> torch.Tensor:
     logs = (bins.T @ filters).clamp(min=1e-10).log10()
     logs = torch.maximum(logs, logs.max() - 8.0) / 4 + 1
     return logs[: len(logs) // 2 * 2].reshape(1, -1, 160)
+
+
+def oracle_of(path: str | Path) -> "HearingOracle | Gemma3nOracle":
+    """Transformers' model of a checkpoint."""
+    is_3n = json.loads((Path(path) / "config.json").read_bytes())["model_type"] == "gemma3n"
+    return Gemma3nOracle(path) if is_3n else HearingOracle(path)
 
 
 class HearingOracle:

@@ -23,10 +23,11 @@ from quire.config.kv_spec import KVCacheSpec, KVKind
 from quire.errors import ConfigError
 from quire.extras import import_optional
 from quire.kernels.types import LinearWeight
-from quire.layers.interface import CausalLM, ModelContext, StepInputs
+from quire.layers.interface import CausalLM, MediaInputs, ModelContext, StepInputs
 from quire.layers.parallel import ParallelPlan
 from quire.layers.tower import Tower
 from quire.layers.transformers_check import Given, Heads, check_tree, failure, in_one_line, refusal
+from quire.layers.vision.no_eyes import without_timm
 
 ATTENTION = "quire"
 """Our name among Transformers' attention implementations."""
@@ -87,6 +88,7 @@ class TransformersModel(CausalLM):
         self.towers: Mapping[str, Tower] = {}
         self._tree: Any = None
         self._body: Any = None
+        self._media: MediaInputs | None = None
         self._given = Given()
         self._linear_bytes = 0
 
@@ -215,6 +217,7 @@ class TransformersModel(CausalLM):
         for layer, heads in zip(self._layers, self._heads, strict=True):
             tree.get_submodule(heads.module).quire_layer = layer
         self._tree, self._body = tree, body
+        tree.get_decoder().register_forward_pre_hook(self._place, with_kwargs=True)
         setattr(tree, prefix, self._given)
 
     # One step.
@@ -224,14 +227,15 @@ class TransformersModel(CausalLM):
         count = step.num_tokens
         for layer in self._layers:
             layer.metadata = step.attention[layer.group]
-        read = {"input_ids": step.input_ids[None, :count].long()}
-        if step.media is not None:
-            rows_TD = self._body.get_input_embeddings()(read["input_ids"])[0]
-            step.media.place(rows_TD)
-            read = {"inputs_embeds": rows_TD[None]}
-        positions = step.positions[None, :count].long()
-        self._hidden_TD = self._body(**read, position_ids=positions, use_cache=False).last_hidden_state[0]
+        tokens, positions = step.input_ids[None, :count].long(), step.positions[None, :count].long()
+        self._media = step.media
+        self._hidden_TD = self._body(input_ids=tokens, position_ids=positions, use_cache=False).last_hidden_state[0]
         return self._hidden_TD
+
+    def _place(self, decoder: torch.nn.Module, args: Any, given: dict[str, Any]) -> None:
+        """Before the layers of a model that also sees: put embeddings in their places."""
+        if self._media is not None:
+            self._media.place(given["inputs_embeds"][0])
 
     def compute_hidden(self, step: StepInputs) -> torch.Tensor:
         return self._hidden_TD
@@ -248,15 +252,15 @@ class TransformersModel(CausalLM):
 
 
 def _only_text(tree: Any) -> torch.nn.Module:
-    """What computes hidden states; of a model that sees, its other parts are left out of the tree."""
+    """What computes hidden states; of a model that sees, parts that make no embeddings of tokens are left out of the tree."""
     body = getattr(tree, tree.base_model_prefix)
     if not _sees(body):
         return body
     decoder = body.get_decoder()
     for name, part in list(body.named_children()):
-        if not any(module is decoder for module in part.modules()):
+        if not any(module is decoder for module in part.modules()) and not name.startswith("embed_"):
             setattr(body, name, torch.nn.Identity())
-    return decoder
+    return body
 
 
 class _Linear(torch.nn.Module):
@@ -406,7 +410,7 @@ def _config(key: str) -> Any:
         )
     transformers.AttentionInterface.register(ATTENTION, _attention)
     try:
-        config = transformers.CONFIG_MAPPING[model_type].from_dict(values)
+        config = without_timm(transformers.CONFIG_MAPPING[model_type].from_dict(values))
     except Exception as error:  # a config class may raise anything
         raise ConfigError(
             f"config.json does not fit Transformers' {model_type!r}: {in_one_line(error)}", setting="model"

@@ -78,10 +78,12 @@ def _build_towers(
 
 
 def borrow_towers(config: EngineConfig, context: ModelContext) -> Iterator[tuple[str, Tower]]:
-    """Transformers' eyes, of a model that Quire has no description of."""
+    """Transformers' eyes and ears, of a model that Quire has no description of."""
     model = config.model
-    is_seen = IMAGE in model.modalities and sees_through_transformers(model.architecture, model.hf_config)
-    if config.multimodal is not None and is_seen:
+    is_borrowed = bool(model.modalities) and sees_through_transformers(model.architecture, model.hf_config)
+    if config.multimodal is not None and is_borrowed:
         if context.stage.count > 1:
             raise cannot_part("pictures and sounds are read beside the first layers")
-        yield IMAGE, BorrowedTower(context, is_random=config.load.load_format == "dummy")
+        is_random, sees = config.load.load_format == "dummy", IMAGE in model.modalities
+        tower = BorrowedTower(context, is_random=is_random, sees=sees)
+        yield from ((modality, tower) for modality in model.modalities)

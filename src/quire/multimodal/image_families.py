@@ -314,6 +314,22 @@ def _gemma4(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
     return Expansion([EMBEDDED] * count, {"pixels": pixels}, before=begin, after=end)
 
 
+def _gemma3n(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
+    """Gemma 3n: as many embeddings for each image."""
+    count, token = int(hf.get("vision_soft_tokens_per_image", 256)), int(hf.get("image_token_id", 262145))
+    around = {"begin": hf.get("boi_token_id", 255999), "end": hf.get("eoi_token_id", 262144)}
+    return borrowed_item({"pixel_values": arrays["pixel_values"][None]}, [token] * count, encode, **around)
+
+
+def borrowed_item(
+    arrays: dict[str, npt.NDArray[Any]], tokens: list[int], encode: Encode, begin: int, end: int
+) -> Expansion:
+    """An item that Transformers' modules read together with its tokens, between two tokens and empty lines."""
+    arrays = arrays | {"input_ids": np.array([tokens]), "places": np.arange(len(tokens))}
+    before, after = [*encode("\n\n"), begin], [end, *encode("\n\n")]
+    return Expansion([EMBEDDED] * len(tokens), arrays, before=before, after=after)
+
+
 def _is_unified(hf: HFConfig) -> bool:
     return hf.get("model_type") == "gemma4_unified"
 
@@ -392,6 +408,7 @@ GEMMA3 = Family(
     joins_newlines=True,
     sees=lambda hf: "runs",
 )
+GEMMA3N = Family(("image_token_id",), 262145, _gemma3n, joins_newlines=True)
 GEMMA4 = Family(("image_token_id",), 258880, _gemma4, sees=_gemma4_sees)
 PALIGEMMA = dataclasses.replace(LLAVA, usual=257152, options=no_options, sees=lambda hf: PROMPT, leads=True)
 
@@ -544,6 +561,7 @@ FAMILIES: dict[str, Family] = {
     "DeepseekVLForConditionalGeneration": DEEPSEEK,
     "DeepseekVLV2ForCausalLM": DEEPSEEK2,
     "Gemma3ForConditionalGeneration": GEMMA3,
+    "Gemma3nForConditionalGeneration": GEMMA3N,
     **dict.fromkeys(("Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration"), GEMMA4),
     **dict.fromkeys(
         ("Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration", "Glm46VForConditionalGeneration"), GLM_V

@@ -11,7 +11,16 @@ from typing import Any
 import numpy as np
 
 from quire.config.hf_config import HFConfig
-from quire.multimodal.image_families import EMBEDDED, QWEN3_OMNI, QWEN_OMNI, Arrays, Encode, Expansion, Family
+from quire.multimodal.image_families import (
+    EMBEDDED,
+    QWEN3_OMNI,
+    QWEN_OMNI,
+    Arrays,
+    Encode,
+    Expansion,
+    Family,
+    borrowed_item,
+)
 
 TOKEN = ("audio_token_index", "audio_token_id")
 FRAMES_A_ROW = 2
@@ -119,6 +128,17 @@ GEMMA4 = Family(("audio_token_id",), 258881, _gemma4, of_embeds=_gemma4_embeds)
 GEMMA4_UNIFIED = dataclasses.replace(GEMMA4, expand=_gemma4_unified, samples_each=640)
 
 
+def _gemma3n(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
+    """Gemma 3n: as many embeddings for each sound, those behind its own are of silence."""
+    count, token = int(hf.get("audio_soft_tokens_per_image", 188)), int(hf.get("audio_token_id", 262273))
+    given = {name: arrays[name][None] for name in ("input_features", "input_features_mask")}
+    around = {"begin": hf.get("boa_token_id", 256000), "end": hf.get("eoa_token_id", 262272)}
+    return borrowed_item(given, [token] * count, encode, **around)
+
+
+GEMMA3N = Family(("audio_token_id",), 262273, _gemma3n, joins_newlines=True)
+
+
 def _granite(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
     """Granite-Speech: a few embeddings of each window of rows, the last of which may be filled with zeros."""
     rows, window = arrays["input_features"], int(hf.get("window_size", 15))
@@ -195,6 +215,7 @@ WHISPER = Family((), 0, _whisper, is_alone=True)
 SOUND_FAMILIES: dict[str, Family] = {
     **dict.fromkeys(QWEN_OMNI, OMNI),
     **dict.fromkeys(QWEN3_OMNI, OMNI3),
+    "Gemma3nForConditionalGeneration": GEMMA3N,
     "Gemma4ForConditionalGeneration": GEMMA4,
     "Gemma4UnifiedForConditionalGeneration": GEMMA4_UNIFIED,
     "GraniteSpeechForConditionalGeneration": GRANITE,

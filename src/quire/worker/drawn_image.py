@@ -12,6 +12,7 @@ from quire.layers.transformers_backend import TransformersModel
 from quire.layers.vision.borrowed_tower import BorrowedTower
 from quire.media import IMAGE
 from quire.multimodal.checkpoint_processors import whole_processor
+from quire.multimodal.image_families import FAMILIES
 from quire.multimodal.whole_processor import whole_family
 
 HEIGHT, WIDTH = 48, 80
@@ -20,7 +21,7 @@ HEIGHT, WIDTH = 48, 80
 def check_drawn_image(model: CausalLM, config: EngineConfig) -> None:
     """Raises ConfigError: the model's images are more than embeddings, or its processor cannot be read."""
     tower = model.towers.get(IMAGE) if isinstance(model, TowerDecoder | TransformersModel) else None
-    if not isinstance(tower, BorrowedTower) or config.multimodal is None:
+    if not isinstance(tower, BorrowedTower) or config.multimodal is None or config.model.architecture in FAMILIES:
         return
     pixels = np.random.default_rng(0).integers(0, 256, (HEIGHT, WIDTH, 3), dtype=np.uint8)
     try:

@@ -1,4 +1,4 @@
-"""Eyes of a model that Quire has no description of: Transformers' own modules, without the language model.
+"""Eyes and ears of a model that Quire has no description of: Transformers' own modules, without the language model.
 
 The whole model's code runs up to its language model, in whose place something stands that keeps what it is called with: the
 embeddings, in which those of images are in place already. So whatever a model does between pixels and its language model
@@ -14,9 +14,11 @@ from typing import Any, cast
 import torch
 
 from quire.errors import ConfigError
+from quire.extras import import_optional
 from quire.layers.interface import ModelContext
 from quire.layers.tower import Arrays, Tower
 from quire.layers.transformers_check import failure, in_one_line
+from quire.layers.vision.no_eyes import is_timms, without_timm
 
 PLACES = "places"
 """What an item has besides its processor's arrays: which of its tokens are embeddings."""
@@ -73,6 +75,9 @@ class _Ear(torch.nn.Module):
     def get_input_embeddings(self) -> torch.nn.Module:
         return self.embed_tokens
 
+    def get_per_layer_inputs(self, input_ids: torch.Tensor) -> None:
+        """What its layers read of tokens besides embeddings, which is not an item's."""
+
     def forward(self, input_ids: Any = None, **given: Any) -> None:
         raise _Called({"input_ids": input_ids} | given)
 
@@ -82,14 +87,15 @@ class BorrowedTower(Tower):
 
     Args:
         is_random: its weights are drawn, not read.
+        sees: it reads images.
         scale: of its rows, where the decoder does not scale what is given to it as its language model does.
     """
 
     prefix = "borrowed."
 
-    def __init__(self, context: ModelContext, *, is_random: bool, scale: float = 1.0) -> None:
+    def __init__(self, context: ModelContext, *, is_random: bool, scale: float = 1.0, sees: bool = True) -> None:
         self._context, self._is_random, self._scale = context, is_random, scale
-        self._class, self._config = _without_text(json.dumps(context.hf.to_dict(), sort_keys=True, default=str))
+        self._class, self._config = _without_text(json.dumps(context.hf.to_dict(), sort_keys=True, default=str), sees)
         self._tree: Any = None
         self.modules = []
         try:
@@ -206,11 +212,11 @@ class BorrowedTower(Tower):
 
 
 @functools.lru_cache(maxsize=2)
-def _without_text(key: str) -> tuple[Any, Any]:
+def _without_text(key: str, sees: bool) -> tuple[Any, Any]:
     """The model's class without its language model, and its config.
 
     Raises:
-        ConfigError: Transformers has no such model.
+        ConfigError: Transformers has no such model, or its eyes need a library that is not installed.
     """
     from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 
@@ -220,6 +226,11 @@ def _without_text(key: str) -> tuple[Any, Any]:
         whole = cast(Any, AutoModelForImageTextToText)._model_mapping[type(config)]
     except Exception as error:  # a config class may raise anything
         raise ConfigError(f"config.json does not fit Transformers: {in_one_line(error)}", setting="model") from error
+    if not sees:
+        config = without_timm(config)
+    elif is_timms(config):
+        why = f"{whole.__name__} sees through timm (with limit_mm_per_prompt={{'image': 0}} it sees nothing)"
+        import_optional("timm", "timm", "model", why)
 
     def make(self: Any, config: Any) -> None:
         whole.__init__(self, config)
