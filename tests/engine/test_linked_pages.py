@@ -131,13 +131,15 @@ def test_a_prefill_engine_that_stalls_or_is_killed_half_way_is_done_without(
     llama: Path, prefill: LLM, decode: LLM, expected: list[int]
 ) -> None:
     command = [sys.executable, "-m", "tests.engine.prefill_that_ends", str(llama)]
-    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
     try:
-        assert child.stdout is not None
+        assert child.stdin is not None and child.stdout is not None
         params = json.loads(next(line for line in child.stdout if line.startswith("PARAMS")).removeprefix("PARAMS"))
         with an_engine(llama, "kv_consumer", {"timeout_s": 0.5}, "nccl") as hasty:
             assert tokens(ask(hasty, params)) == (expected, 0)
         assert child.poll() is None
+        child.stdin.write("the next transfer is its last\n")
+        assert "the next transfer is its last\n" in child.stdout
         decode.reset_prefix_cache()
         assert tokens(ask(decode, params)) == (expected, 0)
         assert child.wait() == -9
