@@ -132,11 +132,15 @@ def test_ling_3_has_latent_attention_at_the_end_of_each_group():
     assert "*layers.4.*" in spec.weights.ignored
 
 
-@pytest.mark.parametrize("field", [{"q_lora_rank": 64}, {"expert_swiglu_limit_list": [0, 0, 7.0, 0]}])
-def test_what_ling_3_has_only_elsewhere_is_refused_by_name(field):
-    (name,) = field
+def test_queries_of_ling_3_may_have_a_rank_of_their_own():
+    (latent,) = spec_of("BailingMoeV3ForCausalLM", **LING_3 | {"q_lora_rank": 12}).mixers_of(1)
+    assert isinstance(latent, MLA) and latent.q_rank == 12
+
+
+@pytest.mark.parametrize("name", ["expert_swiglu_limit_list", "share_expert_swiglu_limit_list"])
+def test_what_ling_3_has_only_elsewhere_is_refused_by_name(name):
     with pytest.raises(ConfigError, match=f"{name}=.* is not known of Ling 3"):
-        spec_of("BailingHybridForCausalLM", **LING_3 | field)
+        spec_of("BailingHybridForCausalLM", **LING_3 | {name: [0, 0, 7.0, 0]})
 
 
 MINIMAX_TEXT_01 = {

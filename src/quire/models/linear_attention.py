@@ -110,6 +110,9 @@ BAILING_HYBRID_NAMES = EXPERT_NAMES.but(
     **delta_names("attention", "dense"),
     embedding="word_embeddings",
     q="attention.q_proj",
+    q_a="attention.q_a_proj",
+    q_a_norm="attention.q_a_layernorm",
+    q_b="attention.q_b_proj",
     kv_a="attention.kv_a_proj_with_mqa",
     kv_a_norm="attention.kv_a_layernorm",
     kv_b="attention.kv_b_proj",
@@ -117,7 +120,7 @@ BAILING_HYBRID_NAMES = EXPERT_NAMES.but(
     out="attention.dense",
     router_bias="mlp.gate.expert_bias",
 )
-NOT_KNOWN = ("q_lora_rank", "expert_swiglu_limit_list", "share_expert_swiglu_limit_list")
+NOT_KNOWN = ("expert_swiglu_limit_list", "share_expert_swiglu_limit_list")
 """Fields of checkpoints with code of their own that change what is computed."""
 
 
