@@ -13,8 +13,8 @@ class Type:
     """How one model type runs.
 
     Attributes:
-        how: by a spec, through Transformers' modules, or not at all; `sees`: its text by a spec and its images through these
-            modules (`test_parity_borrowed.py`).
+        how: by a spec, through Transformers' modules, or not at all; `sees`: its images through these modules
+            (`test_parity_borrowed.py`, `test_gemma3n_sight.py`).
         values: of its config; None means those of the architecture's tiny model.
         reason: a part of what the refusal says, or several: one for each version of Transformers.
     """
@@ -239,7 +239,7 @@ TYPES: dict[str, Type] = {
     "dots3_note_text": Type(
         "refused", INDEXED | {"sliding_window": 8, "head_dim": 24, "shared_experts_intermediate_size": 24}, KINDS
     ),
-    "gemma3n": Type("refused", {"text_config": GEMMA3N}, "requires the timm library"),
+    "gemma3n": Type("sees"),
     "gemma4_assistant": Type(
         "refused",
         {

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from tests.oracles.tiny_encoder_decoder import RATE
 from tests.oracles.tiny_gemma3n import ARCHITECTURE as GEMMA3N
-from tests.oracles.tiny_gemma3n import Gemma3nOracle, gemma3n_fields, make_tiny_gemma3n
+from tests.oracles.tiny_gemma3n import PROCESSOR, Gemma3nOracle, gemma3n_fields, make_tiny_gemma3n
 from tests.oracles.tiny_models import TEXT, load_oracle, randomize, write_tiny_tokenizer
 from tests.oracles.tiny_phi4 import ARCHITECTURE as PHI4
 from tests.oracles.tiny_phi4 import phi4_embeddings, phi4_fields
@@ -156,6 +156,9 @@ def make_tiny_listener(architecture: str, path: str | Path, *, seed: int = 0, **
     if architecture.startswith("Gemma"):
         extractor = architecture.removesuffix("ForConditionalGeneration") + "AudioFeatureExtractor"
         getattr(transformers, extractor)().save_pretrained(path)
+        if architecture == GEMMA3N:
+            own = path / "preprocessor_config.json"
+            own.write_text(json.dumps(json.loads(own.read_bytes()) | PROCESSOR))
     elif architecture.startswith("Granite"):
         fields = {"feature_extractor_type": "GraniteSpeechFeatureExtractor"}
         (path / "preprocessor_config.json").write_text(json.dumps(fields))

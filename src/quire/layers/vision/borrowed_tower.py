@@ -5,6 +5,7 @@ embeddings, in which those of images are in place already. So whatever a model d
 is done as Transformers does it. A language model that is called with more than embeddings is refused.
 """
 
+import copy
 import functools
 import inspect
 import json
@@ -100,7 +101,9 @@ class BorrowedTower(Tower):
         self.modules = []
         try:
             with torch.device("meta"):
-                self.own_parameters = sum(each.numel() for each in self._class(self._config).parameters())
+                self.own_parameters = sum(
+                    each.numel() for each in self._class(copy.deepcopy(self._config)).parameters()
+                )
         except Exception as error:  # a model's own code may raise anything
             raise self._refusal(failure(error)) from error
 
@@ -122,7 +125,7 @@ class BorrowedTower(Tower):
 
     def _drawn(self) -> Any:
         torch.manual_seed(self._context.seed)
-        return self._class._from_config(self._config, dtype=self._context.dtype)
+        return self._class._from_config(copy.deepcopy(self._config), dtype=self._context.dtype)
 
     def _read(self) -> Any:
         path = self._context.path

@@ -26,6 +26,7 @@ def _blind(kind: Any) -> Any:
     from transformers import AutoModel, PreTrainedModel
 
     config: Any = type("NoEyesConfig", (kind,), {"model_type": f"no_{kind.model_type}", "__module__": __name__})
-    empty: Any = type("NoEyes", (PreTrainedModel,), {"config_class": config, "__module__": __name__})
+    unread = {"_keys_to_ignore_on_load_unexpected": [r"\bvision_tower\."]}
+    empty: Any = type("NoEyes", (PreTrainedModel,), unread | {"config_class": config, "__module__": __name__})
     AutoModel.register(config, empty)
     return config
