@@ -8,10 +8,10 @@ Knows token ids and text. Knows nothing of requests or stop strings.
 
 import abc
 import codecs
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from quire.tokenizers.interface import Tokenizer
-from quire.tokenizers.token_bytes import MAX_UTF8_BYTES, TokenBytes
+from quire.tokenizers.token_bytes import MAX_UTF8_BYTES, TokenBytes, last_bytes
 
 _CONTEXT_TOKENS = 6
 """Prompt tokens that the window of a tokenizer without a byte table begins with."""
@@ -40,7 +40,7 @@ class ByteDetokenizer(Detokenizer):
         self._text_of = table.texts(skip_special_tokens)
         self._skip_special_tokens = skip_special_tokens
         self._pending = b""
-        tail = _prompt_tail(self._bytes_of, prompt_token_ids)
+        tail = last_bytes(self._bytes_of, prompt_token_ids)
         self._at_start = not tail
         self._at_border = True
         if tail and tail[-1] >= 0x80:
@@ -76,16 +76,6 @@ class ByteDetokenizer(Detokenizer):
     def finish(self) -> str:
         """What was held back."""
         return self._decode(self._pending, is_last=True)
-
-
-def _prompt_tail(bytes_of: Mapping[int, bytes], prompt_token_ids: Sequence[int]) -> bytes:
-    """The prompt's last visible bytes, as many as a character can have; empty when nothing in it is visible."""
-    tail = b""
-    for token_id in reversed(prompt_token_ids):
-        tail = bytes_of[token_id] + tail
-        if len(tail) >= MAX_UTF8_BYTES or (tail and tail[-1] < 0x80):
-            break
-    return tail
 
 
 class WindowDetokenizer(Detokenizer):

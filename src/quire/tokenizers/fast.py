@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from quire.errors import ConfigError, refusing
+from quire.config.files import read_json_object_if_there
+from quire.errors import refusing
 from quire.tokenizers.chat_template import ChatTemplate, read_template
 from quire.tokenizers.interface import NO_LIMIT, Tokenizer, reading
 from quire.tokenizers.token_bytes import TokenBytes, build_token_bytes
@@ -20,18 +21,8 @@ _CLASSES_THAT_ADD_BOS = ("Llama", "CodeLlama", "Gemma", "Cohere")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; empty where the file does not exist.
-
-    Raises:
-        ConfigError: not a JSON object.
-    """
-    if not path.is_file():
-        return {}
-    with refusing(ValueError, OSError, setting="tokenizer", what=f"cannot read {path}"):
-        values: Any = json.loads(path.read_text("utf-8"))
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path} is not a JSON object", setting="tokenizer")
-    return cast("dict[str, Any]", values)
+    """A JSON object; empty where the file does not exist. Raises ConfigError: it is not one."""
+    return read_json_object_if_there(str(path), setting="tokenizer")
 
 
 def read_chat_template(folder: Path, config: Mapping[str, Any], override: str | None) -> ChatTemplate | None:
@@ -98,9 +89,9 @@ class FastTokenizer(Tokenizer):
         self.template = read_chat_template(folder, config, chat_template)
         added = self._tokenizer.get_added_tokens_decoder()
         self._added = {int(token_id): str(token.content) for token_id, token in added.items()}
-        self._special_ids = frozenset(int(token_id) for token_id, token in added.items() if token.special)
+        self.special_ids = frozenset(int(token_id) for token_id, token in added.items() if token.special)
         self.token_bytes: TokenBytes | None = build_token_bytes(
-            self._decoder_description(), self.id_to_token, self._added, self._special_ids
+            self._decoder_description(), self.id_to_token, self._added, self.special_ids
         )
 
     # --- reading ---
@@ -238,11 +229,6 @@ class FastTokenizer(Tokenizer):
 
     def __len__(self) -> int:
         return self._tokenizer.get_vocab_size(with_added_tokens=True)
-
-    @property
-    def special_ids(self) -> frozenset[int]:
-        """Ids that are marked as special."""
-        return self._special_ids
 
 
 def _fit_pair(first: int, second: int, room: int) -> tuple[int, int]:

@@ -72,6 +72,7 @@ class Tokenizer(abc.ABC):
         special_tokens: `bos_token`, `eos_token`, … → the token's string, as far as the tokenizer has them.
         additional_special_tokens: further strings that count as special.
         chat_template: the template of conversations, None where there is none.
+        special_ids: ids that `skip_special_tokens` leaves out.
         token_bytes: each token's bytes, None where tokens are not plain runs of bytes.
         writes_tokens: `apply_chat_template` must be asked for tokens: encoding its text would not give them.
         content_format: whether templates get contents as text or as parts.
@@ -89,6 +90,7 @@ class Tokenizer(abc.ABC):
     model_max_length: int
     special_tokens: dict[str, str]
     additional_special_tokens: list[str]
+    special_ids: frozenset[int]
     template: ChatTemplate | None
     token_bytes: TokenBytes | None
 
@@ -132,11 +134,6 @@ class Tokenizer(abc.ABC):
     def vocab_size(self) -> int:
         """Tokens without the added ones."""
 
-    @property
-    @abc.abstractmethod
-    def special_ids(self) -> frozenset[int]:
-        """Ids that `skip_special_tokens` leaves out."""
-
     def decode_tokens(
         self, token_ids: list[int], skip_special_tokens: bool, spaces_between_special_tokens: bool
     ) -> str:
@@ -164,13 +161,9 @@ class Tokenizer(abc.ABC):
     def __len__(self) -> int:
         return len(self.get_vocab())
 
-    @property
+    @functools.cached_property
     def max_token_id(self) -> int:
         """The highest id that has a token."""
-        return self._max_token_id
-
-    @functools.cached_property
-    def _max_token_id(self) -> int:
         return max(self.get_vocab().values(), default=-1)  # a tenth of a second of the interpreter's time, all at once
 
     def __call__(

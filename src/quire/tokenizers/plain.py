@@ -48,7 +48,7 @@ class PlainTokenizer(Tokenizer):
         self._ids = {**tokens, **special}
         self._strings = {token_id: token for token, token_id in self._ids.items()}
         self._added = dict(special)
-        self._hidden = frozenset(special.values()) if hidden is None else hidden
+        self.special_ids = frozenset(special.values()) if hidden is None else hidden
         longest_first = sorted(special, key=len, reverse=True) if parses_special else []
         self._marks = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
@@ -97,8 +97,3 @@ class PlainTokenizer(Tokenizer):
     def vocab_size(self) -> int:
         """Tokens without the special ones."""
         return len(self._ids) - len(self._added)
-
-    @property
-    def special_ids(self) -> frozenset[int]:
-        """Ids of special tokens."""
-        return self._hidden

@@ -7,7 +7,7 @@ Qwen) and SentencePiece with byte fallback (Llama 2, Mistral, Gemma). Others (Wo
 Knows token ids and bytes. Knows nothing of requests.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -104,6 +104,16 @@ class TokenBytes:
             if head:
                 return self.first(head) + b"".join(pieces)
         return b""
+
+
+def last_bytes(bytes_of: Mapping[int, bytes], token_ids: Sequence[int]) -> bytes:
+    """A sequence's last visible bytes, as many as a character can have; empty when nothing in it is visible."""
+    tail = b""
+    for token_id in reversed(token_ids):
+        tail = bytes_of[token_id] + tail
+        if len(tail) >= MAX_UTF8_BYTES or (tail and tail[-1] < 0x80):
+            break
+    return tail
 
 
 def _text_of(bytes_of: Mapping[int, bytes], token_id: int) -> str | None:

@@ -10,7 +10,7 @@ import codecs
 from collections.abc import Sequence
 
 from quire.tokenizers.interface import Tokenizer
-from quire.tokenizers.token_bytes import MAX_UTF8_BYTES, TokenBytes
+from quire.tokenizers.token_bytes import TokenBytes, last_bytes
 
 CONTEXT_TOKENS = 4
 """How many tokens before a position may hold the beginning of its character: as many as a character has bytes."""
@@ -53,11 +53,7 @@ def _unfinished_bytes(table: TokenBytes, before: Sequence[int]) -> bytes:
     """The bytes at the end of a sequence that begin a character and do not end it."""
     if not before or table.texts(False)[before[-1]]:
         return b""
-    tail = b""
-    for token_id in reversed(before):
-        tail = table.of(token_id) + tail
-        if len(tail) >= MAX_UTF8_BYTES:
-            break
+    tail = last_bytes(table.table(False), before)
     used = codecs.utf_8_decode(tail, "replace", False)[1]
     return tail[used:]
 

@@ -39,6 +39,7 @@ class TransformersTokenizer(Tokenizer):
         lists = [cast("list[Any]", tokens) for tokens in values.values() if isinstance(tokens, list)]
         self.additional_special_tokens = [str(token) for tokens in lists for token in tokens]
         self.template = read_chat_template(folder, read_json(folder / "tokenizer_config.json"), chat_template)
+        self.special_ids = frozenset(map(int, self._tokenizer.all_special_ids))
         self.token_bytes: TokenBytes | None = self._bytes_of_backend()
 
     def _bytes_of_backend(self) -> TokenBytes | None:
@@ -99,8 +100,3 @@ class TransformersTokenizer(Tokenizer):
 
     def __len__(self) -> int:
         return len(self._tokenizer)
-
-    @property
-    def special_ids(self) -> frozenset[int]:
-        """Ids of special tokens."""
-        return frozenset(int(token_id) for token_id in self._tokenizer.all_special_ids)
