@@ -52,13 +52,8 @@ class _Formatter(logging.Formatter):
         return lead + text
 
 
-class _JsonFormatter(logging.Formatter):
+class _JsonFormatter(_Formatter):
     """One JSON object a line."""
-
-    def __init__(self, prefix: str) -> None:
-        super().__init__()
-        self.prefix = prefix
-        self.process_label = ""
 
     def format(self, record: logging.LogRecord) -> str:
         import json
@@ -187,17 +182,14 @@ def init_logger(name: str) -> "QuireLogger":
     return logger
 
 
-def _make_log_once(level: int, seen: set[tuple[int, str, str]]) -> Callable[..., None]:
-    def log_once(logger: logging.Logger, message: str, *args: object) -> None:
-        key = (level, message, repr(args))
-        if key in seen:
-            return
-        if len(seen) >= _REMEMBERED_MESSAGES:
-            seen.clear()
-        seen.add(key)
-        logger.log(level, message, *args, stacklevel=2)
-
-    return log_once
+def _log_once(logger: logging.Logger, seen: set[tuple[int, str, str]], level: int, message: str, *args: object) -> None:
+    key = (level, message, repr(args))
+    if key in seen:
+        return
+    if len(seen) >= _REMEMBERED_MESSAGES:
+        seen.clear()
+    seen.add(key)
+    logger.log(level, message, *args, stacklevel=2)
 
 
 def use_log_format(name: str) -> None:
@@ -206,7 +198,7 @@ def use_log_format(name: str) -> None:
     _configure()
     for handler in logging.getLogger(ROOT_LOGGER).handlers:
         old = handler.formatter
-        if isinstance(old, _Formatter | _JsonFormatter):
+        if isinstance(old, _Formatter):
             formatter = (_JsonFormatter if name == "json" else _Formatter)(old.prefix)
             formatter.process_label = old.process_label
             handler.setFormatter(formatter)
@@ -246,7 +238,7 @@ def set_process_label(kind: str, rank: int | None = None) -> None:
     _configure()
     label = kind if rank is None else f"{kind} rank={rank}"
     for handler in logging.getLogger(ROOT_LOGGER).handlers:
-        if isinstance(handler.formatter, _Formatter | _JsonFormatter):
+        if isinstance(handler.formatter, _Formatter):
             handler.formatter.process_label = f"{label} pid={os.getpid()}"
 
 

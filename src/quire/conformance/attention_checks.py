@@ -19,7 +19,7 @@ from quire.attention.selector import load_backend
 from quire.config.kv_spec import KVCacheSpec, KVKind
 from quire.conformance.cases.batches import describe
 from quire.conformance.cases.case import TOLERANCES, moved
-from quire.conformance.contract import Failed, NotClaimed, Subject, check, other_kernels, with_refusals
+from quire.conformance.contract import NotClaimed, Subject, check, expect, other_kernels, with_refusals
 from quire.kernels import ops
 from quire.kernels.types import Rope
 
@@ -189,10 +189,12 @@ def _compare(name: str, got: list[torch.Tensor], expected: list[torch.Tensor], l
     worst = 0.0
     for number, (ours, theirs) in enumerate(zip(got, expected, strict=True)):
         error = float((ours - theirs).norm() / theirs.norm())
-        if not error <= limit:
-            raise Failed(
-                f"backend {name!r} differs in step {number}", f"an error of at most {limit:.1e}", f"{error:.1e}"
-            )
+        expect(
+            error <= limit,
+            f"backend {name!r} differs in step {number}",
+            f"an error of at most {limit:.1e}",
+            f"{error:.1e}",
+        )
         worst = max(worst, error)
     return worst
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from quire.conformance.contract import Failed, NotClaimed, Subject, check
+from quire.conformance.contract import NotClaimed, Subject, check, expect
 from quire.platforms.interface import Platform
 from quire.plugins.registry import import_class
 from quire.worker.components import resolve_components
@@ -41,8 +41,7 @@ def check_record(subject: Subject) -> str:
             wrong.append(f"{field.name} has no reason")
         if problem := _wrong_value(field.name, getattr(claim, "value", None)):
             wrong.append(f"{field.name}={getattr(claim, 'value', claim)!r}: {problem}")
-    if wrong:
-        raise Failed("the record is not whole", "an `Explained` in each field, with a reason", "; ".join(wrong))
+    expect(not wrong, "the record is not whole", "an `Explained` in each field, with a reason", "; ".join(wrong))
     return f"{len(fields)} fields"
 
 
@@ -78,17 +77,16 @@ def check_classes(subject: Subject) -> str:
     for path in paths:
         import_class(path, "platform")
     runner = import_class(platform.runner_class(), "platform")
-    if issubclass(runner, ModelRunner) and not subject.runtime.is_host:
-        raise Failed(
-            "the runner does not fit the device: it computes in the host's own memory",
-            "quire.worker.device_runner:DeviceRunner, for a device with memory of its own",
-            platform.runner_class(),
-        )
+    expect(
+        not issubclass(runner, ModelRunner) or subject.runtime.is_host,
+        "the runner does not fit the device: it computes in the host's own memory",
+        "quire.worker.device_runner:DeviceRunner, for a device with memory of its own",
+        platform.runner_class(),
+    )
     backends = platform.attention_backends()
     for path in backends:
         load_backend(path)
-    if not backends:
-        raise Failed("there is no attention backend", "at least the reference backend's path", "an empty list")
+    expect(backends, "there is no attention backend", "at least the reference backend's path", "an empty list")
     return f"{platform.name}: {', '.join([*paths, *backends])}"
 
 
@@ -114,8 +112,9 @@ def check_dtypes(subject: Subject) -> str:
         got = (left.to(subject.device) @ right.to(subject.device)).cpu().double()
         expected = left.double() @ right.double()
         error, limit = float((got - expected).norm() / expected.norm()), 4 * torch.finfo(dtype).eps
-        if not error <= limit:
-            raise Failed(f"products in {name} are off", f"a relative error of at most {limit:.1e}", f"{error:.1e}")
+        expect(
+            error <= limit, f"products in {name} are off", f"a relative error of at most {limit:.1e}", f"{error:.1e}"
+        )
         told.append(f"{name} {error:.0e}")
     return ", ".join(told)
 
@@ -131,10 +130,12 @@ def check_fp8(subject: Subject) -> str:
     every = torch.arange(256, dtype=torch.uint8)
     there = every.view(torch.float8_e4m3fn).to(subject.device)
     got, expected = there.float().cpu(), every.view(torch.float8_e4m3fn).float()
-    if not torch.equal(got.nan_to_num(), expected.nan_to_num()):
-        raise Failed(
-            "float8 values change on the device", "the same 256 values", f"{int((got != expected).sum())} others"
-        )
+    expect(
+        torch.equal(got.nan_to_num(), expected.nan_to_num()),
+        "float8 values change on the device",
+        "the same 256 values",
+        f"{int((got != expected).sum())} others",
+    )
     with subject.kernels():
         if not ops.is_native("fp8_linear"):
             raise NotClaimed("fp8 is claimed, but products in float8 are plain PyTorch's")

@@ -59,6 +59,12 @@ class Failed(Exception):
         self.expected, self.got = str(expected), str(got)
 
 
+def expect(is_right: object, message: str, expected: object, got: object) -> None:
+    """Raises Failed: it is not so."""
+    if not is_right:
+        raise Failed(message, expected, got)
+
+
 @dataclasses.dataclass(frozen=True)
 class Check:
     """One promise of the contract.

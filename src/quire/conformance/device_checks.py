@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from quire.conformance.contract import Failed, NotClaimed, Subject, check
+from quire.conformance.contract import Failed, NotClaimed, Subject, check, expect
 from quire.platforms.interface import DeviceEvent
 
 ALLOCATION = 256 << 20
@@ -36,8 +36,7 @@ def check_device(subject: Subject) -> str:
     device = subject.device
     host = torch.arange(10_000, dtype=torch.float32)
     there = host.to(device)
-    if there.device.type != device.type:
-        raise Failed("a tensor is elsewhere than it was sent", device, there.device)
+    expect(there.device.type == device.type, "a tensor is elsewhere than it was sent", device, there.device)
     doubled = there + there
     subject.runtime.synchronize()
     expect_equal("a round trip", doubled, host * 2)
@@ -48,8 +47,7 @@ def check_device(subject: Subject) -> str:
 def check_memory(subject: Subject) -> str:
     """`memory_info` before, while and after there is a large tensor: again where others who share the memory disturb it."""
     free, total = subject.runtime.memory_info()
-    if not 0 < free <= total:
-        raise Failed("(free, total) makes no sense", "0 < free <= total", (free, total))
+    expect(0 < free <= total, "(free, total) makes no sense", "0 < free <= total", (free, total))
     if (cap := subject.runtime.kv_cache_cap()) is not None:
         return f"{free >> 20} of {total >> 20} MiB are free; others' use moves that too ({cap.why})"
     seen: list[tuple[int, int]] = []
@@ -90,8 +88,7 @@ def check_peak(subject: Subject) -> str:
     runtime.synchronize()
     del held
     peak = runtime.peak_memory()
-    if peak < ALLOCATION:
-        raise Failed("the peak is below an allocation", f"at least {ALLOCATION} bytes", peak)
+    expect(peak >= ALLOCATION, "the peak is below an allocation", f"at least {ALLOCATION} bytes", peak)
     return f"{peak >> 20} MiB"
 
 
@@ -101,8 +98,7 @@ def check_total(subject: Subject) -> str:
     told, (_, total) = subject.platform.memory_bytes(), subject.runtime.memory_info()
     if told is None:
         raise NotClaimed("memory_bytes() is None: a model that cannot fit is refused later")
-    if abs(told - total) > 0.1 * total:
-        raise Failed("two figures of one memory", f"{total} bytes, as memory_info() says", told)
+    expect(abs(told - total) <= 0.1 * total, "two figures of one memory", f"{total} bytes, as memory_info() says", told)
     return f"{told >> 20} MiB"
 
 
@@ -112,8 +108,7 @@ def check_bandwidth(subject: Subject) -> str:
     found = subject.runtime.bandwidth()
     if found is None:
         raise NotClaimed("bandwidth() is None: it is not measured")
-    if not 1e8 < found < 1e15:
-        raise Failed("no speed of a memory", "bytes a second", found)
+    expect(1e8 < found < 1e15, "no speed of a memory", "bytes a second", found)
     return f"{found / 1e9:.0f} GB/s"
 
 
@@ -128,8 +123,12 @@ def check_pinned(subject: Subject) -> str:
     subject.runtime.synchronize()
     expect_equal("a copy from it", there, host)
     empty = subject.runtime.host_empty((3, 4), torch.float32)
-    if subject.capabilities.pinning.value and not (pinned.is_pinned() and empty.is_pinned()):
-        raise Failed("memory is not pinned, as `pinning` claims", "is_pinned()", "ordinary memory")
+    expect(
+        not subject.capabilities.pinning.value or (pinned.is_pinned() and empty.is_pinned()),
+        "memory is not pinned, as `pinning` claims",
+        "is_pinned()",
+        "ordinary memory",
+    )
     return "the tensor itself" if pinned is host else "host memory of the device's own"
 
 
@@ -138,8 +137,7 @@ def check_crossing(subject: Subject) -> str:
     """`upload`, `mirrored`, `host_empty`."""
     runtime, columns = subject.runtime, np.arange(24, dtype=np.int32).reshape(4, 6)[:, ::2]
     there = runtime.upload(columns)
-    if there.device.type != subject.device.type:
-        raise Failed("an upload is elsewhere", subject.device, there.device)
+    expect(there.device.type == subject.device.type, "an upload is elsewhere", subject.device, there.device)
     expected = torch.from_numpy(columns.copy())
     columns[:] = -1  # the upload is a copy
     host, mirror = runtime.mirrored(8, torch.int32)
@@ -194,8 +192,12 @@ def check_events(subject: Subject) -> str:
         end.wait()
         spans.append([end.milliseconds_since(mark) for mark in marks])
     medians = [statistics.median(column) for column in zip(*spans, strict=True)]
-    if not medians[0] >= medians[1] >= medians[2] >= 0:
-        raise Failed("times between events are out of order", "later marks are nearer to the end", f"{medians} ms")
+    expect(
+        medians[0] >= medians[1] >= medians[2] >= 0,
+        "times between events are out of order",
+        "later marks are nearer to the end",
+        f"{medians} ms",
+    )
     return f"{medians[0]:.3f}, {medians[1]:.3f} and {medians[2]:.3f} ms before the end"
 
 
@@ -287,8 +289,12 @@ def check_record(subject: Subject) -> str:
         subject.runtime.synchronize()
         expected = torch.full_like(out, -5.0)
         ops.rms_norm(x[:3], weight, 1e-6, expected[:3], None)
-    if not torch.allclose(out.cpu(), expected.cpu(), atol=1e-5):
-        raise Failed("a replay for 3 rows gives something else", expected[:4, :2].tolist(), out[:4, :2].tolist())
+    expect(
+        torch.allclose(out.cpu(), expected.cpu(), atol=1e-5),
+        "a replay for 3 rows gives something else",
+        expected[:4, :2].tolist(),
+        out[:4, :2].tolist(),
+    )
     return "8 rows recorded, 3 replayed"
 
 
@@ -321,10 +327,12 @@ def check_profiler(subject: Subject) -> str:
     if not activities:
         raise NotClaimed("profiler_activities() is empty: a profile has the host's side alone")
     known = torch.profiler.supported_activities()
-    if not set(activities) <= set(known):
-        raise Failed(
-            "activities that torch's profiler does not know", sorted(map(str, known)), sorted(map(str, activities))
-        )
+    expect(
+        set(activities) <= set(known),
+        "activities that torch's profiler does not know",
+        sorted(map(str, known)),
+        sorted(map(str, activities)),
+    )
     return ", ".join(map(str, activities))
 
 

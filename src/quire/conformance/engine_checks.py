@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from quire.conformance import oracle_platform
-from quire.conformance.contract import ENGINE_SETTINGS, Failed, NotClaimed, Subject, check
+from quire.conformance.contract import ENGINE_SETTINGS, Failed, NotClaimed, Subject, check, expect
 from quire.conformance.tiny_models import MODELS, VOCAB_SIZE, write_model
 from quire.entrypoints.llm import LLM
 from quire.errors import ConfigError
@@ -92,15 +92,21 @@ def compare(got: list[Answer], expected: list[Answer], limit: float) -> str:
     worst, same, total = 0.0, 0, 0
     for number, (ours, theirs) in enumerate(zip(got, expected, strict=True)):
         total += len(theirs.tokens)
-        if len(ours.tokens) != len(theirs.tokens):
-            raise Failed(f"request {number} has another length", len(theirs.tokens), len(ours.tokens))
+        expect(
+            len(ours.tokens) == len(theirs.tokens),
+            f"request {number} has another length",
+            len(theirs.tokens),
+            len(ours.tokens),
+        )
         for place, (mine, other) in enumerate(zip(ours.tokens, theirs.tokens, strict=True)):
             table = theirs.logprobs[place]
             worst = max(worst, abs(ours.logprobs[place].get(other, -99.0) - table[other]))
-            if worst > limit:
-                raise Failed(
-                    f"request {number}, token {place}: the logprob is off", f"within {limit} of {table}", worst
-                )
+            expect(
+                worst <= limit,
+                f"request {number}, token {place}: the logprob is off",
+                f"within {limit} of {table}",
+                worst,
+            )
             if mine == other:
                 same += 1
             elif abs(table.get(mine, -99.0) - table[other]) > limit:
@@ -165,8 +171,7 @@ def check_pooling(subject: Subject) -> str:
         raise NotClaimed(str(error)) from error
     worst = max(abs(a - b) for pair in zip(*embeddings, strict=True) for a, b in zip(*pair, strict=True))
     limit = 1e-4 if subject.dtype_name == "float32" else 0.05
-    if not worst <= limit:
-        raise Failed("embeddings differ", f"values within {limit}", worst)
+    expect(worst <= limit, "embeddings differ", f"values within {limit}", worst)
     return f"{len(embeddings[0])} embeddings off by {worst:.0e}"
 
 
@@ -209,8 +214,7 @@ def check_prefix_cache(subject: Subject) -> str:
         second = ask(llm)
     told = compare(second, oracle(subject), limit_of(subject))
     cached = sum(answer.num_cached for answer in second)
-    if not cached:
-        raise Failed("nothing was found in the cache", "cached tokens above 0", 0)
+    expect(cached, "nothing was found in the cache", "cached tokens above 0", 0)
     return f"{cached} prompt tokens from the cache; {told}"
 
 
@@ -224,8 +228,7 @@ def check_preemption(mode: str, subject: Subject) -> str:
     with engine(subject, subject.name, **settings) as llm:
         told = compare(ask(llm), oracle(subject), limit_of(subject))
         count = sum(getattr(each, "value", 0) for each in llm.get_metrics() if "preemptions" in each.name)
-    if not count:
-        raise Failed("nothing was preempted", "preemptions above 0, with pages for few of the requests", count)
+    expect(count, "nothing was preempted", "preemptions above 0, with pages for few of the requests", count)
     return f"{count:.0f} preemptions; {told}"
 
 
@@ -243,8 +246,7 @@ def check_deterministic(subject: Subject) -> str:
         together = ask(llm)
         alone = [ask(llm, [prompt], **_params_of(number))[0] for number, prompt in enumerate(prompts_of())]
     for number, (one, other) in enumerate(zip(together, alone, strict=True)):
-        if one.logprobs != other.logprobs:
-            raise Failed(f"request {number} depends on its batch", other.tokens, one.tokens)
+        expect(one.logprobs == other.logprobs, f"request {number} depends on its batch", other.tokens, one.tokens)
     return f"{len(alone)} requests, {NEW_TOKENS} tokens each"
 
 
@@ -263,10 +265,18 @@ def check_sleep(level: int, subject: Subject) -> str:
         llm.wake_up()
         after = ask(llm)
     least = int(0.9 * ENGINE_SETTINGS["kv_cache_memory_bytes"])
-    if subject.runtime.kv_cache_cap() is None and freed < least:
-        raise Failed("sleep gives no memory back", f"{least} bytes, most of the pages'", freed)
-    if [each.tokens for each in before] != [each.tokens for each in after]:
-        raise Failed("other tokens after waking up", before[0].tokens, after[0].tokens)
+    expect(
+        freed >= least or subject.runtime.kv_cache_cap() is not None,
+        "sleep gives no memory back",
+        f"{least} bytes, most of the pages'",
+        freed,
+    )
+    expect(
+        [each.tokens for each in before] == [each.tokens for each in after],
+        "other tokens after waking up",
+        before[0].tokens,
+        after[0].tokens,
+    )
     return compare(after, oracle(subject), limit_of(subject))
 
 
@@ -323,8 +333,7 @@ def check_prompt_logprobs(subject: Subject) -> str:
             entries = [entry for output in outputs for entry in output.prompt_logprobs if entry is not None]
             found.append([each.logprob for entry in entries for each in entry.values()])
     worst = max(abs(ours - theirs) for ours, theirs in zip(*found, strict=True))
-    if not worst <= limit_of(subject):
-        raise Failed("logprobs of prompts differ", f"at most {limit_of(subject)}", worst)
+    expect(worst <= limit_of(subject), "logprobs of prompts differ", f"at most {limit_of(subject)}", worst)
     return f"{len(found[0])} logprobs off by {worst:.0e}"
 
 
@@ -342,8 +351,8 @@ def check_grammars(subject: Subject) -> str:
             outputs = llm.generate([TEXT] * len(params), params, use_tqdm=False)
             texts.append([output.outputs[0].text for output in outputs])
     for name, (_, pattern), theirs, ours in zip(GRAMMARS, GRAMMARS.values(), *texts, strict=True):
-        if not re.fullmatch(pattern, ours) or (name == "json" and set(json.loads(ours)) != set(SCHEMA["required"])):
-            raise Failed(f"a text does not follow its grammar ({name})", theirs, ours)
-        if ours != theirs and subject.dtype_name == "float32":
-            raise Failed(f"another text follows the grammar ({name})", theirs, ours)
+        follows = re.fullmatch(pattern, ours) and (name != "json" or set(json.loads(ours)) == set(SCHEMA["required"]))
+        expect(follows, f"a text does not follow its grammar ({name})", theirs, ours)
+        is_same = ours == theirs or subject.dtype_name != "float32"
+        expect(is_same, f"another text follows the grammar ({name})", theirs, ours)
     return ", ".join(texts[1])

@@ -8,7 +8,7 @@ import torch
 from quire.attention.interface import AttentionBackend, AttentionRequest
 from quire.attention.selector import load_backend
 from quire.config.kv_spec import KVCacheConfig, KVCacheGroup, KVCacheSpec, KVKind
-from quire.conformance.contract import Failed, NotClaimed, Subject, check, with_refusals
+from quire.conformance.contract import NotClaimed, Subject, check, expect, with_refusals
 from quire.worker.page_store import PageStore
 
 PAGES, HOST_PAGES = 9, 6
@@ -75,11 +75,14 @@ def _refusal(backend: type[AttentionBackend], specs: Sequence[KVCacheSpec]) -> s
 
 def _check_store(store: PageStore, plan: KVCacheConfig, backend: type[AttentionBackend]) -> None:
     name = backend.name
-    if any(bool(tensor.view(torch.uint8).any()) for tensor in store.tensors):
-        raise Failed(f"new pages of backend {name!r} are not zero", "zeros", "other values")
+    expect(
+        not any(tensor.view(torch.uint8).any() for tensor in store.tensors),
+        f"new pages of backend {name!r} are not zero",
+        "zeros",
+        "other values",
+    )
     least = PAGES * plan.page_bytes
-    if store.num_bytes() < least:
-        raise Failed(f"backend {name!r} allocates too little", f"{least} bytes", store.num_bytes())
+    expect(store.num_bytes() >= least, f"backend {name!r} allocates too little", f"{least} bytes", store.num_bytes())
     layers, _ = store.by_layer()
     for layer, pages in enumerate(layers):
         is_state = plan.groups[layer].spec.kind is KVKind.RECURRENT
@@ -93,10 +96,12 @@ def _check_store(store: PageStore, plan: KVCacheConfig, backend: type[AttentionB
     dimension = backend.page_dimension if plan.is_uniform else 0
     chosen = torch.tensor([page for page, _ in outwards])
     for tensor, old in zip(store.tensors, before, strict=True):
-        if not torch.equal(tensor.cpu().index_select(dimension, chosen), old.index_select(dimension, chosen)):
-            raise Failed(
-                f"pages of backend {name!r} change on their way to the host and back", "the same bits", "others"
-            )
+        expect(
+            torch.equal(tensor.cpu().index_select(dimension, chosen), old.index_select(dimension, chosen)),
+            f"pages of backend {name!r} change on their way to the host and back",
+            "the same bits",
+            "others",
+        )
 
 
 def _check_apart(pages: torch.Tensor, dimension: int, what: str) -> None:
@@ -105,8 +110,12 @@ def _check_apart(pages: torch.Tensor, dimension: int, what: str) -> None:
         pages.select(dimension, page).fill_(page + 1)
     for page in range(PAGES):
         found = pages.select(dimension, page).float().cpu()
-        if not bool((found == page + 1).all()):
-            raise Failed(f"pages of {what} overlap", f"{page + 1} in page {page}", found.unique().tolist()[:5])
+        expect(
+            (found == page + 1).all(),
+            f"pages of {what} overlap",
+            f"{page + 1} in page {page}",
+            found.unique().tolist()[:5],
+        )
 
 
 for _name, _kinds in LAYOUTS.items():

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from quire.conformance.contract import Failed, Subject, check, other_kernels
+from quire.conformance.contract import Subject, check, expect, other_kernels
 from quire.kernels.step import allocate_columns
 from quire.platforms.interface import DeviceMemory, HostMemory
 from quire.sample.sampler import Sampler
@@ -70,11 +70,9 @@ def check_feature(name: str, subject: Subject) -> str:
         expected, expected_logprobs = draw(HostMemory(), rows, subject.seed)
     with subject.kernels():
         got, logprobs = draw(subject.runtime, rows, subject.seed)
-    if got != expected:
-        raise Failed("other tokens are drawn", expected, got)
+    expect(got == expected, "other tokens are drawn", expected, got)
     error = max((abs(ours - theirs) for ours, theirs in zip(logprobs, expected_logprobs, strict=True)), default=0.0)
-    if not error <= LOGPROB_LIMIT:
-        raise Failed("logprobs differ", f"at most {LOGPROB_LIMIT}", error)
+    expect(error <= LOGPROB_LIMIT, "logprobs differ", f"at most {LOGPROB_LIMIT}", error)
     told = f", {len(logprobs)} logprobs off by {error:.0e}" if logprobs else ""
     return f"{len(rows) * STEPS} equal tokens{told}"
 

@@ -10,13 +10,17 @@ import threading
 import time
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from quire.config.hub.huggingface import HuggingFaceHub
 from quire.config.hub.listing import HubFile, Listing
+from quire.config.hub.modelscope import ModelScopeHub
 from quire.errors import ConfigError
 from quire.logger import init_logger
 
 logger = init_logger(__name__)
+
+Hub = HuggingFaceHub | ModelScopeHub
 
 AT_ONCE = 8
 """Files that are fetched at a time."""
@@ -31,22 +35,6 @@ SPARE_BYTES = 256 << 20
 _UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
-class Source(Protocol):
-    """Where files come from."""
-
-    @property
-    def cache(self) -> Path: ...
-
-    @property
-    def shows_progress(self) -> bool: ...
-
-    def fetch(self, listing: Listing, file: HubFile) -> None: ...
-
-    def fetched_bytes(self, listing: Listing, file: HubFile) -> int: ...
-
-    def quiet(self) -> Any: ...
-
-
 def amount(num_bytes: float) -> str:
     """Bytes for a reader: 15.2 GB."""
     return next((f"{num_bytes / unit:.1f} {name}" for unit, name in _UNITS if num_bytes >= unit), f"{num_bytes:.0f} B")
@@ -59,7 +47,7 @@ def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
-def plan_line(source: Source, listing: Listing, files: tuple[HubFile, ...]) -> str:
+def plan_line(source: Hub, listing: Listing, files: tuple[HubFile, ...]) -> str:
     """What would be fetched."""
     total = sum(file.size for file in files)
     here = sum(source.fetched_bytes(listing, file) for file in files)
@@ -71,7 +59,7 @@ def plan_line(source: Source, listing: Listing, files: tuple[HubFile, ...]) -> s
     )
 
 
-def check_space(source: Source, listing: Listing, files: tuple[HubFile, ...]) -> None:
+def check_space(source: Hub, listing: Listing, files: tuple[HubFile, ...]) -> None:
     """Raises ConfigError if the disk has less room than the files need."""
     wanted = sum(file.size - source.fetched_bytes(listing, file) for file in files)
     free = free_bytes(source.cache)
@@ -83,7 +71,7 @@ def check_space(source: Source, listing: Listing, files: tuple[HubFile, ...]) ->
         )
 
 
-def fetch_files(source: Source, listing: Listing, files: tuple[HubFile, ...]) -> None:
+def fetch_files(source: Hub, listing: Listing, files: tuple[HubFile, ...]) -> None:
     """Fetch the files that are not on this machine yet. Raises the source's first error unchanged; fetched files are kept."""
     missing = listing.missing(files)
     if not missing:
@@ -99,7 +87,7 @@ def fetch_files(source: Source, listing: Listing, files: tuple[HubFile, ...]) ->
                 end.result()
 
 
-def _begin_fetching(source: Source, listing: Listing, files: tuple[HubFile, ...]) -> list[Future[None]]:
+def _begin_fetching(source: Hub, listing: Listing, files: tuple[HubFile, ...]) -> list[Future[None]]:
     """Threads that fetch files one after another, the largest first, until there are no more or one has failed; the ends of
     them. They are daemons: an interrupted process ends without waiting for them."""
     waiting: queue.SimpleQueue[HubFile] = queue.SimpleQueue()
@@ -132,7 +120,7 @@ def _are_busy(ends: list[Future[None]]) -> bool:
 class _Progress:
     """A bar on a terminal; elsewhere a line in the log now and then, if it takes long."""
 
-    def __init__(self, source: Source, listing: Listing, files: tuple[HubFile, ...]) -> None:
+    def __init__(self, source: Hub, listing: Listing, files: tuple[HubFile, ...]) -> None:
         self._source, self._listing, self._files = source, listing, files
         self._total = sum(file.size for file in files)
         self._bar: Any = None

@@ -18,6 +18,19 @@ class Failure(NamedTuple):
     is_final: bool = False
 
 
+_LOG_IN = "set HF_TOKEN (or use hf_token, or `hf auth login`)"
+_STATUSES = {
+    401: Failure("the hub refuses the token", "check HF_TOKEN (or hf_token), or log in again with `hf auth login`"),
+    403: Failure("the token may not read this model", "use a token that may read it"),
+    429: Failure("the hub answers that there are too many requests", "wait some minutes, or use a token"),
+}
+_OF_THE_DISK: dict[int | None, tuple[str, str]] = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), ("the disk of {} is full", "free space there")),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), ("the cache {} cannot be written", "check its owner")),
+}
+"""What is wrong with the cache's folder, and what to do, by the system's number of the error."""
+
+
 def explain(
     repository: str,
     revision: str,
@@ -72,57 +85,54 @@ def _by_answer(repository: str, revision: str, endpoint: str, error: BaseExcepti
     """What the hub's answer says; None for an error that is no answer."""
     from huggingface_hub import errors
 
-    if isinstance(error, errors.HFValidationError):
-        return Failure("that is not a valid hub id", "give a local folder, or a hub id such as 'owner/name'", True)
-    if isinstance(error, errors.RevisionNotFoundError):
-        return Failure(f"the repository has no revision {revision!r}", "check the setting revision", True)
-    if isinstance(error, errors.GatedRepoError):
-        login = "with the token's account" if has_token else "and set HF_TOKEN (or use hf_token, or `hf auth login`)"
-        return Failure(
-            "the hub gives this model only to those who accept its terms",
-            f"accept them at {endpoint}/{repository} {login}",
-        )
-    if isinstance(error, errors.RepositoryNotFoundError):
-        remedy = (
-            "check the spelling; for a private model set HF_TOKEN (or use hf_token, or `hf auth login`); `quire search` "
-            "finds names"
-        )
-        if has_token:
-            remedy = "check the spelling, and that the token may read it"
-        return Failure("the hub has no such model, or it is private", remedy)
-    if isinstance(error, errors.EntryNotFoundError) and not isinstance(error, errors.LocalEntryNotFoundError):
-        return Failure(f"a file is missing there: {_first_line(error)}", "try again: the repository may have changed")
-    return _by_status(endpoint, error)
+    login = "with the token's account" if has_token else f"and {_LOG_IN}"
+    spelling = (
+        ", and that the token may read it"
+        if has_token
+        else f"; for a private model {_LOG_IN}; `quire search` finds names"
+    )
+    answers = (  # the first that fits
+        (
+            errors.HFValidationError,
+            Failure("that is not a valid hub id", "give a local folder, or a hub id such as 'owner/name'", True),
+        ),
+        (
+            errors.RevisionNotFoundError,
+            Failure(f"the repository has no revision {revision!r}", "check the setting revision", True),
+        ),
+        (
+            errors.GatedRepoError,
+            Failure(
+                "the hub gives this model only to those who accept its terms",
+                f"accept them at {endpoint}/{repository} {login}",
+            ),
+        ),
+        (
+            errors.RepositoryNotFoundError,
+            Failure("the hub has no such model, or it is private", f"check the spelling{spelling}"),
+        ),
+        (errors.LocalEntryNotFoundError, None),
+        (
+            errors.EntryNotFoundError,
+            Failure(f"a file is missing there: {_first_line(error)}", "try again: the repository may have changed"),
+        ),
+    )
+    found = next((failure for kind, failure in answers if isinstance(error, kind)), None)
+    return found or _by_status(endpoint, error)
 
 
 def _by_status(endpoint: str, error: BaseException) -> Failure | None:
     status: Any = getattr(getattr(error, "response", None), "status_code", None)
     if not isinstance(status, int):
         return None
-    if status == 401:
-        return Failure(
-            "the hub refuses the token", "check HF_TOKEN (or hf_token), or log in again with `hf auth login`"
-        )
-    if status == 403:
-        return Failure("the token may not read this model", "use a token that may read it")
-    if status == 429:
-        return Failure("the hub answers that there are too many requests", "wait some minutes, or use a token")
     if status >= 500:
         return Failure(f"{endpoint} answers with an error of its own ({status})", "try again later")
-    return Failure(f"{endpoint} answers {status}", "check HF_ENDPOINT, or give a local folder")
+    return _STATUSES.get(status) or Failure(f"{endpoint} answers {status}", "check HF_ENDPOINT, or give a local folder")
 
 
 def _by_system(error: BaseException, cache: Path) -> Failure | None:
-    code = error.errno if isinstance(error, OSError) else None
-    if code in (errno.ENOSPC, errno.EDQUOT):
-        return Failure(
-            f"the disk of {cache} is full", "free space there, or name another folder: download_dir or HF_HOME"
-        )
-    if code in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return Failure(
-            f"the cache {cache} cannot be written", "check its owner, or name another folder: download_dir or HF_HOME"
-        )
-    return None
+    why, remedy = _OF_THE_DISK.get(error.errno if isinstance(error, OSError) else None, ("", ""))
+    return Failure(why.format(cache), f"{remedy}, or name another folder: download_dir or HF_HOME") if why else None
 
 
 def _is_transport(error: BaseException) -> bool:

@@ -23,7 +23,7 @@ from quire.config.checkpoint_files import (
 from quire.config.files import read_json, read_json_object
 from quire.config.gguf.choice import choose_gguf, split_name
 from quire.config.gguf.folder import BESIDE, find_gguf, gguf_folder
-from quire.config.hub.download import amount, fetch_files, plan_line
+from quire.config.hub.download import Hub, amount, fetch_files, plan_line
 from quire.config.hub.huggingface import HuggingFaceHub
 from quire.config.hub.listing import HubFile, HubModel, HubSettings, Listing
 from quire.config.hub.modelscope import ModelScopeHub
@@ -32,7 +32,6 @@ from quire.logger import init_logger
 
 logger = init_logger(__name__)
 
-Hub = HuggingFaceHub | ModelScopeHub
 DEMO_MODEL = "quire-demo"
 """The demo model, which is also used if no model is named."""
 BUILT_IN = {DEMO_MODEL: "demo", "quire-demo-vision": "demo_vision", "quire-demo-speech": "demo_speech"}

@@ -40,12 +40,7 @@ class HuggingFaceHub:
         self._constants = _part("constants")
         self._token = settings.token
         self._revision = settings.revision or DEFAULT_REVISION
-        self._cache = Path(settings.cache or self._constants.HF_HUB_CACHE).expanduser().resolve()
-
-    @property
-    def cache(self) -> Path:
-        """The folder of all downloads."""
-        return self._cache
+        self.cache = Path(settings.cache or self._constants.HF_HUB_CACHE).expanduser().resolve()
 
     @property
     def endpoint(self) -> str:
@@ -60,7 +55,7 @@ class HuggingFaceHub:
         return self._constants.HF_HUB_DISABLE_PROGRESS_BARS is not True
 
     def _folder(self, repository: str) -> Path:
-        return self._cache / f"models--{repository.replace('/', '--')}"
+        return self.cache / f"models--{repository.replace('/', '--')}"
 
     def list_files(self, repository: str) -> Listing:
         """What the hub has at the revision. Raises whatever the client does."""
@@ -94,7 +89,7 @@ class HuggingFaceHub:
 
     def fetch(self, listing: Listing, file: HubFile) -> None:
         """Bring one file to the cache. Another process that fetches the same is waited for."""
-        place: dict[str, Any] = {"revision": listing.commit, "cache_dir": str(self._cache), "token": self._token}
+        place: dict[str, Any] = {"revision": listing.commit, "cache_dir": str(self.cache), "token": self._token}
         if file.size >= RESUMED_BYTES:
             _again(lambda: self._fetch_content(listing, file))
         _again(lambda: self._client.hf_hub_download(listing.repository, file.name, **place))
@@ -110,7 +105,7 @@ class HuggingFaceHub:
         if found.etag is None or (getattr(found, "xet_file_data", None) is not None and self._uses_chunks()):
             return
         content = self._folder(listing.repository) / "blobs" / found.etag
-        lock = self._cache / ".locks" / self._folder(listing.repository).name / f"{found.etag}.lock"
+        lock = self.cache / ".locks" / self._folder(listing.repository).name / f"{found.etag}.lock"
         for folder in (content.parent, lock.parent):
             folder.mkdir(parents=True, exist_ok=True)
         with _part("utils").WeakFileLock(lock):
@@ -186,7 +181,7 @@ class HuggingFaceHub:
 
     def explain(self, repository: str, error: Exception, progress: str = "") -> Failure:
         """Why a call failed, and what to do; `progress`: how much had come."""
-        known: dict[str, Any] = {"has_token": self._has_token(), "cache": self._cache, "progress": progress}
+        known: dict[str, Any] = {"has_token": self._has_token(), "cache": self.cache, "progress": progress}
         return explain(repository, self._revision, self.endpoint, error, **known)
 
     def _has_token(self) -> bool:

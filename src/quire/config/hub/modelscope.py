@@ -36,12 +36,8 @@ class ModelScopeHub:
             ) from None
         self._revision = settings.revision or DEFAULT_REVISION
         self._cache_dir = settings.cache
+        self.cache = Path(self._cache_dir or os.path.expanduser("~"))
         self._token = settings.token if isinstance(settings.token, str) else None
-
-    @property
-    def cache(self) -> Path:
-        """The folder of all downloads."""
-        return Path(self._cache_dir or os.path.expanduser("~"))
 
     def list_files(self, repository: str) -> Listing:
         """What the hub has at the revision. Raises whatever the client does."""
