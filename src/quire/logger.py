@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from types import FrameType, MethodType
+from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from quire import envs
@@ -178,7 +178,7 @@ def init_logger(name: str) -> "QuireLogger":
             ("info_once", logging.INFO),
             ("warning_once", logging.WARNING),
         ):
-            setattr(logger, method, MethodType(_make_log_once(level, seen), logger))
+            setattr(logger, method, functools.partial(_log_once, logger, seen, level))
     return logger
 
 

@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 from tests.attention.fake_libraries import FakeFlash, FakeFlashInfer
 from tests.kernels.triton.conftest import repaired_interpreter  # noqa: F401
 from tests.oracles.dense_attention import draw_step
+from tests.oracles.drawn_cases import expected
 from tests.oracles.interpreter import repair_interpreter
 from tests.oracles.tiny_models import make_tiny_model
 from tests.worker.test_device_runner import make_engine
@@ -59,7 +60,7 @@ def check_step(backend, batch: Batch) -> None:
     backend.begin_step(batch.metadata)
     backend.attend(batch.qkv_TC, batch.kv_cache, batch.metadata, batch.params, out_TC, batch.rope, *norms)
     tokens = int(batch.metadata.shape[0])
-    torch.testing.assert_close(out_TC[:tokens], prepared.expected()[:tokens], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(out_TC[:tokens], expected(prepared)[:tokens], atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(batch.kv_cache, prepared.kv_cache, atol=1e-5, rtol=1e-5, equal_nan=True)
 
 

@@ -6,6 +6,7 @@ from typing import ClassVar
 import pytest
 import torch
 from tests.kernels.triton.conftest import repaired_interpreter  # noqa: F401
+from tests.oracles.drawn_cases import expected
 from tests.oracles.tiny_models import make_tiny_model
 from tests.worker.test_device_runner import make_engine
 from tests.worker.test_end_to_end import greedy_requests, make_prompts, run
@@ -37,7 +38,7 @@ def test_any_step_equals_the_reference(query_lens, deterministic):
     prepared = batch.prepared()
     out_TC = attend(batch)
     tokens = sum(query_lens)
-    torch.testing.assert_close(out_TC[:tokens], prepared.expected()[:tokens], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(out_TC[:tokens], expected(prepared)[:tokens], atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(batch.kv_cache, prepared.kv_cache, atol=1e-5, rtol=1e-5, equal_nan=True)
 
 
@@ -48,7 +49,7 @@ def test_a_table_with_a_row_for_each_token_is_read_at_the_tokens():
     batch.rope = dataclasses.replace(batch.rope, is_by_token=True)
     batch.metadata.positions[:4] = torch.arange(4)
     prepared = batch.prepared()
-    torch.testing.assert_close(attend(batch)[:4], prepared.expected()[:4], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(attend(batch)[:4], expected(prepared)[:4], atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(batch.kv_cache, prepared.kv_cache, atol=1e-5, rtol=1e-5, equal_nan=True)
 
 
@@ -125,7 +126,7 @@ def test_a_step_without_decoding_launches_no_decode_kernel(monkeypatch):
     metadata = dataclasses.replace(batch.metadata, decodes=False)
     out_TC = batch.new_out()
     TritonBackend().forward(prepared.qkv_TC, prepared.kv_cache, metadata, batch.params, out_TC)
-    torch.testing.assert_close(out_TC, prepared.expected(), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(out_TC, expected(prepared), atol=1e-4, rtol=1e-4)
     assert asked == []
 
 

@@ -8,9 +8,10 @@ import random
 
 import pytest
 import torch
+from tests.oracles.drawn_cases import Operation, implementation
 from torch import Tensor
 
-from quire.conformance.cases.states import OPERATIONS, Operation, Pages, implementation
+from quire.conformance.cases.states import OPERATIONS, Pages
 from quire.kernels import cpu, ops
 from quire.kernels.cpu import recording
 

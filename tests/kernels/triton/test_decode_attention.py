@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from tests.oracles.drawn_cases import expected
 
 from quire.conformance.cases.batches import Batch, make_batch
 from quire.kernels.triton.attention import decode as decode_attention
@@ -29,7 +30,7 @@ TOLERANCE = {
 def assert_equals_the_reference(batch: Batch, fused: bool, **choices) -> None:
     """Rows of requests with one token equal the reference; others are not written."""
     prepared = batch.prepared()
-    expected_TC = prepared.expected()
+    expected_TC = expected(prepared)
     given_batch = batch if fused else prepared
     before_TC = given_batch.qkv_TC.clone()
     out_TC = batch.new_out()
@@ -147,7 +148,7 @@ def test_short_queries_behind_long_contexts_are_split_over_their_keys(layer):
     is_short_T = torch.zeros(len(out_TC), dtype=torch.bool)
     for request in (0, 4):
         is_short_T[starts[request] : starts[request + 1]] = True
-    expected_TC = batch.expected().to(out_TC.dtype)
+    expected_TC = expected(batch).to(out_TC.dtype)
     tolerance = TOLERANCE[batch.qkv_TC.dtype]
     torch.testing.assert_close(out_TC[is_short_T].float(), expected_TC[is_short_T].float(), **tolerance)
     assert out_TC[~is_short_T].isnan().all(), "wrote rows of other requests"
@@ -159,7 +160,7 @@ def test_a_step_of_short_and_other_queries_is_divided_among_the_kernels():
     out_TC = batch.new_out()
     paged_attention(batch.qkv_TC, batch.kv_cache, batch.metadata, batch.params, out_TC)
     real = sum(SHORT_BATCH[1])
-    torch.testing.assert_close(out_TC[:real], batch.expected()[:real].to(out_TC.dtype), **TOLERANCE[out_TC.dtype])
+    torch.testing.assert_close(out_TC[:real], expected(batch)[:real].to(out_TC.dtype), **TOLERANCE[out_TC.dtype])
 
 
 def test_a_batch_of_nothing_but_padding_writes_nothing():

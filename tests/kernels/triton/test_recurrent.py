@@ -3,8 +3,9 @@
 import pytest
 import torch
 from tests.kernels.test_recurrent import check_cuts, whole
+from tests.oracles.drawn_cases import Operation, implementation
 
-from quire.conformance.cases.states import OPERATIONS, Operation, Pages, implementation
+from quire.conformance.cases.states import OPERATIONS, Pages
 from quire.kernels import triton
 from quire.kernels.recurrent import GATES
 

@@ -13,11 +13,12 @@ import torch
 import triton.language as tl
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from tests.oracles.drawn_cases import implementation
 from tests.oracles.float64 import in_float64
 from torch import Tensor
 from triton import jit
 
-from quire.conformance.cases.states import PAGES_A_ROW, Pages, implementation
+from quire.conformance.cases.states import PAGES_A_ROW, Pages
 from quire.kernels import registry, triton
 from quire.kernels.triton.launch import interpreted
 from quire.kernels.triton.recurrent import delta as recurrent_delta

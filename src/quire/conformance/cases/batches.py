@@ -59,24 +59,6 @@ class Batch:
             pages[1] *= self.params.v_scale
         return pages
 
-    def expected(self) -> torch.Tensor:
-        """Attention by the reference of a batch that is prepared; rows of no request are NaN."""
-        out_TC = self.new_out().float()
-        real = self.shrunk()
-        reference("paged_attention")(self.qkv_TC, self.plain_pages(), real, self.params, out_TC)
-        return out_TC
-
-    def shrunk(self) -> AttentionMetadata:
-        """The metadata with the step's own counts rather than a graph's."""
-        tokens, requests, *longest = self.metadata.shape.tolist()
-        return dataclasses.replace(
-            self.metadata,
-            num_tokens=tokens,
-            num_requests=requests,
-            max_query_len=longest[0],
-            max_seq_len=longest[1],
-        )
-
     def new_out(self) -> torch.Tensor:
         params = self.params
         return torch.full(

@@ -11,15 +11,9 @@ import torch
 from torch import Tensor
 
 from quire.attention.interface import AttentionMetadata
-from quire.kernels import registry
 from quire.kernels.types import DeltaWeights, LruWeights, SsdWeights
 
 PAGES_A_ROW = 24
-
-
-def implementation(op: str, platform: str) -> Callable[..., None]:
-    """A platform's kernel of an operation; `any` is the reference."""
-    return next(k.function for k in registry.implementations(op) if k.platform == platform)
 
 
 class Pages:
@@ -119,17 +113,6 @@ class Operation:
             self.state, self.out = (heads, state, size), (heads, size)
             self.arguments = lambda q, k, v, a, b, *rest: (q, k, v, a, b, weights, *rest)
         self.widths = [torch.Size(shape).numel() for shape in self.inputs]
-
-    def draw(self, tokens: int, seed: int) -> Tensor:
-        return torch.randn(tokens, sum(self.widths) + 3, generator=torch.Generator().manual_seed(seed)).to(self.device)
-
-    def run(self, platform: str, rows: Tensor, states: Tensor, metadata: AttentionMetadata) -> Tensor:
-        parts = rows[:, : sum(self.widths)].split(self.widths, dim=1)
-        inputs = [part.unflatten(1, shape) for part, shape in zip(parts, self.inputs, strict=True)]
-        out = torch.full((len(rows) + 1, *self.out), float("nan"), device=self.device)
-        implementation(self.name, platform)(*self.arguments(*inputs, states, metadata, out[: len(rows)]))
-        assert out[len(rows)].isnan().all(), "wrote beyond its rows"
-        return out[: len(rows)]
 
 
 OPERATIONS = (
