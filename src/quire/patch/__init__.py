@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from quire.config import EngineConfig
     from quire.patch.plan import Found, Status
     from quire.patch.process import ProcessPatches
+    from quire.plugins import Plugin
 
 __all__ = [
     "Patch",
@@ -28,8 +29,6 @@ __all__ = [
     "marks",
     "settle",
 ]
-
-PATCH_GROUP = "quire.patches"
 
 
 def bootstrap(kind: ProcessKind, *, only_first: bool = False) -> None:
@@ -110,11 +109,22 @@ def _patches() -> "ProcessPatches | None":
 
 def found() -> "list[Found]":
     """Every installed patch that may load, with the package that brings it."""
-    from quire.plugins import find_plugins
+    from quire.plugins.discovery import PATCHES_GROUP, read_plugins
 
-    points = find_plugins(PATCH_GROUP)
-    if not points:
-        return []
-    from quire.patch.sources import read_patches
+    return [each for patches in read_plugins(PATCHES_GROUP, _read).values() for each in patches]
 
-    return read_patches(points.values())
+
+def _read(plugin: "Plugin", value: Any) -> "list[Found]":
+    """The patches that an entry point names: one, several, or a function that returns such.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    from quire.patch.plan import Found
+
+    value = value() if callable(value) else value
+    patches = [value] if isinstance(value, Patch) else list(value)
+    for patch in patches:
+        if not isinstance(patch, Patch):
+            raise TypeError(f"{patch!r} is not a quire.patch.Patch")
+    return [Found(patch, plugin.package) for patch in patches]

@@ -28,6 +28,7 @@ from quire.patch.holders import absolute_name
 from quire.patch.plan import Found, decide
 from quire.patch.process import ProcessPatches, version
 from quire.patch.targets import MISSING, check_original, load, locate
+from quire.plugins import PATCHES_GROUP
 from quire.processes import start_child
 
 Check = Callable[[Patch], None]
@@ -58,7 +59,7 @@ def patch_cases(package: str) -> list[PatchCase]:
     """
     patches = [patch for patch, brought_by in quire.patch.found() if brought_by.split(" ")[0] == package]
     if not patches:
-        raise ValueError(f"no patch of {package!r} is found in the entry points of the group {quire.patch.PATCH_GROUP}")
+        raise ValueError(f"no patch of {package!r} is found in the entry points of the group {PATCHES_GROUP}")
     return [PatchCase(patch.id, name) for patch in patches for checks in RUNS.values() for name in checks]
 
 

@@ -158,11 +158,17 @@ def load(plugin: Plugin) -> Any:
 
 def load_plugins(group: str) -> dict[str, Any]:
     """What the entry point of each plugin of a group names. One that fails is named in the log and left out."""
+    return read_plugins(group, lambda _, target: target)
+
+
+def read_plugins(group: str, read: Callable[[Plugin, Any], Any]) -> dict[str, Any]:
+    """The same, after `read` made something of it."""
     loaded: dict[str, Any] = {}
     for name, plugin in find_plugins(group).items():
         try:
-            loaded[name] = load(plugin)
-        except Exception:
+            loaded[name] = read(plugin, load(plugin))
+        except Exception as error:
+            plugin.fail(error)
             logger.exception("Plugin %r (%s) of %s cannot be loaded and is left out", name, plugin.point.value, group)
     return loaded
 
