@@ -110,49 +110,48 @@ class SpeculativeConfig:
     enable_adaptive_verification: bool = setting(True, FLAG)
 
     def __post_init__(self) -> None:
-        if self.method in NOT_YET:
-            _refuse("method", self.method, f"it is not available yet in Quire; there are {', '.join(METHODS)}")
+        for is_wrong, key, why in self._rules():
+            if is_wrong:
+                _refuse(key, getattr(self, key), why)
         if not self.num_speculative_tokens:
             object.__setattr__(
                 self, "num_speculative_tokens", DEFAULT_MODEL_TOKENS if self.has_model else DEFAULT_TOKENS
             )
-        self._check_model()
-        if self.prompt_lookup_min > self.prompt_lookup_max:
-            _refuse(
-                "prompt_lookup_min", self.prompt_lookup_min, f"it is above prompt_lookup_max={self.prompt_lookup_max}"
-            )
-        rates, rate = self.synthetic_acceptance_rates, self.synthetic_acceptance_rate
-        if self.is_synthetic and (rates is None) == (rate is None):
-            _refuse(
-                "rejection_sample_method",
-                "synthetic",
-                "it needs synthetic_acceptance_rate or synthetic_acceptance_rates",
-            )
-        if not self.is_synthetic and (rates is not None or rate is not None):
-            _refuse(
-                "synthetic_acceptance_rate(s)", rate or rates, "only rejection_sample_method='synthetic' reads them"
-            )
 
-    def _check_model(self) -> None:
-        if self.use_heterogeneous_vocab and self.method != "draft_model":
-            _refuse("use_heterogeneous_vocab", True, f"method {self.method!r} has the model's tokens")
-        if self.parallel_drafting and self.method not in PARALLEL_METHODS:
-            _refuse("parallel_drafting", True, f"method {self.method!r} has none; {', '.join(PARALLEL_METHODS)} have")
-        if self.has_model:
-            if self.model is None and self.method != "mtp":
-                _refuse("model", None, f"method {self.method!r} needs one: a folder or a hub id")
-            if self.is_synthetic:
-                _refuse("rejection_sample_method", "synthetic", f"method {self.method!r} accepts by what is drawn")
-            if self.draft_sample_method == "greedy" and self.rejection_sample_method == "rejection":
-                _refuse(
-                    "draft_sample_method", "greedy", "rejection_sample_method='rejection' needs guesses that are drawn"
-                )
-            return
-        if self.model is not None and self.model not in METHODS:
-            _refuse("model", self.model, f"method {self.method!r} has no model")
-        for key in ("revision", "quantization", "draft_tensor_parallel_size", "draft_sample_method"):
-            if getattr(self, key) is not None:
-                _refuse(key, getattr(self, key), f"method {self.method!r} has no model")
+    def _rules(self) -> list[tuple[bool, str, str]]:
+        """What may be wrong: whether it is, with which key, and why."""
+        method, has_model, by = f"method {self.method!r}", self.has_model, self.rejection_sample_method
+        rate, rates = self.synthetic_acceptance_rate is not None, self.synthetic_acceptance_rates is not None
+        names_model = self.model is not None and self.model not in METHODS
+        foreign = bool(self.use_heterogeneous_vocab) and self.method != "draft_model"
+        parallel = self.parallel_drafting and self.method not in PARALLEL_METHODS
+        is_greedy = self.draft_sample_method == "greedy" and by == "rejection"
+        of_models = ("revision", "quantization", "draft_tensor_parallel_size", "draft_sample_method")
+        needs_rate = "it needs synthetic_acceptance_rate or synthetic_acceptance_rates"
+        no_reader = "only rejection_sample_method='synthetic' reads them"
+        few, most = self.prompt_lookup_min, self.prompt_lookup_max
+        return [
+            (self.method in NOT_YET, "method", f"it is not available yet in Quire; there are {', '.join(METHODS)}"),
+            (foreign, "use_heterogeneous_vocab", f"{method} has the model's tokens"),
+            (parallel, "parallel_drafting", f"{method} has none; {', '.join(PARALLEL_METHODS)} have"),
+            (
+                has_model and not self.model and self.method != "mtp",
+                "model",
+                f"{method} needs one: a folder or a hub id",
+            ),
+            (has_model and self.is_synthetic, "rejection_sample_method", f"{method} accepts by what is drawn"),
+            (
+                has_model and is_greedy,
+                "draft_sample_method",
+                f"rejection_sample_method={by!r} needs guesses that are drawn",
+            ),
+            (not has_model and names_model, "model", f"{method} has no model"),
+            *((not has_model and getattr(self, key) is not None, key, f"{method} has no model") for key in of_models),
+            (few > most, "prompt_lookup_min", f"it is above prompt_lookup_max={most}"),
+            (self.is_synthetic and rate == rates, "rejection_sample_method", needs_rate),
+            (rate and not self.is_synthetic, "synthetic_acceptance_rate", no_reader),
+            (rates and not self.is_synthetic, "synthetic_acceptance_rates", no_reader),
+        ]
 
     @property
     def has_model(self) -> bool:
