@@ -5,27 +5,28 @@ from typing import Any
 
 import torch
 
+from quire.config.checks import FLAG, Check, one_of, whole
 from quire.conformance.contract import NotClaimed, Subject, check, expect
 from quire.platforms.interface import Platform
 from quire.plugins.registry import import_class
 from quire.worker.components import resolve_components
 from quire.worker.model_runner import ModelRunner
 
-GRAPHS = ("none", "decode", "whole_step")
-NUMBERS = ("page_alignment", "min_prefill_tokens")
-PAIRS = ("max_num_batched_tokens", "max_num_seqs")
-FLAGS = (
-    "async_output",
-    "fp8",
-    "sleep",
-    "swap",
-    "pinning",
-    "tensor_parallel",
-    "expert_parallel",
-    "token_exchange",
-    "computes_on_host",
-)
-SLOTS = ("int64", "int32")
+
+def _is_type(name: Any) -> bool:
+    return isinstance(getattr(torch, str(name), None), torch.dtype)
+
+
+_PAIR = Check("two numbers: offline, server", lambda value: len(value or ()) == 2 and min(value) >= 1)
+VALUES = {
+    "dtypes": Check("names of types", lambda value: bool(value) and all(map(_is_type, value))),
+    "activation_dtype": Check("`model` or the name of a type", lambda value: value == "model" or _is_type(value)),
+    "graphs": one_of("none", "decode", "whole_step"),
+    "slot_dtype": one_of("int64", "int32"),
+    **dict.fromkeys(("page_alignment", "min_prefill_tokens"), whole(1)),
+    **dict.fromkeys(("max_num_batched_tokens", "max_num_seqs"), _PAIR),
+}
+"""What a capability's value may be; others are True or False."""
 _SIZE = 64
 
 
@@ -39,28 +40,11 @@ def check_record(subject: Subject) -> str:
         claim = getattr(capabilities, field.name)
         if not getattr(claim, "why", ""):
             wrong.append(f"{field.name} has no reason")
-        if problem := _wrong_value(field.name, getattr(claim, "value", None)):
-            wrong.append(f"{field.name}={getattr(claim, 'value', claim)!r}: {problem}")
+        value, kind = getattr(claim, "value", None), VALUES.get(field.name, FLAG)
+        if not kind.passes(value):
+            wrong.append(f"{field.name}={value!r}: {kind.allowed}")
     expect(not wrong, "the record is not whole", "an `Explained` in each field, with a reason", "; ".join(wrong))
     return f"{len(fields)} fields"
-
-
-def _wrong_value(name: str, value: Any) -> str:
-    if name == "dtypes":
-        unknown = [each for each in value or () if not isinstance(getattr(torch, each, None), torch.dtype)]
-        return f"unknown types {unknown}" if unknown else "" if value else "no type"
-    if name == "activation_dtype":
-        is_type = isinstance(getattr(torch, str(value), None), torch.dtype)
-        return "" if value == "model" or is_type else "`model` or the name of a type"
-    if name == "graphs":
-        return "" if value in GRAPHS else f"one of {', '.join(GRAPHS)}"
-    if name == "slot_dtype":
-        return "" if value in SLOTS else f"one of {', '.join(SLOTS)}"
-    if name in NUMBERS:
-        return "" if isinstance(value, int) and value >= 1 else "1 or more"
-    if name in PAIRS:
-        return "" if len(value or ()) == 2 and min(value) >= 1 else "two numbers: offline, server"
-    return "" if name not in FLAGS or isinstance(value, bool) else "True or False"
 
 
 @check(
