@@ -83,12 +83,7 @@ def build_config(files: list[GGUFFile]) -> dict[str, Any]:
         **({"sliding_window": int(window)} if window else {}),
         **_own_facts(first, family),
     }
-    if family.model_type == "seed_oss":
-        config["attention_out_bias"] = has("blk.0.attn_output.bias")
-    if family.model_type == "starcoder2":
-        config["use_bias"] = has("blk.0.attn_q.bias")
-    if family.model_type == "cohere":
-        config["use_qk_norm"] = has("blk.0.attn_q_norm.weight")
+    config |= {ours: has(tensor) for ours, tensor in PRESENT.get(family.model_type, {}).items()}
     rotated = int(_fact(first, "rope.dimension_count", config["head_dim"]))
     if rotated != config["head_dim"]:
         config["partial_rotary_factor"] = rotated / config["head_dim"]
@@ -111,17 +106,49 @@ def _epsilon(file: GGUFFile) -> dict[str, float]:
     return {"rms_norm_eps": float(_needed(file, "attention.layer_norm_rms_epsilon"))}
 
 
-SCALES = {
+_EXPERTS = {"num_experts_per_tok": "expert_used_count"}
+_MIXTURE = {"num_experts": "expert_count", **_EXPERTS, "moe_intermediate_size": "expert_feed_forward_length"}
+NEEDED: dict[str, dict[str, str]] = {
+    "mixtral": {"num_local_experts": "expert_count", **_EXPERTS},
+    "gpt_oss": {"num_local_experts": "expert_count", **_EXPERTS, "intermediate_size": "expert_feed_forward_length"},
+    "qwen2_moe": _MIXTURE,
+    "qwen3_moe": _MIXTURE,
     "granite": {
-        "attention.scale": "attention_multiplier",
-        "embedding_scale": "embedding_multiplier",
-        "residual_scale": "residual_multiplier",
-        "logit_scale": "logits_scaling",
+        "attention_multiplier": "attention.scale",
+        "embedding_multiplier": "embedding_scale",
+        "residual_multiplier": "residual_scale",
+        "logits_scaling": "logit_scale",
     },
     "cohere": {"logit_scale": "logit_scale"},
     "cohere2": {"logit_scale": "logit_scale"},
 }
-"""Numbers that some families are multiplied by, and what their configurations call them."""
+"""Of families with facts of their own: what their configurations call them, and what the file does."""
+OR_ELSE: dict[str, dict[str, tuple[str, Any]]] = {
+    "qwen2_moe": {"shared_expert_intermediate_size": ("expert_shared_feed_forward_length", 0)},
+    "qwen3_moe": {"shared_expert_intermediate_size": ("expert_shared_feed_forward_length", 0)},
+    "gemma2": {
+        "attn_logit_softcapping": ("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": ("final_logit_softcapping", 30.0),
+    },
+    "gemma3_text": {"rope_local_base_freq": ("rope.freq_base_swa", 10000.0)},
+}
+"""The same of what a file need not have, with what holds then; 0 is left out."""
+_GEMMA = {"hidden_activation": "gelu_pytorch_tanh"}
+FIXED: dict[str, dict[str, Any]] = {
+    "qwen2_moe": {"norm_topk_prob": False},
+    "qwen3_moe": {"norm_topk_prob": True},
+    "gemma": _GEMMA,
+    "gemma2": _GEMMA,
+    "gemma3_text": _GEMMA | {"sliding_window_pattern": 6},
+    "starcoder2": {"hidden_act": "gelu_pytorch_tanh"},
+}
+"""What no file of the family says."""
+PRESENT = {
+    "seed_oss": {"attention_out_bias": "blk.0.attn_output.bias"},
+    "starcoder2": {"use_bias": "blk.0.attn_q.bias"},
+    "cohere": {"use_qk_norm": "blk.0.attn_q_norm.weight"},
+}
+"""What a family's configuration says of a tensor that may be there."""
 BIASED = ("llama", "granite", "seed_oss", "hunyuan_v1_dense", "glm4", "olmo2", "olmo3", "starcoder2", "gpt_oss")
 """Families whose configurations say whether queries, keys and values have biases."""
 
@@ -129,41 +156,16 @@ BIASED = ("llama", "granite", "seed_oss", "hunyuan_v1_dense", "glm4", "olmo2", "
 def _own_facts(file: GGUFFile, family: Family) -> dict[str, Any]:
     """What only some families have."""
     kind = family.model_type
-    if kind in ("mixtral", "gpt_oss"):
-        return {
-            "num_local_experts": _needed(file, "expert_count"),
-            "num_experts_per_tok": _needed(file, "expert_used_count"),
-            **({"intermediate_size": _needed(file, "expert_feed_forward_length")} if kind == "gpt_oss" else {}),
-        }
-    if kind in ("qwen2_moe", "qwen3_moe"):
-        shared = _fact(file, "expert_shared_feed_forward_length")
-        return {
-            "num_experts": _needed(file, "expert_count"),
-            "num_experts_per_tok": _needed(file, "expert_used_count"),
-            "moe_intermediate_size": _needed(file, "expert_feed_forward_length"),
-            "norm_topk_prob": kind == "qwen3_moe",
-            **({"shared_expert_intermediate_size": shared} if shared else {}),
-        }
+    facts = {ours: _needed(file, theirs) for ours, theirs in NEEDED.get(kind, {}).items()}
+    found = {ours: _fact(file, *where) for ours, where in OR_ELSE.get(kind, {}).items()}
+    facts |= {ours: value for ours, value in found.items() if value} | FIXED.get(kind, {})
     if kind.startswith("gemma"):
-        facts: dict[str, Any] = {
-            "hidden_activation": "gelu_pytorch_tanh",
-            "query_pre_attn_scalar": _query_scalar(file, kind),
-        }
-        if kind == "gemma2":
-            facts["attn_logit_softcapping"] = float(_fact(file, "attn_logit_softcapping", 50.0))
-            facts["final_logit_softcapping"] = float(_fact(file, "final_logit_softcapping", 30.0))
-        if kind == "gemma3_text":
-            facts["rope_local_base_freq"] = float(_fact(file, "rope.freq_base_swa", 10000.0))
-            facts["sliding_window_pattern"] = 6
-        return facts
-    facts = {ours: float(_needed(file, theirs)) for theirs, ours in SCALES.get(kind, {}).items()}
+        facts["query_pre_attn_scalar"] = _query_scalar(file, kind)
     pattern = _fact(file, "attention.sliding_window_pattern")
     if isinstance(pattern, list):
         facts["layer_types"] = [
             "sliding_attention" if slides else "full_attention" for slides in cast(list[bool], pattern)
         ]
-    if kind == "starcoder2":
-        facts["hidden_act"] = "gelu_pytorch_tanh"
     return facts
 
 
