@@ -22,7 +22,7 @@ import msgspec
 from bench.poison import POISON
 
 from quire.benchmarks import common
-from quire.benchmarks.chaos import COLUMNS, Chaos, Row, find_process, markdown, print_rows
+from quire.benchmarks.chaos import COLUMNS, Chaos, Row, find_process, print_rows
 from quire.benchmarks.own_server import started
 from quire.engine.arg_parser import flag
 from quire.entrypoints.http_client import ask
@@ -364,6 +364,12 @@ def run_command(args: argparse.Namespace) -> dict[str, Any]:
         _write(rows, ends, result)
     is_good = all(one.is_good for one in (*rows, *ends))
     return {**result, "exit_code": int(not is_good)}
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The table of the faults for a document."""
+    lines = [list(COLUMNS), ["---"] * len(COLUMNS), *([str(cell) for cell in row.cells()] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _write(rows: Sequence[Row], ends: Sequence[Leftovers], result: dict[str, Any]) -> None:

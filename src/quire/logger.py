@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from quire import envs
 from quire.envs import set_variable
-from quire.errors import ConfigError
+from quire.errors import ConfigError, refusing
 
 ROOT_LOGGER = "quire"
 MESSAGE_FORMAT = "%(levelname)s %(asctime)s [%(filename)s:%(lineno)d] %(message)s"
 DATE_FORMAT = "%m-%d %H:%M:%S"
+_CONFIG_PATH = "QUIRE_LOGGING_CONFIG_PATH"
 _REMEMBERED_MESSAGES = 4096
 """Different messages that a logger's `*_once` methods keep in mind; after that all are forgotten, so memory is bounded."""
 
@@ -120,20 +121,20 @@ def _configure() -> None:
     if not envs.QUIRE_CONFIGURE_LOGGING:
         if config_path:
             raise ConfigError(
-                f"QUIRE_LOGGING_CONFIG_PATH={config_path!r} is given, but QUIRE_CONFIGURE_LOGGING is off: "
-                "turn it on, or unset QUIRE_LOGGING_CONFIG_PATH",
-                setting="QUIRE_LOGGING_CONFIG_PATH",
+                f"{_CONFIG_PATH}={config_path!r} is given, but QUIRE_CONFIGURE_LOGGING is off: turn it on, or unset "
+                f"{_CONFIG_PATH}",
+                setting=_CONFIG_PATH,
             )
         return
     if config_path:
         from logging.config import dictConfig
 
-        try:
-            dictConfig(_read_logging_config(config_path))
-        except (ValueError, TypeError, AttributeError, ImportError) as error:
-            if isinstance(error, ConfigError):
-                raise
-            raise _config_file_error(config_path, f"is not a logging configuration: {error}") from error
+        content, what = (
+            _read_logging_config(config_path),
+            f"{_CONFIG_PATH}={config_path!r} is not a logging configuration",
+        )
+        with refusing(ValueError, TypeError, AttributeError, ImportError, setting=_CONFIG_PATH, what=what):
+            dictConfig(content)
         return
     root = logging.getLogger(ROOT_LOGGER)
     handler = _StreamHandler(envs.QUIRE_LOGGING_STREAM)
@@ -144,22 +145,18 @@ def _configure() -> None:
     root.propagate = False
 
 
-def _config_file_error(path: str, problem: str) -> ConfigError:
-    return ConfigError(f"QUIRE_LOGGING_CONFIG_PATH={path!r} {problem}", setting="QUIRE_LOGGING_CONFIG_PATH")
-
-
 def _read_logging_config(path: str) -> dict[str, Any]:
     import json
 
+    given = f"{_CONFIG_PATH}={path!r}"
     if not os.path.isfile(path):
-        raise _config_file_error(path, "does not exist: give a JSON file for logging.config.dictConfig, or unset it")
-    try:
-        with open(path, encoding="utf-8") as file:
-            content: object = json.load(file)
-    except (OSError, ValueError) as error:
-        raise _config_file_error(path, f"cannot be read as JSON: {error}") from error
+        why = "does not exist: give a JSON file for logging.config.dictConfig, or unset it"
+        raise ConfigError(f"{given} {why}", setting=_CONFIG_PATH)
+    what = f"{given} cannot be read as JSON"
+    with refusing(OSError, ValueError, setting=_CONFIG_PATH, what=what), open(path, encoding="utf-8") as file:
+        content: object = json.load(file)
     if not isinstance(content, dict):
-        raise _config_file_error(path, f"must hold a JSON object (dict), not {type(content).__name__}")
+        raise ConfigError(f"{given} must hold a JSON object (dict), not {type(content).__name__}", setting=_CONFIG_PATH)
     return cast("dict[str, Any]", content)
 
 

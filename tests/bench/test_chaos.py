@@ -39,3 +39,9 @@ def test_a_server_that_leaves_something_behind_is_not_good() -> None:
     assert not chaos.Leftovers("one device", 1.1, 0, [], []).is_good
     assert not chaos.Leftovers("one device", 0.1, 1, [], []).is_good
     assert not chaos.Leftovers("one device", 0.1, 0, [], ["psm"]).is_good
+
+
+def test_the_table_has_a_line_for_each_fault() -> None:
+    lines = chaos.markdown([Row("a", 64, ready_s=1.5, longest_pause_s=2.0), Row("b", 3, 1)]).splitlines()
+    assert lines[0] == f"| {' | '.join(chaos.COLUMNS)} |"
+    assert lines[2:] == ["| a | 64 | 0 | 0 | 0 | 2.00 s | 1.50 s |", "| b | 3 | 1 | 0 | 0 | 0.00 s | - |"]

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from tests.oracles.server_process import SERVE, ServerProcess
 
-from quire.benchmarks import chaos
-from quire.benchmarks.chaos import Answer, Chaos, Row, build_cases, find_process, markdown
+from quire.benchmarks.chaos import Answer, Chaos, Row, build_cases, find_process
 from quire.entrypoints.cli.main import main
 from quire.errors import ConfigError
 
@@ -85,9 +84,3 @@ def test_the_requests_are_the_same_for_the_same_seed_and_no_two_are_alike() -> N
     assert cases == build_cases(64, "m", 10, 1) != build_cases(64, "m", 10, 2)
     assert len({json.dumps(case.body) for case in cases}) == 64
     assert {case.path for case in cases} == {"/chat/completions", "/completions"}
-
-
-def test_the_table_has_a_line_for_each_fault() -> None:
-    lines = markdown([Row("a", 64, ready_s=1.5, longest_pause_s=2.0), Row("b", 3, 1)]).splitlines()
-    assert lines[0] == f"| {' | '.join(chaos.COLUMNS)} |"
-    assert lines[2:] == ["| a | 64 | 0 | 0 | 0 | 2.00 s | 1.50 s |", "| b | 3 | 1 | 0 | 0 | 0.00 s | - |"]

@@ -299,12 +299,6 @@ def print_rows(rows: Sequence[Row]) -> None:
             print(f"{row.fault}: {error[:600]}")
 
 
-def markdown(rows: Sequence[Row]) -> str:
-    """The same table for a document."""
-    lines = [list(COLUMNS), ["---"] * len(COLUMNS), *([str(cell) for cell in row.cells()] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 # --- the command ---
 
 FLAGS: Flags = (

@@ -87,13 +87,7 @@ def summary(values: Sequence[float], shares: Iterable[float] = (50, 90, 99)) -> 
 
 def print_table(title: str, rows: Sequence[tuple[str, Any]]) -> None:
     """Names and values in two columns."""
-    texts = [(name, f"{value:,.3f}" if isinstance(value, float) else str(value)) for name, value in rows]
-    left = max((len(name) for name, _ in texts), default=0)
-    right = max((len(text) for _, text in texts), default=0)
-    print(f"\n{title}\n{'-' * max(len(title), left + right + 2)}")
-    for name, text in texts:
-        print(f"{name:<{left}}  {text:>{right}}")
-    print(flush=True)
+    print_columns(title, ("figure", "value"), rows)
 
 
 def print_columns(title: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

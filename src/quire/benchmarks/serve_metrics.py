@@ -174,21 +174,22 @@ def _statistics(name: str, values: list[float], shares: Sequence[float]) -> dict
 
 def detailed(records: Sequence[RequestRecord], planned_inputs: Sequence[int | None], began: float) -> dict[str, Any]:
     """What each request saw, in seconds, under vLLM's keys: of failed requests, empty values and the error."""
-    columns: dict[str, list[Any]] = {
-        name: []
-        for name in ("input_lens", "output_lens", "start_times", "ttfts", "itls", "e2els", "generated_texts", "errors")
+    found = [
+        None if record.error else measure_request(record, planned)
+        for record, planned in zip(records, planned_inputs, strict=True)
+    ]
+    return {
+        "input_lens": [
+            one.input_tokens if one else planned or 0 for one, planned in zip(found, planned_inputs, strict=True)
+        ],
+        "output_lens": [one.output_tokens if one else 0 for one in found],
+        "start_times": [record.sent - began for record in records],
+        "ttfts": [one.ttft / 1000 if one else 0.0 for one in found],
+        "itls": [[gap / 1000 for gap in one.itl] if one else [] for one in found],
+        "e2els": [one.e2el / 1000 if one else 0.0 for one in found],
+        "generated_texts": [record.text or "" for record in records],
+        "errors": [record.error for record in records],
     }
-    for record, planned in zip(records, planned_inputs, strict=True):
-        one = None if record.error else measure_request(record, planned)
-        columns["input_lens"].append(one.input_tokens if one else planned or 0)
-        columns["output_lens"].append(one.output_tokens if one else 0)
-        columns["start_times"].append(record.sent - began)
-        columns["ttfts"].append(one.ttft / 1000 if one else 0.0)
-        columns["itls"].append([gap / 1000 for gap in one.itl] if one else [])
-        columns["e2els"].append(one.e2el / 1000 if one else 0.0)
-        columns["generated_texts"].append(record.text or "")
-        columns["errors"].append(record.error)
-    return columns
 
 
 WIDTH = 50

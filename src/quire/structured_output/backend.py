@@ -4,11 +4,12 @@ One backend object serves one vocabulary with one set of tokens that end a seque
 are is the engine's own business. An engine's package is imported when a request first needs it.
 """
 
+import abc
 import importlib
 import importlib.util
 import json
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,50 +22,51 @@ from quire.structured_output.vocabulary import Vocabulary
 IntArray = npt.NDArray[np.int32]
 
 
-class Backend(Protocol):
+class Backend(abc.ABC):
     """A grammar engine. Legend: N rows, W words of 32 tokens."""
 
+    @abc.abstractmethod
     def compile(self, params: StructuredOutputsParams) -> Any:
         """Compile a request's constraint. Several threads may compile at once.
 
         Raises:
             RequestError: the engine cannot read it; `param` names the field.
         """
-        ...
 
+    @abc.abstractmethod
     def begin(self, compiled: Any) -> Any:
         """Make a row's matcher, at its beginning; takes microseconds."""
-        ...
 
+    @abc.abstractmethod
     def take(self, matcher: Any, token_ids: list[int]) -> bool:
         """Let a matcher take tokens; whether its grammar allows them. One that refused is of no use any more."""
-        ...
 
+    @abc.abstractmethod
     def take_all(self, moves: Sequence[tuple[Any, list[int]]]) -> None:
         """Let each matcher take its tokens, which its grammar is known to allow."""
-        ...
 
+    @abc.abstractmethod
     def fill(self, wanted: Sequence[tuple[Any, int]], masks_NW: IntArray) -> None:
         """Write the mask of each matcher into its line, one bit a token, the lowest of each word first. Uses several threads,
         and lets other Python threads run meanwhile."""
-        ...
 
     def why_stuck(self, matcher: Any) -> str | None:
-        """Why a matcher whose mask was made cannot go on, if so."""
-        ...
+        """Why a matcher whose mask was made cannot go on, if so. An engine that knows no way to go wrong there says nothing."""
+        return None
 
     def is_forced(self, matcher: Any) -> bool:
-        """Whether the grammar leaves one text only, and the mask perhaps less than that, as the token before it has it."""
-        ...
+        """Whether the grammar leaves one text only, and the mask perhaps less than that, as the token before it has it.
+        Never of an engine whose masks have all that the grammar leaves."""
+        return False
 
     def forced(self, matcher: Any) -> list[int]:
         """The tokens that come next for certain, as masks would have them one after the other; none where the engine does not
         know, or where masks leave a choice between ways to divide a text into tokens."""
-        ...
+        return []
 
+    @abc.abstractmethod
     def room(self, matcher: Any, token_ids: list[int]) -> int:
         """How many of these tokens it would take one after the other."""
-        ...
 
 
 BACKENDS = {

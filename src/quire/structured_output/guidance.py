@@ -22,7 +22,7 @@ from quire.guards import is_dict, is_sequence
 from quire.json_schemas import close_objects
 from quire.lark import ANY_TEXT, between_slashes, escaped
 from quire.sampling_params import StructuredOutputsParams
-from quire.structured_output.backend import IntArray
+from quire.structured_output.backend import Backend, IntArray
 from quire.structured_output.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ _FEW = 4
 _MOST_THREADS = 32
 
 
-class GuidanceBackend:
-    """As `Backend`, with llguidance."""
+class GuidanceBackend(Backend):
+    """With llguidance."""
 
     def __init__(self, vocabulary: Vocabulary, eos_token_ids: tuple[int, ...]) -> None:
         plain = _PlainTokenizer(vocabulary, eos_token_ids)

@@ -15,7 +15,7 @@ from quire.errors import RequestError
 from quire.guards import is_dict, is_sequence
 from quire.json_schemas import close_objects
 from quire.sampling_params import StructuredOutputsParams
-from quire.structured_output.backend import IntArray
+from quire.structured_output.backend import Backend, IntArray
 from quire.structured_output.vocabulary import Vocabulary
 
 _NOT_KEPT = frozenset(
@@ -27,8 +27,8 @@ _VALUES = ("enum", "const", "default", "examples")
 _MOST_THREADS = 16
 
 
-class XGrammarBackend:
-    """As `Backend`, with xgrammar."""
+class XGrammarBackend(Backend):
+    """With xgrammar, whose masks allow every division of a text that is certain."""
 
     def __init__(self, vocabulary: Vocabulary, eos_token_ids: tuple[int, ...]) -> None:
         special = frozenset((*vocabulary.special_ids, *eos_token_ids))
@@ -110,18 +110,6 @@ class XGrammarBackend:
         if running:
             matchers, indices = zip(*running, strict=True)
             self._batch.batch_fill_next_token_bitmask(list(matchers), masks_NW, list(indices))
-
-    def why_stuck(self, matcher: Any) -> None:
-        """As `Backend.why_stuck`: this engine knows no way to go wrong here."""
-        return
-
-    def is_forced(self, matcher: Any) -> bool:
-        """As `Backend.is_forced`: its masks have all that the grammar leaves."""
-        return False
-
-    def forced(self, matcher: Any) -> list[int]:
-        """As `Backend.forced`: none, because this engine's masks allow every division of a text that is certain."""
-        return []
 
     def room(self, matcher: Any, token_ids: list[int]) -> int:
         count = next((count for count, token_id in enumerate(token_ids) if not matcher.accept_token(token_id)), None)
