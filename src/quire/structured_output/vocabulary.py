@@ -1,10 +1,29 @@
 """A tokenizer's vocabulary as a grammar sees it: the bytes that each token adds to the text."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from quire.errors import RequestError
-from quire.tokenizers.interface import Tokenizer
+
+
+class _TokenBytes(Protocol):
+    def table(self, skip_special_tokens: bool) -> Mapping[int, bytes]: ...
+
+
+class _Tokenizer(Protocol):
+    """As much of a tokenizer as a vocabulary needs."""
+
+    @property
+    def token_bytes(self) -> _TokenBytes | None: ...
+
+    @property
+    def special_ids(self) -> frozenset[int]: ...
+
+    @property
+    def max_token_id(self) -> int: ...
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,7 +36,7 @@ class Vocabulary:
     encode: Callable[[str], list[int]]
 
 
-def read_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> Vocabulary:
+def read_vocabulary(tokenizer: _Tokenizer, vocab_size: int) -> Vocabulary:
     """The vocabulary of a model with `vocab_size` logits.
     Raises RequestError: the tokenizer's tokens are not plain runs of bytes."""
     if tokenizer.token_bytes is None:

@@ -161,9 +161,13 @@ class Tokenizer(abc.ABC):
     def __len__(self) -> int:
         return len(self.get_vocab())
 
-    @functools.cached_property
+    @property
     def max_token_id(self) -> int:
         """The highest id that has a token."""
+        return self._max_token_id
+
+    @functools.cached_property
+    def _max_token_id(self) -> int:
         return max(self.get_vocab().values(), default=-1)  # a tenth of a second of the interpreter's time, all at once
 
     def __call__(
