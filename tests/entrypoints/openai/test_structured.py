@@ -12,7 +12,7 @@ from quire.entrypoints.http.errors import HTTPError
 from quire.entrypoints.openai.answers import answer_reader
 from quire.entrypoints.openai.chat_generation import constrain_answer, find_thinking, limit_thinking
 from quire.entrypoints.openai.protocol import ChatCompletionRequest
-from quire.entrypoints.openai.sampling import read_constraint
+from quire.entrypoints.openai.sampling import form_field, naming_form, read_constraint
 from quire.errors import RequestError
 from quire.parsers.choice import AnswerFormats, choose_formats
 from quire.parsers.thinking import harmony_thinking
@@ -75,10 +75,58 @@ def test_fields_that_contradict_are_refused(fields: dict[str, Any], words: str) 
     ],
 )
 def test_what_is_no_form_is_refused_by_the_field_s_own_name(fields: dict[str, Any]) -> None:
-    with pytest.raises(HTTPError) as caught:
-        read_constraint(request_of(**fields))
-    (field,) = fields
-    assert caught.value.detail.param == field and caught.value.detail.message.startswith(f"{field}: ")
+    request = request_of(**fields)
+    field = form_field(request)
+    with pytest.raises(RequestError) as caught, naming_form(field):
+        read_constraint(request)
+    assert caught.value.param == field and str(caught.value).startswith(f"{field}: ")
+    assert field.partition(".")[0] in fields
+
+
+WRONG = {"type": "object", "properties": {"a": {"$ref": "#/$defs/nowhere"}}}
+HELLO = [{"role": "user", "content": "hello"}]
+FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": WRONG}}
+WRONG_TOOL = {"type": "function", "function": {"name": "a", "parameters": WRONG}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/v1/chat/completions", {"messages": HELLO, "response_format": FORMAT}, "response_format.json_schema.schema"),
+        ("/v1/completions", {"prompt": "a", "response_format": FORMAT}, "response_format.json_schema.schema"),
+        ("/v1/chat/completions", {"messages": HELLO, "guided_json": WRONG}, "guided_json"),
+        ("/v1/completions", {"prompt": "a", "structured_outputs": {"json": WRONG}}, "structured_outputs"),
+        ("/v1/chat/completions", {"messages": HELLO, "tools": [WRONG_TOOL], "tool_choice": "required"}, "tools"),
+        ("/v1/responses", {"input": "a", "text": {"format": {"type": "json_schema", "name": "a", "schema": WRONG}}},
+         "text.format.schema"),
+        ("/v1/messages", {"messages": HELLO, "max_tokens": 9,
+                          "output_config": {"format": {"type": "json_schema", "schema": WRONG}}},
+         "output_config.format.schema"),
+        ("/api/chat", {"model": "quire-demo", "messages": HELLO, "format": WRONG}, "format"),
+        ("/api/generate", {"model": "quire-demo", "prompt": "a", "raw": True, "format": WRONG}, "format"),
+        ("/inference/v1/generate", {"token_ids": [5], "sampling_params": {"structured_outputs": {"json": WRONG}}},
+         "sampling_params.structured_outputs"),
+    ],
+)  # fmt: skip
+def test_a_wrong_schema_is_refused_by_the_name_that_was_sent(
+    plain_demo: DemoServer, path: str, body: dict[str, Any], field: str, stream: bool
+) -> None:
+    answer = plain_demo.client.post(path, json={"model": "quire-demo", "stream": stream, **body})
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    message = error if isinstance(error, str) else error["message"]
+    named = f"{field}.json" if field.endswith("structured_outputs") else field
+    assert message.startswith(f"{named} cannot be used: ") and "nowhere" in message
+    assert path in ("/v1/messages", "/api/chat", "/api/generate") or error["param"] == field
+    assert field.startswith(("structured_outputs", "sampling_params")) or "structured_outputs" not in message
+
+
+def test_anthropics_format_is_a_schema(plain_demo: DemoServer) -> None:
+    for given, words in (({"type": "xml"}, "output_config.format.type: 'xml'"), ({"type": "json_schema"}, "format.schema: ")):
+        body = {"model": "quire-demo", "max_tokens": 9, "messages": HELLO, "output_config": {"format": given}}
+        answer = plain_demo.client.post("/v1/messages", json=body)
+        assert answer.status_code == 400 and words in answer.json()["error"]["message"]
 
 
 class Words:

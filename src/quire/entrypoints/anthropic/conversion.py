@@ -258,5 +258,7 @@ def _set_output(chat: ChatCompletionRequest, output: Fields) -> None:
     if output.get("format") is not None:
         wanted = object_at(output["format"], "output_config.format")
         kind = string_field(wanted, "type", "output_config.format")
-        schema = {"name": "output", "schema": wanted.get("schema")}
+        if kind != "json_schema":
+            raise bad_field("output_config.format.type", f"{kind[:60]!r} is unknown; allowed: 'json_schema'.")
+        schema = {"name": "output", "schema": object_at(wanted.get("schema"), "output_config.format.schema")}
         chat.response_format = ResponseFormat(type=kind, json_schema=schema)

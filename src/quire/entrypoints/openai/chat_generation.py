@@ -10,9 +10,13 @@ from quire.entrypoints.openai.generation import Generation, new_count, page_size
 from quire.entrypoints.openai.prompts import chat_prompt, input_processor, require_tokenizer
 from quire.entrypoints.openai.protocol import ChatCompletionRequest
 from quire.entrypoints.openai.sampling import (
+    OWN_FORM,
+    SCHEMA,
     build_beam_search_params,
     build_sampling_params,
     check_supported,
+    form_field,
+    naming_form,
     resolve_max_tokens,
 )
 from quire.entrypoints.openai.tool_choice import calls_or_answer, read_tool_choice
@@ -38,12 +42,14 @@ async def prepare_generation(
     public_id: str,
     prompt_field: str = "messages",
     at_most: int | None = None,
+    schema_field: str = SCHEMA,
 ) -> ChatGeneration:
     """Check a request and tokenize its prompt. Raises what the client must be told.
 
     Args:
         prompt_field: what the client's own protocol calls the prompt.
         at_most: the most tokens to generate, of which fewer may fit behind the prompt.
+        schema_field: what the client's own protocol calls a JSON schema of the answer.
     """
     model, config = state.resolve_model(request.model), state.engine.config.model
     check_supported(request, but=("mm_processor_kwargs",))
@@ -63,7 +69,10 @@ async def prepare_generation(
         asked, len(prompt.token_ids), config.max_model_len, default, asked_name, prompt_field
     )
     reader = answer_reader(state.formats, request, tokenizer, prompt.token_ids, state.settings)
-    params = _params(request, reader, prompt.token_ids, max_tokens, state)
+    form = form_field(request, schema_field)
+    with naming_form(form):
+        params = _params(request, reader, prompt.token_ids, max_tokens, state)
+    is_of_tools = choice.must_call or (form == OWN_FORM and request.structured_outputs is None)
     count = new_count(state, request.return_timing)
     count.thoughts, count.page = reader.reasoning_count(), page_size(state)
     return ChatGeneration(
@@ -75,6 +84,7 @@ async def prepare_generation(
         model=model,
         count=count,
         reader=reader,
+        form="tools" if is_of_tools else form,
     )
 
 

@@ -69,18 +69,21 @@ async def prepare_completion(state: ServerState, request: CompletionRequest, pub
         raise bad_field(field, message)
     _check_prompt_logprobs(request, prompts, config.vocab_size)
     prompt_only = asked == 0 and bool(request.echo)
-    parts = [
-        Generation(
-            state=state,
-            request=request,
-            prompt=prompt,
-            params=_params(state, request, prompt, 1 if prompt_only else asked, generated, choices),
-            public_id=f"cmpl-{public_id}",
-            model=model,
-            count=new_count(state, request.return_timing),
-        )
-        for prompt in prompts
-    ]
+    form = sampling.form_field(request)
+    with sampling.naming_form(form):
+        parts = [
+            Generation(
+                state=state,
+                request=request,
+                prompt=prompt,
+                params=_params(state, request, prompt, 1 if prompt_only else asked, generated, choices),
+                public_id=f"cmpl-{public_id}",
+                model=model,
+                count=new_count(state, request.return_timing),
+                form=form,
+            )
+            for prompt in prompts
+        ]
     return CompletionJob(request, parts, choices, prompt_only)
 
 

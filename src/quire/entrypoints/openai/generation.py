@@ -13,6 +13,7 @@ from quire.entrypoints.http.errors import error_of_finished
 from quire.entrypoints.http.state import ServerState
 from quire.entrypoints.openai.answers import ReasoningCount
 from quire.entrypoints.openai.protocol import QueuedFields, Timing, Usage, build_usage
+from quire.entrypoints.openai.sampling import OWN_FORM, naming_form
 from quire.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from quire.sampling_params import BeamSearchParams, SamplingParams
 
@@ -79,6 +80,7 @@ class Generation(Generic[RequestT]):
     Attributes:
         public_id: the id in the answer. The engine has one of its own, `request_id`.
         resumed: tokens that were made before; the first output has them again.
+        form: the field in which the client has said what form the answer has.
     """
 
     state: ServerState
@@ -91,6 +93,7 @@ class Generation(Generic[RequestT]):
     created: int = dataclasses.field(default_factory=lambda: int(time.time()))
     request_id: str = ""
     resumed: list[int] = dataclasses.field(default_factory=list[int])
+    form: str = OWN_FORM
 
     def __post_init__(self) -> None:
         self.request_id = self.state.engine_request_id(self.public_id)
@@ -109,7 +112,8 @@ class Generation(Generic[RequestT]):
         engine, options = self.state.engine, RequestOptions(priority=self.request.priority or 0)
         if self.resumed:
             options["resumed_token_ids"] = self.resumed
-        return await engine.open_stream(self.prompt, self.params, self.request_id, **options)
+        with naming_form(self.form):
+            return await engine.open_stream(self.prompt, self.params, self.request_id, **options)
 
     async def finish(self) -> RequestOutput:
         """The final output of a request that is not streamed. Raises HTTPError if the engine ends it with an error."""
@@ -118,9 +122,10 @@ class Generation(Generic[RequestT]):
             outputs = engine.beam_search(self.prompt, self.params, self.request_id, priority=priority)
         else:
             outputs = engine.generate(self.prompt, self.params, self.request_id, priority=priority)
-        async for output in outputs:
-            self.note(output)
-            final = output
+        with naming_form(self.form):
+            async for output in outputs:
+                self.note(output)
+                final = output
         if final is None:
             raise error_of_finished(None, self.public_id)
         return final

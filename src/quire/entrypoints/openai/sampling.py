@@ -5,7 +5,9 @@ Ranges are checked by `SamplingParams` itself; its `RequestError` becomes a 400.
 server cannot serve yet is refused by name: one that is silently dropped gives a wrong answer that looks right.
 """
 
-from collections.abc import Container, Sequence
+import contextlib
+import re
+from collections.abc import Container, Generator, Sequence
 from typing import Any
 
 from quire.config import limits
@@ -17,6 +19,10 @@ from quire.sampling_params import BeamSearchParams, RequestOutputKind, SamplingP
 
 _GUIDED = ("json", "regex", "choice", "grammar")
 _FORMATS = ("text", "json_object", "json_schema", "structural_tag")
+OWN_FORM = "structured_outputs"
+SCHEMA = "response_format.json_schema.schema"
+_OF_FORM = frozenset((OWN_FORM, *StructuredOutputsParams.__struct_fields__))
+_NAMED = re.compile(rf"^{OWN_FORM}(\.\w+)?")
 
 
 def read_constraint(request: GenerationFields) -> StructuredOutputsParams | None:
@@ -37,10 +43,30 @@ def read_constraint(request: GenerationFields) -> StructuredOutputsParams | None
     field, constraint = next(iter(found.items()))
     if any(other != constraint for other in found.values()):  # some clients say the same in new fields and in old ones
         raise bad_request(f"{' and '.join(found)} cannot be used together: give one of them.", field)
+    return StructuredOutputsParams(**constraint)
+
+
+def form_field(request: GenerationFields, schema_field: str = SCHEMA) -> str:
+    """Where a client has said what form its answer has; `schema_field`: what its protocol calls a schema."""
+    given = request.response_format
+    if given is not None and given.type != "text":
+        is_schema = given.type == "json_schema"
+        return schema_field if is_schema else schema_field.removesuffix(".schema").removesuffix(".json_schema")
+    return next((f"guided_{name}" for name in _GUIDED if getattr(request, f"guided_{name}")), OWN_FORM)
+
+
+@contextlib.contextmanager
+def naming_form(field: str) -> Generator[None, None, None]:
+    """A refusal of a form, raised within, names the field that the client has sent; the engine knows only its own."""
     try:
-        return StructuredOutputsParams(**constraint)
+        yield
     except RequestError as error:
-        raise bad_field(field, str(error)) from None
+        if error.param not in _OF_FORM:
+            raise
+        own = field.endswith(OWN_FORM)
+        named = _NAMED.sub(lambda found: field + (found[1] or "" if own else ""), str(error))
+        message = named if _NAMED.match(str(error)) else f"{field}: {named}"
+        raise type(error)(message, param=field, value=error.value) from error
 
 
 def _of_format(given: ResponseFormat) -> dict[str, Any] | None:

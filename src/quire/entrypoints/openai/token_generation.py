@@ -18,7 +18,7 @@ from quire.entrypoints.openai.generation import Generation, new_count
 from quire.entrypoints.openai.logprobs import chat_logprobs, finite, prompt_logprobs_json
 from quire.entrypoints.openai.prompts import check_token_ids
 from quire.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
-from quire.entrypoints.openai.sampling import resolve_max_tokens
+from quire.entrypoints.openai.sampling import OWN_FORM, resolve_max_tokens
 from quire.entrypoints.openai.token_protocol import (
     GeneratedChoice,
     GenerateRequest,
@@ -69,6 +69,7 @@ async def prepare_tokens(state: ServerState, request: GenerateRequest, public_id
         public_id=f"generate-tokens-{public_id}",
         model=model,
         count=new_count(state, None),
+        form=f"sampling_params.{OWN_FORM}",
     )
 
 

@@ -294,7 +294,7 @@ async def prepare_response(state: ServerState, request: protocol.ResponsesReques
     response_id = protocol.new_id("resp")
     public_id = request.request_id or response_id
     chat = await prepare_generation(
-        state, chat_request, public_id, prompt_field="input", at_most=request.max_output_tokens
+        state, chat_request, public_id, "input", request.max_output_tokens, "text.format.schema"
     )
     return ResponseJob(request, chat, _response(request, chat, response_id), items)
 
