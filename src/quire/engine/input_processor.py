@@ -43,6 +43,8 @@ from quire.structured_output.vocabulary import Vocabulary, read_vocabulary
 from quire.tokenizers.interface import Tokenizer
 
 _LONG_TEXT = 1 << 30
+_WAYS = {"embed": "LLM.embed or /v1/embeddings", "classify": "LLM.classify or /classify"}
+"""What pools, by task."""
 _NOT_WITH_EMBEDS = ("prompt", "prompt_token_ids", "multi_modal_data")
 
 
@@ -400,9 +402,11 @@ class InputProcessor:
     def _check_generates(self) -> None:
         """Raises RequestError: the model pools."""
         if self._model.pooling is not None:
+            tasks = self._model.pooling.tasks
+            instead = next((way for task, way in _WAYS.items() if task in tasks), "LLM.encode or /pooling")
             raise RequestError(
-                f"{self._model.model!r} runs as a pooling model here ({', '.join(self._model.pooling.tasks)}) and generates "
-                "no text: start the engine with runner='generate', if the checkpoint can",
+                f"{self._model.model!r} runs as a pooling model here ({', '.join(tasks)}) and generates no text: use {instead}, "
+                "or start the engine with runner='generate', if the checkpoint can",
                 param="model",
             )
 

@@ -1,13 +1,16 @@
 """`quire run`, `pull`, `list`, `rm`, `ps`, `stop` and `search`: from a name at a hub to an answer, with real processes."""
 
 import dataclasses
+import http.server
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from tests.oracles.fake_hub import FakeHub
@@ -142,7 +145,9 @@ def test_a_server_is_found_by_each_of_its_names_and_forgotten_when_it_is_dead(re
 def test_a_server_that_runs_and_cannot_talk_is_named_with_its_address(registry: Path, capsys) -> None:
     running.register("http://127.0.0.1:8123", POOLER, ["vectors"], False, pools=True)
     assert main(["run", "vectors", "-m", "hello"]) == 2
-    assert "'vectors' pools" in (told := capsys.readouterr().err) and "http://127.0.0.1:8123 serves it" in told
+    told = capsys.readouterr().err
+    assert "'vectors' pools" in told and "send texts to http://127.0.0.1:8123/v1/embeddings" in told
+    assert "`quire run vectors --web` opens its page" in told
 
 
 def test_a_client_without_an_address_asks_the_latest_server(registry: Path, capsys) -> None:
@@ -158,6 +163,42 @@ def test_of_a_server_of_several_models_the_one_that_is_named_talks(registry: Pat
     monkeypatch.setattr("quire.entrypoints.cli.chat.run", lambda args: talked.append(args.model_name) or 0)
     assert main(["run", "second", "-m", "hello"]) == 0 == main(["run", "-m", "hello"])
     assert talked == ["second", None]
+
+
+class Shows(http.server.BaseHTTPRequestHandler):
+    """What a server of several models says of each: the second one embeds, the third one is not to be had."""
+
+    abilities: ClassVar = {"first": ["completion"], "second": ["embedding"]}
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_POST(self) -> None:
+        name = json.loads(self.rfile.read(int(self.headers["content-length"])))["model"]
+        known = self.path == "/api/show" and self.headers["authorization"] == "Bearer secret" and name in self.abilities
+        body = json.dumps({"capabilities": self.abilities[name]} if known else {}).encode()
+        self.send_response(200 if known else 503)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def test_of_several_models_one_that_embeds_says_what_to_use(registry: Path, monkeypatch, capsys) -> None:
+    talked: list[str] = []
+    monkeypatch.setattr("quire.entrypoints.cli.chat.run", lambda args: talked.append(args.model_name) or 0)
+    with http.server.HTTPServer(("127.0.0.1", 0), Shows) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        running.register(url, "models.yaml", ["first", "second", "third"], True, is_several=True)
+        ask = ["-m", "hello", "--api-key", "secret"]
+        assert main(["run", "second", *ask]) == 2
+        told = capsys.readouterr().err
+        assert "'second' pools" in told and f"send texts to {url}/v1/embeddings" in told and "first, third" in told
+        assert main(["run", "first", *ask]) == main(["run", "third", *ask]) == 0
+        assert main(["run", "first", "--web"]) == 2 and "has no page" in capsys.readouterr().err
+        server.shutdown()
+    assert talked == ["first", "third"], "of one that cannot be had, the talk says why"
+    assert main(["ps"]) == 0 and "first, second, third" in capsys.readouterr().out
 
 
 def test_stopping_waits_for_the_end_of_the_process(registry: Path) -> None:

@@ -113,6 +113,16 @@ def test_the_exit_code_says_whether_something_is_absent(capsys: pytest.CaptureFi
     told = json.loads(capsys.readouterr().out)
     assert told["command"] == "quire serve m" and told["flags"][0]["fate"] == ABSENT
     assert main(["translate", "ls"]) == 2
+    capsys.readouterr()
+    assert main("translate vllm serve m --grpc --json".split()) == 1
+    assert json.loads(capsys.readouterr().out) == told, "the words need no quotes"
+    assert main(["translate", "vllm serve m --grpc", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out) == told
+
+
+def test_flags_that_a_command_needs_are_read_one_by_one() -> None:
+    translation = translate("vllm run-batch -i in.jsonl -o out.jsonl --model m")
+    assert not translation.absent and translation.text == "quire run-batch -i in.jsonl -o out.jsonl --model m"
 
 
 def test_a_start_tells_all_that_is_wrong_each_on_a_line(capsys: pytest.CaptureFixture[str]) -> None:

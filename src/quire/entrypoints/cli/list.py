@@ -28,13 +28,13 @@ def run(args: argparse.Namespace) -> int:
     if not models:
         print(f"No models in {cache}. `quire search WORDS` finds some, `quire pull MODEL` fetches one.")
         return 0
-    served = {server.model: server.url for server in find_servers()}
+    servers = find_servers()
     rows = [
         (
             each.name,
             amount(each.num_bytes) if each.has_weights else "no weights yet",
             time.strftime("%Y-%m-%d", time.localtime(each.changed)),
-            served.get(each.name, ""),
+            next((server.url for server in servers if server.is_called(each.name)), ""),
         )
         for each in models
     ]

@@ -5,6 +5,7 @@ The server goes on when the talk ends; `quire stop` ends it.
 """
 
 import argparse
+import contextlib
 import re
 import socket
 import subprocess
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from quire import envs
 from quire.engine.arg_parser import only
-from quire.errors import ConfigError
+from quire.errors import ConfigError, QuireError
 
 if TYPE_CHECKING:
     from quire.entrypoints.cli.running import RunningServer
@@ -49,8 +50,11 @@ def run(args: argparse.Namespace) -> int:
     elif flags := [word for word in words if word.startswith("-")]:
         told = f"{server.name} runs already, with the flags it was started with: {', '.join(flags)} changed nothing"
         print(f"{told} (`quire stop {server.name}` first).", file=sys.stderr)
-    if server.pools and not args.web:
-        raise _mute(server.name, f"{server.url} serves it")
+    if args.web and server.is_several:
+        raise ConfigError.of("web", f"{server.url} serves several models and has no page: leave --web out")
+    name = args.model if args.model in server.names else server.name
+    if not args.web and (server.pools or (server.is_several and _embeds(server, name, args.api_key))):
+        raise _mute(name, server)
     if args.web:
         import webbrowser
 
@@ -81,7 +85,7 @@ def _prepare(args: argparse.Namespace) -> None:
 
     config = AsyncEngineArgs.from_cli_args(args).create_engine_config(UsageContext.API_SERVER)
     if config.model.pooling is not None and not args.web:
-        raise _mute(config.model.model, "`quire serve` serves it")
+        raise _mute(config.model.model)
     platform = current_platform(config.device.device)
     memory = explain_without_weights(config, platform)["memory"]
     sentence = fit_sentence(config, memory, platform.device_name())
@@ -92,9 +96,26 @@ def _prepare(args: argparse.Namespace) -> None:
         fetch_weights(config.model.hub, hub_settings(config.load, config.model.revision))
 
 
-def _mute(model: str, served: str) -> ConfigError:
+def _embeds(server: "RunningServer", name: str, keys: list[str] | None) -> bool:
+    """Whether one of several models only embeds, which is known when it has been started."""
+    from quire.entrypoints.http_client import ANSWER_TIMEOUT_S, Target, control
+
+    target = Target.parse(server.url, {"Authorization": f"Bearer {keys[0]}"} if keys else {})
+    with contextlib.suppress(QuireError, OSError):  # the talk tells
+        shown = control(target, "POST", "/api/show", {"model": name}, ANSWER_TIMEOUT_S)
+        return "completion" not in shown["capabilities"]
+    return False
+
+
+def _mute(model: str, server: "RunningServer | None" = None) -> ConfigError:
     told = f"{model!r} pools (it embeds or classifies texts) and cannot talk"
-    return ConfigError.of("model", f"{told}: `quire run {model} --web` opens its page, {served}")
+    page = f"`quire run {model} --web` opens its page"
+    if server is None:
+        return ConfigError.of("model", f"{told}: {page}, `quire serve` serves it")
+    if server.is_several:
+        others = ", ".join(name for name in server.names if name != model)
+        page = f"others there are {others}" if others else "it is the only one there"
+    return ConfigError.of("model", f"{told}: send texts to {server.url}/v1/embeddings (or /classify, /rerank); {page}")
 
 
 def chosen_port(args: argparse.Namespace) -> list[str]:

@@ -27,7 +27,7 @@ class RunningServer(msgspec.Struct):
     Attributes:
         started: the process's start, as the kernel counts it: another process with the same number has another start.
         since: seconds of the epoch at which it was ready.
-        model: as the user named it; names: under which it serves the model; pools: it cannot talk.
+        model: as the user named it, or the file of several; names: under which it serves them; pools: it cannot talk.
     """
 
     pid: int
@@ -38,6 +38,7 @@ class RunningServer(msgspec.Struct):
     names: list[str]
     has_keys: bool = False
     pools: bool = False
+    is_several: bool = False
 
     @property
     def name(self) -> str:
@@ -55,10 +56,12 @@ def folder() -> Path:
     return Path(envs.QUIRE_CACHE_ROOT) / "servers"
 
 
-def register(url: str, model: str, names: list[str], has_keys: bool, pools: bool = False) -> None:
+def register(
+    url: str, model: str, names: list[str], has_keys: bool, pools: bool = False, *, is_several: bool = False
+) -> None:
     """Say that this process is a server that is ready; taken back when it ends."""
     pid = os.getpid()
-    server = RunningServer(pid, _start_of(pid) or 0, time.time(), url, model, names, has_keys, pools)
+    server = RunningServer(pid, _start_of(pid) or 0, time.time(), url, model, names, has_keys, pools, is_several)
     path = folder() / f"{pid}.json"
     with contextlib.suppress(OSError):  # a home that is only read: the server serves all the same
         path.parent.mkdir(parents=True, exist_ok=True)

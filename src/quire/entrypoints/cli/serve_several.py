@@ -164,6 +164,6 @@ def _announce(
     from quire.entrypoints.cli.running import register
 
     names = [name for model in host.models for name in model.entry.names]
-    register(options.url, args.models, names, has_keys)
+    register(options.url, args.models, names, has_keys, is_several=True)
     shown = ", ".join(model.name for model in host.models)
     print(f"\nThe server of {shown} is ready after {seconds:.1f} s at {options.url}", flush=True)

@@ -69,21 +69,30 @@ class Translation:
         return [fate for fate in self.fates if fate.fate == ABSENT]
 
 
+PASSES_WORDS_ON = True
+"""Its words are another program's, but for `--json`."""
 add_arguments = only(
-    ("line", None, "vLLM's command, as one word: 'vllm serve MODEL --flag …'", {"metavar": "COMMAND"}),
+    (
+        "words",
+        None,
+        "vLLM's command: vllm serve MODEL --flag …, within quotes if it has signs that a shell reads",
+        {"metavar": "COMMAND", "nargs": argparse.REMAINDER},
+    ),
     ("--json", False, "print JSON"),
 )
 
 
 def run(args: argparse.Namespace) -> int:
+    words = [word for word in args.words if word not in ("--", "--json")]
+    line = words[0] if len(words) == 1 else shlex.join(words)
     log = logging.getLogger("quire")
     before = log.level
     log.setLevel(logging.WARNING)  # the table tells what has no effect
     try:
-        translation = translate(args.line)
+        translation = translate(line)
     finally:
         log.setLevel(before)
-    if args.json:
+    if args.json or "--json" in args.words:
         fates = [{"flag": each.flag, "fate": each.fate, "why": each.why} for each in translation.fates]
         print(json.dumps({"command": translation.text, "flags": fates}, indent=2))
     else:
@@ -115,6 +124,8 @@ def translate(line: str) -> Translation:
     variables, words, container = _unpacked(words)
     name, rest = _command(words, line)
     parser = _parser_of(name)
+    for action in parser._actions:  # each flag is read alone
+        action.required = False
     with refusing(ConfigError, setting="command", what=f"command: {line!r} cannot be read"):
         options = split(parser, parser.normal_words(rest))
     alone = [word for option in options if not option.is_flag for word in option.words]
