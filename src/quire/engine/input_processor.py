@@ -44,7 +44,6 @@ from quire.tokenizers.interface import Tokenizer
 
 _LONG_TEXT = 1 << 30
 _WAYS = {"embed": "LLM.embed or /v1/embeddings", "classify": "LLM.classify or /classify"}
-"""What pools, by task."""
 _NOT_WITH_EMBEDS = ("prompt", "prompt_token_ids", "multi_modal_data")
 
 
@@ -403,7 +402,7 @@ class InputProcessor:
         """Raises RequestError: the model pools."""
         if self._model.pooling is not None:
             tasks = self._model.pooling.tasks
-            instead = next((way for task, way in _WAYS.items() if task in tasks), "LLM.encode or /pooling")
+            instead = next(filter(None, map(_WAYS.get, tasks)), "LLM.encode or /pooling")
             raise RequestError(
                 f"{self._model.model!r} runs as a pooling model here ({', '.join(tasks)}) and generates no text: use {instead}, "
                 "or start the engine with runner='generate', if the checkpoint can",

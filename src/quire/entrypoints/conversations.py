@@ -144,7 +144,11 @@ def _text_of(part: Any, path: str) -> str:
         raise _wrong(path, "expected an object with a type.")
     kind = part.get("type", "text" if "text" in part else None)
     if kind not in TEXT_PARTS:
-        raise _unsupported_part(kind, part.path if isinstance(part, PlacedPart) else path)
+        raise (
+            _unsupported_part(str(kind).removesuffix("_url"), part.path)  # "image": not OpenAI's word
+            if isinstance(part, PlacedPart)
+            else _unsupported_part(kind, path)
+        )
     text = part.get("text", part.get(str(kind)))
     if not isinstance(text, str):
         raise _wrong(f"{path}.text", "expected a string.")

@@ -114,7 +114,7 @@ def test_the_exit_code_says_whether_something_is_absent(capsys: pytest.CaptureFi
     assert told["command"] == "quire serve m" and told["flags"][0]["fate"] == ABSENT
     assert main(["translate", "ls"]) == 2
     capsys.readouterr()
-    assert main("translate vllm serve m --grpc --json".split()) == 1
+    assert main(["translate", "vllm", "serve", "m", "--grpc", "--json"]) == 1
     assert json.loads(capsys.readouterr().out) == told, "the words need no quotes"
     assert main(["translate", "vllm serve m --grpc", "--json"]) == 1
     assert json.loads(capsys.readouterr().out) == told

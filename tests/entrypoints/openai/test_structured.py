@@ -123,7 +123,10 @@ def test_a_wrong_schema_is_refused_by_the_name_that_was_sent(
 
 
 def test_anthropics_format_is_a_schema(plain_demo: DemoServer) -> None:
-    for given, words in (({"type": "xml"}, "output_config.format.type: 'xml'"), ({"type": "json_schema"}, "format.schema: ")):
+    for given, words in (
+        ({"type": "xml"}, "output_config.format.type: 'xml'"),
+        ({"type": "json_schema"}, "format.schema: "),
+    ):
         body = {"model": "quire-demo", "max_tokens": 9, "messages": HELLO, "output_config": {"format": given}}
         answer = plain_demo.client.post("/v1/messages", json=body)
         assert answer.status_code == 400 and words in answer.json()["error"]["message"]

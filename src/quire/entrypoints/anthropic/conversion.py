@@ -47,9 +47,9 @@ def to_chat_request(request: CountTokensRequest) -> ChatCompletionRequest:
     return chat
 
 
-def _unsupported(path: str, value: Any = None) -> HTTPError:
+def _unsupported(path: str, value: Any = None, allowed: str = "") -> HTTPError:
     shown = "" if value is None else f" {str(value)[:60]!r}"
-    return bad_request(f"{path}:{shown} is not supported here.", path, "not_supported")
+    return bad_request(f"{path}:{shown} is not supported here{allowed}.", path, "not_supported")
 
 
 def _check_thread(thread: Fields | None) -> None:
@@ -175,7 +175,7 @@ def _piece(kind: str, block: Fields, path: str) -> str | PlacedPart:
         case "url":
             url = string_field(source, "url", field)
         case other:
-            raise _unsupported(f"{field}.type", other)
+            raise _unsupported(f"{field}.type", other, "; allowed: 'base64', 'url'")
     return PlacedPart({"type": "image_url", "image_url": {"url": url}}, path, field)
 
 
@@ -186,7 +186,7 @@ def _text(kind: str, block: Fields, path: str) -> str:
         source = object_at(block.get("source"), f"{path}.source")
         if source.get("type") == "text":
             return string_field(source, "data", f"{path}.source")
-        raise _unsupported(f"{path}.source.type", source.get("type"))
+        raise _unsupported(f"{path}.source.type", source.get("type"), "; allowed: 'text'")
     raise _unsupported(f"{path}.type", kind)
 
 
@@ -260,5 +260,5 @@ def _set_output(chat: ChatCompletionRequest, output: Fields) -> None:
         kind = string_field(wanted, "type", "output_config.format")
         if kind != "json_schema":
             raise bad_field("output_config.format.type", f"{kind[:60]!r} is unknown; allowed: 'json_schema'.")
-        schema = {"name": "output", "schema": object_at(wanted.get("schema"), "output_config.format.schema")}
-        chat.response_format = ResponseFormat(type=kind, json_schema=schema)
+        schema = object_at(wanted.get("schema"), "output_config.format.schema")
+        chat.response_format = ResponseFormat(type=kind, json_schema={"name": "output", "schema": schema})

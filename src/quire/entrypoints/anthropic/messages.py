@@ -133,8 +133,9 @@ async def prepare_message(state: ServerState, request: protocol.MessagesRequest,
         raise bad_field("max_tokens", f"{request.max_tokens} is out of range; at least 1.")
     chat = to_chat_request(request)
     _limit_thinking(state, request, chat)
-    schema = "output_config.format.schema"
-    job = await prepare_generation(state, chat, f"msg_{public_id}", at_most=request.max_tokens, schema_field=schema)
+    job = await prepare_generation(
+        state, chat, f"msg_{public_id}", "messages", request.max_tokens, "output_config.format.schema"
+    )
     assert isinstance(job.params, SamplingParams)
     return MessageJob(job, fills_context=job.params.max_tokens != request.max_tokens)
 

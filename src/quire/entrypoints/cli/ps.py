@@ -21,7 +21,10 @@ def run(args: argparse.Namespace) -> int:
     if not servers:
         print("No server runs. `quire run MODEL` starts one and talks to it, `quire serve MODEL` only starts one.")
         return 0
-    rows = [(", ".join(each.names) or each.model, each.url, str(each.pid), _ago(time.time() - each.since)) for each in servers]
+    rows = [
+        (", ".join(each.names) or each.model, each.url, str(each.pid), _ago(time.time() - each.since))
+        for each in servers
+    ]
     print("\n".join(table(("MODEL", "ADDRESS", "PROCESS", "SINCE"), rows)))
     return 0
 

@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError.of("web", f"{server.url} serves several models and has no page: leave --web out")
     name = args.model if args.model in server.names else server.name
     if not args.web and (server.pools or (server.is_several and _embeds(server, name, args.api_key))):
-        raise _mute(name, server)
+        raise _mute(name, f"texts go to {server.url}/v1/embeddings (or /classify, /rerank)", not server.is_several)
     if args.web:
         import webbrowser
 
@@ -85,7 +85,7 @@ def _prepare(args: argparse.Namespace) -> None:
 
     config = AsyncEngineArgs.from_cli_args(args).create_engine_config(UsageContext.API_SERVER)
     if config.model.pooling is not None and not args.web:
-        raise _mute(config.model.model)
+        raise _mute(config.model.model, "`quire serve` serves it")
     platform = current_platform(config.device.device)
     memory = explain_without_weights(config, platform)["memory"]
     sentence = fit_sentence(config, memory, platform.device_name())
@@ -102,20 +102,16 @@ def _embeds(server: "RunningServer", name: str, keys: list[str] | None) -> bool:
 
     target = Target.parse(server.url, {"Authorization": f"Bearer {keys[0]}"} if keys else {})
     with contextlib.suppress(QuireError, OSError):  # the talk tells
-        shown = control(target, "POST", "/api/show", {"model": name}, ANSWER_TIMEOUT_S)
-        return "completion" not in shown["capabilities"]
+        return (
+            "completion" not in control(target, "POST", "/api/show", {"model": name}, ANSWER_TIMEOUT_S)["capabilities"]
+        )
     return False
 
 
-def _mute(model: str, server: "RunningServer | None" = None) -> ConfigError:
+def _mute(model: str, served: str, has_page: bool = True) -> ConfigError:
     told = f"{model!r} pools (it embeds or classifies texts) and cannot talk"
-    page = f"`quire run {model} --web` opens its page"
-    if server is None:
-        return ConfigError.of("model", f"{told}: {page}, `quire serve` serves it")
-    if server.is_several:
-        others = ", ".join(name for name in server.names if name != model)
-        page = f"others there are {others}" if others else "it is the only one there"
-    return ConfigError.of("model", f"{told}: send texts to {server.url}/v1/embeddings (or /classify, /rerank); {page}")
+    page = f"`quire run {model} --web` opens its page, " if has_page else ""
+    return ConfigError.of("model", f"{told}: {page}{served}")
 
 
 def chosen_port(args: argparse.Namespace) -> list[str]:
@@ -168,9 +164,10 @@ def _talk(args: argparse.Namespace, server: "RunningServer") -> int:
 
     parser = ArgumentParser(prog="quire chat")
     chat.add_arguments(parser)
-    words = ["--url", f"{server.url}/v1", *(["--quick", args.message] if args.message is not None else [])]
-    if args.model in server.names:  # it may serve several
-        words += ["--model-name", args.model]
-    if args.api_key:
-        words += ["--api-key", args.api_key[0]]
+    words = [
+        *("--url", f"{server.url}/v1"),
+        *(("--quick", args.message) if args.message is not None else ()),
+        *(("--model-name", args.model) if args.model in server.names else ()),  # it may serve several
+        *(("--api-key", args.api_key[0]) if args.api_key else ()),
+    ]
     return chat.run(parser.parse_args(words))

@@ -70,7 +70,6 @@ class Translation:
 
 
 PASSES_WORDS_ON = True
-"""Its words are another program's, but for `--json`."""
 add_arguments = only(
     (
         "words",
@@ -85,13 +84,11 @@ add_arguments = only(
 def run(args: argparse.Namespace) -> int:
     words = [word for word in args.words if word not in ("--", "--json")]
     line = words[0] if len(words) == 1 else shlex.join(words)
-    log = logging.getLogger("quire")
-    before = log.level
-    log.setLevel(logging.WARNING)  # the table tells what has no effect
+    logging.disable(logging.INFO)  # the table tells what has no effect
     try:
         translation = translate(line)
     finally:
-        log.setLevel(before)
+        logging.disable(logging.NOTSET)
     if args.json or "--json" in args.words:
         fates = [{"flag": each.flag, "fate": each.fate, "why": each.why} for each in translation.fates]
         print(json.dumps({"command": translation.text, "flags": fates}, indent=2))

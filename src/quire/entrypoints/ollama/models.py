@@ -90,7 +90,7 @@ async def pull_model(request: Request) -> Response:
     except HTTPError as error:
         if error.status != 404:
             raise
-        why = "this server fetches no models; `quire run MODEL` fetches and serves one."
+        why = "This server fetches no models; `quire run MODEL` fetches and serves one."
         raise HTTPError(404, f"{error.detail.message} {why}", param="model", code="model_not_found") from None
     asked = state_of(request).decoder.decode(await read_bytes(request), OllamaModel)
     if asked.stream is False:

@@ -39,8 +39,6 @@ from quire.entrypoints.openai.sampling import build_sampling_params, naming_form
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.parsers.pieces import Answer, Call, Piece, read_arguments
 
-_FORM = "format"
-
 
 @dataclasses.dataclass(slots=True)
 class OllamaJob:
@@ -88,7 +86,9 @@ async def prepare_ollama_chat(state: ServerState, request: OllamaChat, public_id
     if not request.messages:
         return _loaded(request, name, is_chat=True)
     chat, at_most = conversion.to_chat_request(request), conversion.most_tokens(request)
-    return OllamaJob(await prepare_generation(state, chat, public_id, "messages", at_most, _FORM), name, is_chat=True)
+    return OllamaJob(
+        await prepare_generation(state, chat, public_id, "messages", at_most, "format"), name, is_chat=True
+    )
 
 
 async def prepare_ollama_text(state: ServerState, request: OllamaGenerate, public_id: str) -> OllamaJob:
@@ -103,7 +103,7 @@ async def prepare_ollama_text(state: ServerState, request: OllamaGenerate, publi
         job = await _prepare_raw(state, conversion.to_completion_request(request), public_id, at_most)
     else:
         chat = conversion.prompt_to_chat_request(request)
-        job = await prepare_generation(state, chat, public_id, "prompt", at_most, _FORM)
+        job = await prepare_generation(state, chat, public_id, "prompt", at_most, "format")
     return OllamaJob(job, name, is_chat=False)
 
 
@@ -123,7 +123,7 @@ async def _prepare_raw(
     limit = config.max_model_len
     (prompt,) = await completion_prompts(state, request, limit)
     max_tokens = resolve_max_tokens(None, len(prompt.token_ids), limit, at_most, "options.num_predict", "prompt")
-    with naming_form(_FORM):
+    with naming_form("format"):
         params = build_sampling_params(request, max_tokens=max_tokens, logprobs=None, defaults=config.default_sampling)
     return Generation(
         state=state,
@@ -133,7 +133,7 @@ async def _prepare_raw(
         public_id=public_id,
         model=model,
         count=new_count(state, request.return_timing),
-        form=_FORM,
+        form="format",
     )
 
 

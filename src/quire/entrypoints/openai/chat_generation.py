@@ -10,7 +10,6 @@ from quire.entrypoints.openai.generation import Generation, new_count, page_size
 from quire.entrypoints.openai.prompts import chat_prompt, input_processor, require_tokenizer
 from quire.entrypoints.openai.protocol import ChatCompletionRequest
 from quire.entrypoints.openai.sampling import (
-    OWN_FORM,
     SCHEMA,
     build_beam_search_params,
     build_sampling_params,
@@ -47,16 +46,13 @@ async def prepare_generation(
     """Check a request and tokenize its prompt. Raises what the client must be told.
 
     Args:
-        prompt_field: what the client's own protocol calls the prompt.
+        prompt_field, schema_field: what the client's own protocol calls the prompt, and a JSON schema of the answer.
         at_most: the most tokens to generate, of which fewer may fit behind the prompt.
-        schema_field: what the client's own protocol calls a JSON schema of the answer.
     """
     model, config = state.resolve_model(request.model), state.engine.config.model
     check_supported(request, but=("mm_processor_kwargs",))
     state.check_request_template(request.chat_template)
     choice = read_tool_choice(request)  # before a template reads the tools
-    if choice.must_call and request.use_beam_search:
-        raise bad_field("tool_choice", "beam search follows no grammar, so no call can be forced.")
     _check_logprobs(request)
     asked, asked_name = _asked_tokens(request)
     state.check_processor_options(request.mm_processor_kwargs)
@@ -70,9 +66,7 @@ async def prepare_generation(
     )
     reader = answer_reader(state.formats, request, tokenizer, prompt.token_ids, state.settings)
     form = form_field(request, schema_field)
-    with naming_form(form):
-        params = _params(request, reader, prompt.token_ids, max_tokens, state)
-    is_of_tools = choice.must_call or (form == OWN_FORM and request.structured_outputs is None)
+    params = _params(request, reader, prompt.token_ids, max_tokens, state, form)
     count = new_count(state, request.return_timing)
     count.thoughts, count.page = reader.reasoning_count(), page_size(state)
     return ChatGeneration(
@@ -84,7 +78,7 @@ async def prepare_generation(
         model=model,
         count=count,
         reader=reader,
-        form="tools" if is_of_tools else form,
+        form="tools" if choice.must_call else form,
     )
 
 
@@ -108,13 +102,17 @@ def _params(
     prompt_ids: Sequence[int],
     max_tokens: int,
     state: ServerState,
+    form: str,
 ) -> SamplingParams | BeamSearchParams:
     """What the engine samples with: what the request says, and what reading the answer needs."""
     defaults = state.engine.config.model.default_sampling
-    if request.use_beam_search:
-        return build_beam_search_params(request, ("logprobs",), max_tokens, defaults)
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
-    params = build_sampling_params(request, max_tokens=max_tokens, logprobs=logprobs, defaults=defaults)
+    with naming_form(form):
+        if request.use_beam_search:
+            if reader.choice.must_call:
+                raise bad_field("tool_choice", "beam search follows no grammar, so no call can be forced.")
+            return build_beam_search_params(request, ("logprobs",), max_tokens, defaults)
+        params = build_sampling_params(request, max_tokens=max_tokens, logprobs=logprobs, defaults=defaults)
     if reader.keeps_special_tokens:
         params.skip_special_tokens = False
     constrain_answer(params, reader)

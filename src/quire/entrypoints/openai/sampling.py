@@ -21,8 +21,7 @@ _GUIDED = ("json", "regex", "choice", "grammar")
 _FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 OWN_FORM = "structured_outputs"
 SCHEMA = "response_format.json_schema.schema"
-_OF_FORM = frozenset((OWN_FORM, *StructuredOutputsParams.__struct_fields__))
-_NAMED = re.compile(rf"^{OWN_FORM}(\.\w+)?")
+_NAMED = re.compile(rf"^(?:{OWN_FORM}(\.\w+)?(?= )|)")
 
 
 def read_constraint(request: GenerationFields) -> StructuredOutputsParams | None:
@@ -36,8 +35,8 @@ def read_constraint(request: GenerationFields) -> StructuredOutputsParams | None
     for name in _GUIDED:
         value = getattr(request, f"guided_{name}")
         if value is not None and value != "" and value != []:
-            pattern = {"whitespace_pattern": request.guided_whitespace_pattern}
-            found[f"guided_{name}"] = {name: value} | (pattern if request.guided_whitespace_pattern else {})
+            pattern = request.guided_whitespace_pattern
+            found[f"guided_{name}"] = {name: value} | ({"whitespace_pattern": pattern} if pattern else {})
     if not found:
         return None
     field, constraint = next(iter(found.items()))
@@ -50,9 +49,9 @@ def form_field(request: GenerationFields, schema_field: str = SCHEMA) -> str:
     """Where a client has said what form its answer has; `schema_field`: what its protocol calls a schema."""
     given = request.response_format
     if given is not None and given.type != "text":
-        is_schema = given.type == "json_schema"
-        return schema_field if is_schema else schema_field.removesuffix(".schema").removesuffix(".json_schema")
-    return next((f"guided_{name}" for name in _GUIDED if getattr(request, f"guided_{name}")), OWN_FORM)
+        return schema_field if given.type == "json_schema" else re.sub(r"(\.json_schema)?\.schema$", "", schema_field)
+    own = [OWN_FORM] if request.structured_outputs is not None else []
+    return [*own, *(f"guided_{name}" for name in _GUIDED if getattr(request, f"guided_{name}")), "tools"][0]
 
 
 @contextlib.contextmanager
@@ -61,12 +60,11 @@ def naming_form(field: str) -> Generator[None, None, None]:
     try:
         yield
     except RequestError as error:
-        if error.param not in _OF_FORM:
+        if error.param not in (OWN_FORM, *StructuredOutputsParams.__struct_fields__):
             raise
-        own = field.endswith(OWN_FORM)
-        named = _NAMED.sub(lambda found: field + (found[1] or "" if own else ""), str(error))
-        message = named if _NAMED.match(str(error)) else f"{field}: {named}"
-        raise type(error)(message, param=field, value=error.value) from error
+        kind = r"\1" if field.endswith(OWN_FORM) else ""
+        named = f"{field}{kind}" if str(error).startswith(OWN_FORM) else f"{field}: "
+        raise type(error)(_NAMED.sub(named, str(error), 1), param=field, value=error.value) from error
 
 
 def _of_format(given: ResponseFormat) -> dict[str, Any] | None:
