@@ -118,10 +118,8 @@ def load_samples(
     entries = _read(args.dataset_path, is_lines=args.dataset_name == "custom")
     if not args.disable_shuffle:
         source.shuffle(entries)
-    if args.dataset_name == "sharegpt":
-        samples = _sharegpt(args, entries, count_tokens)
-    else:
-        samples = _custom(args, entries)
+    is_sharegpt = args.dataset_name == "sharegpt"
+    samples = _sharegpt(args, entries, count_tokens) if is_sharegpt else _custom(args, entries)
     if not samples:
         raise ConfigError.of("dataset_path", f"{args.dataset_path!r} has no usable entry.")
     if len(samples) < args.num_prompts and not args.no_oversample:

@@ -14,10 +14,7 @@ _UNLIMITED_FROM = 1 << 60
 
 def usable_cpus(cgroup: Path = CGROUP) -> int:
     """Cores that this process may run on: its affinity mask, cut by the control group's quota (rounded up)."""
-    if hasattr(os, "sched_getaffinity"):
-        count = len(os.sched_getaffinity(0))
-    else:
-        count = os.cpu_count() or 1
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _cpu_quota(cgroup)
     return max(1, count if quota is None else min(count, -int(-quota // 1)))
 

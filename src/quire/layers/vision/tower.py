@@ -204,10 +204,8 @@ class VisionTower(LayeredTower):
         """Embeddings [E, D] of the rows that the trunk left, with those of its taps behind them."""
         picked = torch.from_numpy(layout.picked_E).to(self._context.device)
         tapped = self.decoder.tapped
-        if tapped and not self._taps:
-            rows = torch.cat(tapped, dim=1)
-        else:
-            rows = self.decoder.compute_hidden(step)
+        is_tapped = tapped and not self._taps
+        rows = torch.cat(tapped, dim=1) if is_tapped else self.decoder.compute_hidden(step)
         if self.spec.grouped:
             return rows.index_select(0, picked)
         parts = [self._projector(rows.index_select(0, picked))]
