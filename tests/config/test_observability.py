@@ -58,10 +58,11 @@ def test_histograms_have_the_bounds_that_are_asked_for():
     metrics = EngineMetrics("m", 100, config.custom_histogram_buckets)
     (copy,) = metrics.divide(1)
     for each in (metrics, copy):
-        assert each.end_to_end.bounds == each.queue_time.bounds == (0.5, 2.0) and each.request_max_tokens.bounds == (
-            10.0,
-        )
-        assert each.time_to_first_token.bounds == EngineMetrics("m", 100).time_to_first_token.bounds
+        bounds = {name: histogram.bounds for name, histogram in each.histograms.items()}
+        assert bounds["e2e_request_latency_seconds"] == bounds["request_queue_time_seconds"] == (0.5, 2.0)
+        assert bounds["request_params_max_tokens"] == (10.0,)
+        usual = EngineMetrics("m", 100).histograms["time_to_first_token_seconds"]
+        assert bounds["time_to_first_token_seconds"] == usual.bounds
 
 
 @pytest.mark.parametrize(

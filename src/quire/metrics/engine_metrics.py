@@ -84,9 +84,37 @@ BOUNDS: dict[str, Sequence[float]] = {
     "iteration_tokens": (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384),
     "request_params_n": (1, 2, 5, 10, 20),
     "request_num_preemptions": (0, 1, 2, 5, 10, 20),
+    "step_time": _bounds("0.0005 0.001 0.002 0.003 0.005 0.0075 0.01 0.015 0.02 0.03 0.05 0.1 0.2 0.5 1.0 2.0"),
 }
 """Of histograms, by the family of vLLM's that they belong to; `request_tokens` follows the model's length."""
-STEP_BOUNDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+HISTOGRAMS = {
+    "iteration_tokens_total": ("iteration_tokens", "Prompt tokens computed and tokens generated in a step."),
+    "step_time_seconds": ("step_time", "What a step took the device, where that is known."),
+    "time_to_first_token_seconds": ("time_to_first_token", "From arrival to the first token."),
+    "inter_token_latency_seconds": ("inter_token_latency", "Between two tokens of a sequence."),
+    "request_time_per_output_token_seconds": (
+        "inter_token_latency",
+        "A sequence's mean time a token after its first.",
+    ),
+    "time_per_output_token_seconds": ("inter_token_latency", "The same, under its older name."),
+    "e2e_request_latency_seconds": ("request_latency", "From arrival to the end."),
+    "request_queue_time_seconds": ("request_latency", "From arrival to leaving the queue."),
+    "request_prefill_time_seconds": ("request_latency", "From leaving the queue to the first token."),
+    "request_decode_time_seconds": ("request_latency", "From the first token to the last."),
+    "request_inference_time_seconds": ("request_latency", "From leaving the queue to the end."),
+    "request_prompt_tokens": ("request_tokens", "Prompt tokens of a finished sequence."),
+    "request_prefill_kv_computed_tokens": (
+        "request_tokens",
+        "Prompt tokens of a finished sequence that the prefix cache did not give.",
+    ),
+    "request_generation_tokens": ("request_tokens", "Tokens that a finished sequence generated."),
+    "request_max_num_generation_tokens": ("request_tokens", "Tokens of the longest sequence of a finished request."),
+    "request_params_max_tokens": ("request_tokens", "max_tokens of finished requests."),
+    "request_params_n": ("request_params_n", "n of finished requests."),
+    "request_num_preemptions": ("request_num_preemptions", "Times that a finished sequence gave up its pages."),
+    "lora_load_time_seconds": ("time_to_first_token", "What loading an adapter took, from disk or from the host."),
+}
+"""Of each histogram, by its name: the family whose bounds it has, and what it counts."""
 FINISH_REASONS: tuple[str, ...] = ("stop", "length", "abort", "error", "repetition")
 
 
@@ -120,6 +148,33 @@ class FinishedRequest:
     num_preemptions: int = 0
     tenant: str = ""
 
+    def observations(self) -> dict[str, float | None]:
+        """What it tells to histograms, by their names; None where it tells nothing."""
+        num_more = self.num_generation_tokens - 1
+        token_time = None if self.decode_time is None or num_more < 1 else self.decode_time / num_more
+        return {
+            "request_prompt_tokens": self.num_prompt_tokens,
+            "request_generation_tokens": self.num_generation_tokens,
+            "request_params_n": self.n,
+            "request_num_preemptions": self.num_preemptions,
+            "request_params_max_tokens": self.max_tokens,
+            "e2e_request_latency_seconds": self.end_to_end,
+            "request_max_num_generation_tokens": self.most_tokens,
+            "request_queue_time_seconds": self.scheduled,
+            "request_prefill_kv_computed_tokens": (
+                None if self.scheduled is None else self.num_prompt_tokens - self.num_cached_tokens
+            ),
+            "request_prefill_time_seconds": _between(self.scheduled, self.time_to_first_token),
+            "request_inference_time_seconds": _between(self.scheduled, self.end_to_end),
+            "request_decode_time_seconds": self.decode_time,
+            "request_time_per_output_token_seconds": token_time,
+            "time_per_output_token_seconds": token_time,
+        }
+
+
+def _between(begin: float | None, end: float | None) -> float | None:
+    return None if begin is None or end is None else max(0.0, end - begin)
+
 
 class Looked(Protocol):
     """A cache that counts."""
@@ -145,6 +200,7 @@ class EngineMetrics:
         media: what was looked for among processed media, and found; None where there are none.
         copies: the figures of each of the model's copies, in order, which are told what it does first; none where there is one.
         first_copy: the number of the first of them.
+        histograms: those of `HISTOGRAMS`, by their names.
     """
 
     def __init__(
@@ -154,8 +210,7 @@ class EngineMetrics:
         self.copies: list[EngineMetrics] = []
         self.first_copy = 0
         all_bounds = {**BOUNDS, "request_tokens": steps_1_2_5(max_model_len), **(bounds or {})}
-        seconds, tokens = all_bounds["request_latency"], all_bounds["inter_token_latency"]
-        first, lengths = all_bounds["time_to_first_token"], all_bounds["request_tokens"]
+        self.histograms = {name: Histogram(all_bounds[family]) for name, (family, _) in HISTOGRAMS.items()}
         self.num_running = 0
         self.num_waiting = 0
         self.num_deferred = 0
@@ -177,25 +232,7 @@ class EngineMetrics:
         self.adapters: AdapterStats | None = None
         self.max_loras = 0
         self.num_adapter_failures = self.num_adapter_evictions = 0
-        self.adapter_load_time = Histogram(first)
         self.success: dict[str, int] = dict.fromkeys(FINISH_REASONS, 0)
-        self.iteration_tokens = Histogram(all_bounds["iteration_tokens"])
-        self.step_time = Histogram(STEP_BOUNDS)
-        self.time_to_first_token = Histogram(first)
-        self.inter_token_latency = Histogram(tokens)
-        self.time_per_output_token = Histogram(tokens)
-        self.end_to_end = Histogram(seconds)
-        self.queue_time = Histogram(seconds)
-        self.prefill_time = Histogram(seconds)
-        self.inference_time = Histogram(seconds)
-        self.decode_time = Histogram(seconds)
-        self.request_prompt_tokens = Histogram(lengths)
-        self.request_generation_tokens = Histogram(lengths)
-        self.request_computed_tokens = Histogram(lengths)
-        self.request_most_tokens = Histogram(lengths)
-        self.request_max_tokens = Histogram(lengths)
-        self.request_n = Histogram(all_bounds["request_params_n"])
-        self.request_preemptions = Histogram(all_bounds["request_num_preemptions"])
         self.history = History()
         self.last_hour = LastHour(self.counters)
 
@@ -228,22 +265,22 @@ class EngineMetrics:
             self.num_adapter_failures += stats.adapters.num_failures
             self.num_adapter_evictions += stats.adapters.num_evictions
             for seconds in stats.adapters.load_seconds:
-                self.adapter_load_time.observe(seconds)
+                self.histograms["lora_load_time_seconds"].observe(seconds)
         if stats.num_batched_tokens:
             self.num_steps += 1
-            self.iteration_tokens.observe(stats.num_iteration_tokens)
+            self.histograms["iteration_tokens_total"].observe(stats.num_iteration_tokens)
             if stats.step_ms > 0.0:
-                self.step_time.observe(stats.step_ms / 1e3)
+                self.histograms["step_time_seconds"].observe(stats.step_ms / 1e3)
         self.history.note(self.num_running, self.num_waiting, self.kv_cache_usage, self.generation_tokens)
         self.last_hour.note()
 
     def counters(self) -> dict[str, float]:
         """What tells whether an engine does well, under Prometheus' names."""
-        happened = self.events.totals
+        happened, queued = self.events.totals, self.histograms["request_queue_time_seconds"]
         return {
             "request_success_total": float(sum(self.success.values())),
-            "request_queue_time_seconds_sum": self.queue_time.total,
-            "request_queue_time_seconds_count": float(self.queue_time.count),
+            "request_queue_time_seconds_sum": queued.total,
+            "request_queue_time_seconds_count": float(queued.count),
             "num_preemptions_total": float(self.num_preemptions),
             "prefix_cache_queries_total": float(self.prefix_cache_queries),
             "prefix_cache_hits_total": float(self.prefix_cache_hits),
@@ -263,12 +300,12 @@ class EngineMetrics:
             counts[position] += count
 
     def record_first_token(self, seconds_since_arrival: float, num_prompt_tokens: int) -> None:
-        self.time_to_first_token.observe(seconds_since_arrival)
+        self.histograms["time_to_first_token_seconds"].observe(seconds_since_arrival)
         self.prompt_tokens += num_prompt_tokens
         self.generation_tokens += 1
 
     def record_next_tokens(self, seconds: float, count: int = 1, times: int = 1) -> None:
-        self.inter_token_latency.observe(seconds / count, count * times)
+        self.histograms["inter_token_latency_seconds"].observe(seconds / count, count * times)
         self.generation_tokens += count * times
 
     def record_refusal(self, text: str, tenant: str = "") -> None:
@@ -279,29 +316,12 @@ class EngineMetrics:
 
     def record_finished(self, request: FinishedRequest) -> None:
         self.success[request.finish_reason] = self.success.get(request.finish_reason, 0) + 1
-        self.request_prompt_tokens.observe(request.num_prompt_tokens)
-        self.request_generation_tokens.observe(request.num_generation_tokens)
-        self.request_n.observe(request.n)
-        self.request_preemptions.observe(request.num_preemptions)
-        if request.max_tokens is not None:
-            self.request_max_tokens.observe(request.max_tokens)
-        if request.end_to_end is not None:
-            self.end_to_end.observe(request.end_to_end)
-        if request.most_tokens is not None:
-            self.request_most_tokens.observe(request.most_tokens)
+        for name, value in request.observations().items():
+            if value is not None:
+                self.histograms[name].observe(value)
         if request.scheduled is not None:
             self._record_tenant(request)
-            self.queue_time.observe(request.scheduled)
-            self.request_computed_tokens.observe(request.num_prompt_tokens - request.num_cached_tokens)
             self.prompt_tokens_cached += request.num_cached_tokens
-            if request.time_to_first_token is not None:
-                self.prefill_time.observe(max(0.0, request.time_to_first_token - request.scheduled))
-            if request.end_to_end is not None:
-                self.inference_time.observe(max(0.0, request.end_to_end - request.scheduled))
-        if request.decode_time is not None:
-            self.decode_time.observe(request.decode_time)
-            if request.num_generation_tokens > 1:
-                self.time_per_output_token.observe(request.decode_time / (request.num_generation_tokens - 1))
 
     def _record_tenant(self, request: FinishedRequest) -> None:
         row = self.tenants.row_of(request.tenant)
@@ -318,39 +338,30 @@ class StatsLogger:
         self._metrics = metrics
         self._interval_s = interval_s
         self._clock = clock
-        self._last_time = clock()
-        self._last_prompt = 0
-        self._last_generation = 0
-        self._last_queries = 0
-        self._last_hits = 0
+        self._last = (clock(), 0, 0, 0, 0)
 
     def tick(self) -> str | None:
         """After a step: the line that was logged, if it was time for one."""
-        now = self._clock()
-        elapsed = now - self._last_time
+        now, metrics = self._clock(), self._metrics
+        elapsed = now - self._last[0]
         if elapsed < self._interval_s:
             return None
+        figures = (
+            metrics.prompt_tokens,
+            metrics.generation_tokens,
+            metrics.prefix_cache_queries,
+            metrics.prefix_cache_hits,
+        )
+        prompt, generation, queries, hits = (new - old for new, old in zip(figures, self._last[1:], strict=True))
+        self._last = (now, *figures)
         if elapsed > 2 * self._interval_s:  # it was idle: rates since then would say nothing
-            self._remember(now)
             return None
-        metrics = self._metrics
-        prompt_rate = (metrics.prompt_tokens - self._last_prompt) / elapsed
-        generation_rate = (metrics.generation_tokens - self._last_generation) / elapsed
-        queries = metrics.prefix_cache_queries - self._last_queries
-        hits = metrics.prefix_cache_hits - self._last_hits
         line = (
-            f"Throughput: prompt {prompt_rate:.1f}, generation {generation_rate:.1f} tokens/s; "
+            f"Throughput: prompt {prompt / elapsed:.1f}, generation {generation / elapsed:.1f} tokens/s; "
             f"running {metrics.num_running}, waiting {metrics.num_waiting}; "
             f"KV cache {metrics.kv_cache_usage:.1%}"
         )
         if queries:
             line += f"; prefix hits {hits / queries:.1%}"
-        self._remember(now)
         logger.info("%s", line)
         return line
-
-    def _remember(self, now: float) -> None:
-        metrics = self._metrics
-        self._last_time = now
-        self._last_prompt, self._last_generation = metrics.prompt_tokens, metrics.generation_tokens
-        self._last_queries, self._last_hits = metrics.prefix_cache_queries, metrics.prefix_cache_hits

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from quire.config import CacheConfig
 from quire.logger import init_logger
-from quire.metrics.engine_metrics import EngineMetrics, Histogram
+from quire.metrics.engine_metrics import HISTOGRAMS, EngineMetrics, Histogram
 from quire.metrics.events import EventKind
 from quire.plugins.vendor import METRICS
 
@@ -71,41 +71,6 @@ _TENANTS = (
     ("tenant_generation_tokens", "generation_tokens", "Generated tokens of a tenant's requests that ended."),
     ("tenant_rejections", "refused", "Requests of a tenant for which there was no room."),
 )
-_HISTOGRAMS = (
-    ("iteration_tokens_total", "iteration_tokens", "Prompt tokens computed and tokens generated in a step."),
-    ("step_time_seconds", "step_time", "What a step took the device, where that is known."),
-    ("time_to_first_token_seconds", "time_to_first_token", "From arrival to the first token."),
-    ("inter_token_latency_seconds", "inter_token_latency", "Between two tokens of a sequence."),
-    (
-        "request_time_per_output_token_seconds",
-        "time_per_output_token",
-        "A sequence's mean time a token after its first.",
-    ),
-    ("time_per_output_token_seconds", "time_per_output_token", "The same, under its older name."),
-    ("e2e_request_latency_seconds", "end_to_end", "From arrival to the end."),
-    ("request_queue_time_seconds", "queue_time", "From arrival to leaving the queue."),
-    ("request_prefill_time_seconds", "prefill_time", "From leaving the queue to the first token."),
-    ("request_decode_time_seconds", "decode_time", "From the first token to the last."),
-    ("request_inference_time_seconds", "inference_time", "From leaving the queue to the end."),
-    ("request_prompt_tokens", "request_prompt_tokens", "Prompt tokens of a finished sequence."),
-    (
-        "request_prefill_kv_computed_tokens",
-        "request_computed_tokens",
-        "Prompt tokens of a finished sequence that the prefix cache did not give.",
-    ),
-    ("request_generation_tokens", "request_generation_tokens", "Tokens that a finished sequence generated."),
-    (
-        "request_max_num_generation_tokens",
-        "request_most_tokens",
-        "Tokens of the longest sequence of a finished request.",
-    ),
-    ("request_params_max_tokens", "request_max_tokens", "max_tokens of finished requests."),
-    ("request_params_n", "request_n", "n of finished requests."),
-    ("request_num_preemptions", "request_preemptions", "Times that a finished sequence gave up its pages."),
-    ("lora_load_time_seconds", "adapter_load_time", "What loading an adapter took, from disk or from the host."),
-)
-
-
 ValueT = TypeVar("ValueT")
 Samples: TypeAlias = Mapping[tuple[str, ...], ValueT]
 """Of a family: figures by the values of its labels."""
@@ -152,8 +117,9 @@ class EngineCollector(Collector):
         text, names = "Requests for which there was no room.", ["model_name", "reason"]
         yield _counter(prefix + "admission_rejections", text, names, rejected)
         yield from self._happenings(prefix, (metrics.model_name, str(metrics.first_copy)))
-        for name, field, text in _HISTOGRAMS:
-            yield _histogram(prefix + name, text, _LABELS, self._of_copies(_figure(field)))
+        for name, (_, text) in HISTOGRAMS.items():
+            counted = self._of_copies(lambda copy, name=name: {(): copy.histograms[name]})
+            yield _histogram(prefix + name, text, _LABELS, counted)
         info = {(engine, *self._info.values()): 1 for engine, _ in self._copies()}
         yield _gauge(prefix + "cache_config_info", "The cache's settings.", ["engine", *self._info], info)
         if metrics.adapters is not None:
