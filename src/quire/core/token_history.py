@@ -63,27 +63,12 @@ class TokenHistory:
     def continue_end(self, most: int) -> list[int]:
         """What followed the earlier place that has most in common with the end, the latest of several; at most `most` tokens,
         empty where there is no such place."""
-        end, tokens = self.count, self._tokens
-        if end <= self._min_match:
-            return []
-        best, longest, limit = 0, self._min_match - 1, min(end, self._max_match)
-        place = self._previous[end]
-        for _ in range(MAX_PLACES):
-            if place == 0:
-                break
-            length, most_common = 0, min(limit, place)
-            while length < most_common and tokens[place - 1 - length] == tokens[end - 1 - length]:
-                length += 1
-            if length > longest:
-                best, longest = place, length
-                if length == limit:
-                    break
-            place = self._previous[place]
-        return self.continuation(best, most) if best else []
+        places, _ = self.find(self, 1)
+        return self.continuation(places[0], most) if places else []
 
-    def find(self, other: "TokenHistory") -> tuple[list[int], int]:
+    def find(self, other: "TokenHistory", enough: int = MAX_PLACES) -> tuple[list[int], int]:
         """Among the last places that may be like the end of `other` (or of this history itself), those that have most in common
-        with it, the latest first; and how many tokens that is."""
+        with it, the latest first; and how many tokens that is. So many places are `enough`, if none can have more in common."""
         end, tokens, wanted = other.count, self._tokens, other._tokens
         if end < self._min_match or not self.count:
             return [], 0
@@ -101,6 +86,8 @@ class TokenHistory:
                 if length > longest:
                     found, longest, last = [], length, wanted[end - length : end]
                 found.append(place)
+                if longest == limit and len(found) == enough:
+                    break
             place = self._previous[place]
         return found, longest if found else 0
 
