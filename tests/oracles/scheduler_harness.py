@@ -176,7 +176,7 @@ class SchedulerHarness:
     def plan(self) -> SchedulerOutput:
         """Schedule, and start the step if it computes anything."""
         step = self.scheduler.schedule()
-        self.take(EngineCoreOutputs(outputs=self.scheduler.deadlines.take_missed()))
+        self.take(EngineCoreOutputs(outputs=self.scheduler.take_ended()))
         self.steps.append(step)
         self._check_step(step)
         if step.total_num_tokens:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 from quire.config import SchedulerConfig
 from quire.core.kv_cache_manager import KVCacheManager
-from quire.core.policies import SchedulingPolicy
 from quire.core.request_state import compute_max_total
 from quire.errors import ConfigError, RequestError
 from quire.request import EngineRequest
@@ -74,14 +73,12 @@ def check_fits(source: EngineRequest, kv: KVCacheManager, max_model_len: int, ma
 
 class AdmissionDelay:
     """Holds the queue's head back until it has waited `factor` times as long as the last prompts took to compute, so that
-    prompts are admitted in larger batches (0 holds nobody back), and where the policy does.
+    prompts are admitted in larger batches (0 holds nobody back).
     """
 
-    def __init__(self, factor: float, policy: SchedulingPolicy, clock: Callable[[], float]) -> None:
-        self._factor, self._policy = factor, policy
-        self._clock = clock
-        self._last_plan = 0.0
-        self._last_latency = 0.0
+    def __init__(self, factor: float, clock: Callable[[], float]) -> None:
+        self._factor, self._clock = factor, clock
+        self._last_plan = self._last_latency = 0.0
         self._had_prompts = False
 
     def may_admit(self, arrival_time: float, *, is_idle: bool) -> bool:
@@ -93,10 +90,6 @@ class AdmissionDelay:
             self._last_latency = now - self._last_plan
         self._last_plan, self._had_prompts = now, False
         return is_idle or now - arrival_time > self._factor * self._last_latency
-
-    def holds_back(self, source: EngineRequest, num_running: int) -> bool:
-        """Whether the policy lets a request wait that could start, beside so many that run."""
-        return num_running > 0 and not self._policy.may_admit(source, num_running)
 
     def admitted(self) -> None:
         """This plan holds prompts: the time until the next one is what they took."""

@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 from quire.core.cost_model import CostModel
 from quire.core.request_state import Request
-from quire.request import EngineCoreOutput, FinishReason, Refusal
 
 
 class Deadlines:
@@ -22,13 +21,12 @@ class Deadlines:
 
     def __init__(self, cost_model: CostModel, max_num_batched_tokens: int, clock: Callable[[], float]) -> None:
         self._cost_model, self._max_num_batched_tokens, self._clock = cost_model, max_num_batched_tokens, clock
-        self._missed: list[EngineCoreOutput] = []
 
-    def is_missed(self, request: Request, num_computed: int) -> bool:
-        """Whether it cannot meet its deadline, of whose tokens so many need not be computed. Its last output is then kept."""
+    def why_missed(self, request: Request, num_computed: int) -> str:
+        """Why it cannot meet its deadline, of whose tokens so many need not be computed; empty where it can."""
         deadline = request.source.deadline
         if not deadline:
-            return False
+            return ""
         length = len(request.token_ids)
         num_outputs = max(1, request.min_total - length)
         needed = self._cost_model.predict_alone(
@@ -36,16 +34,5 @@ class Deadlines:
         )
         left = max(0.0, deadline - self._clock())
         if needed < left:
-            return False
-        message = f"{left:.3g} s are left of the request's timeout, and it is predicted to take {needed:.3g} s at least"
-        self._missed.append(
-            EngineCoreOutput(
-                request.request_id, finish_reason=FinishReason.ERROR, error=message, refusal=Refusal(is_late=True)
-            )
-        )
-        return True
-
-    def take_missed(self) -> list[EngineCoreOutput]:
-        """The last outputs of requests that were found since this was called last."""
-        missed, self._missed = self._missed, []
-        return missed
+            return ""
+        return f"{left:.3g} s are left of the request's timeout, and it is predicted to take {needed:.3g} s at least"

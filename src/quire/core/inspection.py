@@ -5,7 +5,7 @@ Computed when somebody asks, from the notes in `timelines.py`. Changes nothing.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 
 from quire.core.common_prefix import count_equal_pages
@@ -45,8 +45,40 @@ class Inspection:
         self._timelines = timelines
 
     def state(self) -> dict[str, Any]:
-        """See `build_state`."""
-        return build_state(self._stats(), self._requests.values(), self._batch, self._timelines)
+        """The state now: figures, the last steps, live requests (the oldest), finished ones (the newest first)."""
+        now, stats, timelines = self._timelines.clock(), self._stats(), self._timelines
+        steps = [
+            {
+                "id": step_id,
+                "age_s": round(now - collected, 4),
+                "ms": round(ms, 3),
+                "predicted_ms": round(predicted, 3),
+                "num_tokens": tokens,
+                "num_requests": rows,
+                "num_generated": samples,
+            }
+            for step_id, collected, ms, predicted, tokens, rows, samples in timelines.steps
+        ]
+        live = [_live(request, self._batch, now) for request in islice(self._requests.values(), MAX_LIVE)]
+        finished = islice(reversed(timelines.finished.values()), MAX_FINISHED)
+        total = stats.num_total_blocks
+        return {
+            "running": stats.num_running,
+            "waiting": stats.num_waiting,
+            "kv_usage": round(1.0 - stats.num_free_blocks / total, 6) if total else 0.0,
+            "num_pages": total,
+            "free_pages": stats.num_free_blocks,
+            "prefix_queries": stats.prefix_cache_queries,
+            "prefix_hits": stats.prefix_cache_hits,
+            "preemptions": stats.num_preemptions,
+            "prompt_tokens_total": timelines.num_prompt_tokens,
+            "generation_tokens_total": timelines.num_sampled + stats.num_jumped_tokens,
+            "tokens_per_second": _tokens_per_second(timelines, now),
+            "step": steps[-1] if steps else None,
+            "steps": steps,
+            "requests": live,
+            "finished": [_finished(timeline, now) for timeline in finished],
+        }
 
     def adapters(self) -> tuple[list[str], list[str]]:
         """The names of adapters that requests run with, and wait to run with."""
@@ -57,48 +89,34 @@ class Inspection:
         return sorted(running), sorted(waiting)
 
     def timeline(self, request_id: str) -> dict[str, Any] | None:
-        """See `build_timeline`."""
-        kv, live = self._kv, self._requests.values()
-        return build_timeline(live, self._timelines, request_id, kv.block_size, caches=kv.has_prefix_cache)
-
-
-def build_state(
-    stats: SchedulerStats, requests: Iterable[Request], batch: RunningBatch, timelines: Timelines
-) -> dict[str, Any]:
-    """The state now: figures, the last steps, live requests (the oldest), finished ones (the newest first)."""
-    now = timelines.clock()
-    steps = [
-        {
-            "id": step_id,
-            "age_s": round(now - collected, 4),
-            "ms": round(ms, 3),
-            "predicted_ms": round(predicted, 3),
-            "num_tokens": tokens,
-            "num_requests": rows,
-            "num_generated": samples,
+        """The timeline of the request with this id, or of the last one whose id holds it as a whole word, with the ids of its
+        siblings; None for one that is not remembered."""
+        timelines, kv = self._timelines, self._kv
+        known = [request.timeline for request in self._requests.values() if request.timeline is not None]
+        every = [*timelines.finished.values(), *known]
+        found = [one for one in every if one.request_id == request_id]
+        found = found or [one for one in every if _holds_word(one.request_id, request_id)]
+        if not found:
+            return None
+        timeline, now = found[-1], timelines.clock()
+        events = _with_decoding(timeline, [*timeline.events, *_queue_stalls(timeline, timelines, now)], now)
+        shown: list[dict[str, Any]] = []
+        for index, (at, kind, detail) in enumerate(events):
+            if kind == "stall":  # it lasts until whatever happens next
+                end = events[index + 1][0] if index + 1 < len(events) else now
+                detail = {**detail, "s": round(max(0.0, end - at), 6)}
+            shown.append({"t_s": round(at - timeline.arrived, 6), "kind": kind, "detail": detail})
+        return {
+            "id": timeline.request_id,
+            "siblings": [other.request_id for other in found if other is not timeline],
+            "is_finished": timeline.ended is not None,
+            "arrived_ago_s": round(now - timeline.arrived, 6),
+            "events": shown,
+            "events_left_out": timeline.num_dropped,
+            "prefix": explain_prefix(
+                timeline, every, kv.block_size, caches=kv.has_prefix_cache, reset_at=timelines.reset_at
+            ),
         }
-        for step_id, collected, ms, predicted, tokens, rows, samples in timelines.steps
-    ]
-    live = [_live(request, batch, now) for request in islice(requests, MAX_LIVE)]
-    finished = islice(reversed(timelines.finished.values()), MAX_FINISHED)
-    total = stats.num_total_blocks
-    return {
-        "running": stats.num_running,
-        "waiting": stats.num_waiting,
-        "kv_usage": round(1.0 - stats.num_free_blocks / total, 6) if total else 0.0,
-        "num_pages": total,
-        "free_pages": stats.num_free_blocks,
-        "prefix_queries": stats.prefix_cache_queries,
-        "prefix_hits": stats.prefix_cache_hits,
-        "preemptions": stats.num_preemptions,
-        "prompt_tokens_total": timelines.num_prompt_tokens,
-        "generation_tokens_total": timelines.num_sampled + stats.num_jumped_tokens,
-        "tokens_per_second": _tokens_per_second(timelines, now),
-        "step": steps[-1] if steps else None,
-        "steps": steps,
-        "requests": live,
-        "finished": [_finished(timeline, now) for timeline in finished],
-    }
 
 
 def _tokens_per_second(timelines: Timelines, now: float) -> float:
@@ -166,14 +184,6 @@ def _pace(timeline: Timeline, output_tokens: int, now: float) -> dict[str, Any]:
     }
 
 
-def find_timelines(live: Iterable[Request], timelines: Timelines, wanted: str) -> list[Timeline]:
-    """Timelines of a request: of the one with this id, or of all whose ids hold it as a whole word, oldest first."""
-    known = [request.timeline for request in live if request.timeline is not None]
-    every = [*timelines.finished.values(), *known]
-    exact = [timeline for timeline in every if timeline.request_id == wanted]
-    return exact or [timeline for timeline in every if _holds_word(timeline.request_id, wanted)]
-
-
 def _holds_word(text: str, word: str) -> bool:
     at = text.find(word)
     return (
@@ -182,35 +192,6 @@ def _holds_word(text: str, word: str) -> bool:
         and not text[at - 1 : at].isalnum()
         and not text[at + len(word) : at + len(word) + 1].isalnum()
     )
-
-
-def build_timeline(
-    live: Iterable[Request], timelines: Timelines, wanted: str, block_size: int, *, caches: bool
-) -> dict[str, Any] | None:
-    """One request's timeline, with its siblings' ids; None for a request that is not remembered."""
-    live = list(live)
-    found = find_timelines(live, timelines, wanted)
-    if not found:
-        return None
-    timeline, now = found[-1], timelines.clock()
-    events = _with_decoding(timeline, [*timeline.events, *_queue_stalls(timeline, timelines, now)], now)
-    shown: list[dict[str, Any]] = []
-    for index, (at, kind, detail) in enumerate(events):
-        if kind == "stall":  # it lasts until whatever happens next
-            end = events[index + 1][0] if index + 1 < len(events) else now
-            detail = {**detail, "s": round(max(0.0, end - at), 6)}
-        shown.append({"t_s": round(at - timeline.arrived, 6), "kind": kind, "detail": detail})
-    others = (request.timeline for request in live)
-    candidates = [other for other in chain(timelines.finished.values(), others) if other is not None]
-    return {
-        "id": timeline.request_id,
-        "siblings": [other.request_id for other in found if other is not timeline],
-        "is_finished": timeline.ended is not None,
-        "arrived_ago_s": round(now - timeline.arrived, 6),
-        "events": shown,
-        "events_left_out": timeline.num_dropped,
-        "prefix": explain_prefix(timeline, candidates, block_size, caches=caches, reset_at=timelines.reset_at),
-    }
 
 
 def _with_decoding(timeline: Timeline, events: list[Event], now: float) -> list[Event]:

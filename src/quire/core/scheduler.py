@@ -12,6 +12,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 
@@ -46,7 +47,6 @@ from quire.core.step import (
     build_flight,
     build_new_request,
     build_output,
-    build_refusal,
     find_errors,
     grow_by_one,
     keep_prompt_logprobs,
@@ -103,8 +103,8 @@ class Scheduler:
         self._saver = PageSaver(self.kv, swaps=config.preemption_mode == "swap")
         cache_tokens = self.kv.pool.num_usable * self.kv.block_size
         self.bounds = QueueBounds(config, self._policy, self.waiting.load, self.cost_model, cache_tokens, clock)
-        self.deadlines = Deadlines(self.cost_model, config.max_num_batched_tokens, clock)
-        self._delay = AdmissionDelay(config.delay_factor, self._policy, clock)
+        self._deadlines = Deadlines(self.cost_model, config.max_num_batched_tokens, clock)
+        self._delay = AdmissionDelay(config.delay_factor, clock)
         self._hindrance, self._has_shortage = "", False
         self._budget = StepBudget(config, self._policy, self._batch, self.cost_model, self._timelines)
         self.drafting: NoDrafting = NO_DRAFTING
@@ -153,9 +153,9 @@ class Scheduler:
         """Whether there is anything to schedule or to collect."""
         return bool(self._requests or self.flights or self._leaving)
 
-    def stats(self) -> SchedulerStats:
-        """Gauges of this moment, and counters since the scheduler was made."""
-        return self._stats.since_start(self.num_running, self.num_waiting)
+    def stats(self, *, since_start: bool = True) -> SchedulerStats:
+        """Gauges of this moment, and counters since the scheduler was made; or since this was asked not `since_start` last."""
+        return self._stats.tell(self.num_running, self.num_waiting, since_start=since_start)
 
     def add_request(self, source: EngineRequest, *, again: bool = False) -> None:
         """Take in a request. One that comes `again`, is resumed, or goes on with another was accepted before: it finds room.
@@ -211,8 +211,7 @@ class Scheduler:
             return self._launch(NO_ROWS, NO_ROWS)
         self.waiting.take_ready()
         for request, why in self.waiting.preparations.take_refused():
-            self._end(request, FinishReason.ERROR)
-            self._refused.append(build_refusal(request, why, "model"))
+            self._refuse(request, why, param="model")
         self._make_way()
         self._dropped.clear()
         rows, counts, budget = self._budget.divide(self.waiting, self.encoding)
@@ -226,7 +225,11 @@ class Scheduler:
     def take_ended(self) -> list[EngineCoreOutput]:
         """What is to be told of requests that `schedule` has ended: their deadline was missed, or their adapter cannot be had."""
         refused, self._refused = self._refused, []
-        return [*self.deadlines.take_missed(), *refused]
+        return refused
+
+    def _refuse(self, request: Request, why: str, **refusal: Any) -> None:
+        self._end(request, FinishReason.ERROR)
+        self._refused.append(build_error(request, why, **refusal))
 
     def catch_up(self) -> None:
         """Do what need not delay a step: publish pages that collected steps have completed, and name those of prompts that
@@ -328,7 +331,8 @@ class Scheduler:
         # A request that waits for a common prefix finds its row free.
         while budget > 0 and self._batch.num_free_rows > len(self.waiting.prefixes):
             request = self.waiting.next()
-            if request is None or self._delay.holds_back(request.source, self._batch.num_active):
+            running = self._batch.num_active
+            if request is None or (running and not self._policy.may_admit(request.source, running)):
                 self._hindrance = "delay"
                 break
             most = self._budget.most_whole(int(counts.sum()) + sum(new_counts))
@@ -356,8 +360,8 @@ class Scheduler:
         hit = NO_HIT if request.is_swapped else self.waiting.find_hit(request)
         external = self.waiting.preparations.transfers.ask(request, hit.num_tokens)
         computed = request.num_computed_tokens if request.is_swapped else hit.num_tokens + external
-        if self.deadlines.is_missed(request, computed):
-            self._end(request, FinishReason.ERROR)
+        if why := self._deadlines.why_missed(request, computed):
+            self._refuse(request, why, is_late=True)
             return 0
         remaining = len(request.token_ids) - computed
         wanted = self._budget.chunk(remaining, budget)
@@ -431,8 +435,6 @@ class Scheduler:
 
     def update(self, step: SchedulerOutput, output: ModelRunnerOutput) -> EngineCoreOutputs:
         """Take in the result of the oldest step in flight. Raises EngineError: it is not the oldest."""
-        if step.total_num_tokens == 0:
-            return EngineCoreOutputs(stats=self._stats.of_step(self.num_running, self.num_waiting, 0, 0.0))
         if not self.flights or self.flights[0].step is not step or output.step_id != step.step_id:
             raise EngineError(f"step {step.step_id} (result of {output.step_id}) is not the oldest one in flight")
         flight = self.flights.popleft()
@@ -453,8 +455,9 @@ class Scheduler:
             self._append_tokens(rows, token_ids, output, outputs)
         for request in list(self._leaving.values()):
             self._leave(request)
-        outputs.stats = self._stats.of_step(self.num_running, self.num_waiting, step.total_num_tokens, output.step_ms)
-        outputs.stats.num_iteration_tokens = flight.num_prompt_tokens + outputs.num_new_tokens
+        outputs.stats = stats = self.stats(since_start=False)
+        stats.num_batched_tokens, stats.step_ms = step.total_num_tokens, output.step_ms
+        stats.num_iteration_tokens = flight.num_prompt_tokens + outputs.num_new_tokens
         return outputs
 
     def _fail_rows(self, flight: StepInFlight, output: ModelRunnerOutput, outputs: EngineCoreOutputs) -> None:

@@ -4,6 +4,8 @@ to the workers when it gets a row, to the frontend when it has new output.
 Plain records and the functions that fill them; takes no decisions.
 """
 
+from typing import Any
+
 import msgspec
 import numpy as np
 
@@ -147,16 +149,10 @@ def trim_logprobs(output: EngineCoreOutput) -> None:
             del values[count:]
 
 
-def build_error(request: Request, message: str) -> EngineCoreOutput:
-    """The last output of a request whose computation failed."""
-    return EngineCoreOutput(request_id=request.request_id, finish_reason=FinishReason.ERROR, error=message)
-
-
-def build_refusal(request: Request, message: str, param: str) -> EngineCoreOutput:
-    """The last output of a request that cannot be served, because of one of its fields."""
-    output = build_error(request, message)
-    output.refusal = Refusal(param=param)
-    return output
+def build_error(request: Request, message: str, **refusal: Any) -> EngineCoreOutput:
+    """The last output of a request whose computation failed, or, with fields of a `Refusal`, that cannot be served."""
+    why = Refusal(**refusal) if refusal else None
+    return EngineCoreOutput(request.request_id, finish_reason=FinishReason.ERROR, error=message, refusal=why)
 
 
 def keep_prompt_logprobs(request: Request, part: TokenLogprobs) -> None:

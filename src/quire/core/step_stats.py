@@ -3,7 +3,6 @@
 Knows the pages' counters and keeps its own; is told how many requests run and wait.
 """
 
-import copy
 from collections.abc import Callable
 from itertools import zip_longest
 
@@ -37,13 +36,6 @@ class DraftCounts:
         for position in range(num_accepted):
             self.accepted_per_position[position] += 1
 
-    def tell(self, stats: SchedulerStats, before: "DraftCounts") -> None:
-        """Write down what has come since `before`."""
-        stats.num_drafts = self.num_drafts - before.num_drafts
-        stats.num_draft_tokens = self.num_draft_tokens - before.num_draft_tokens
-        pairs = zip_longest(self.accepted_per_position, before.accepted_per_position, fillvalue=0)
-        stats.accepted_per_position = [count - earlier for count, earlier in pairs]
-
 
 class StepStats:
     """Counts for one scheduler.
@@ -57,44 +49,38 @@ class StepStats:
     """
 
     def __init__(self, kv: KVCacheManager, num_deferred: Callable[[], int] = int) -> None:
-        self._kv = kv
-        self._num_deferred = num_deferred
+        self._kv, self._num_deferred = kv, num_deferred
         self.num_preemptions = self.num_jumped_tokens = 0
-        self.drafts, self._told_drafts = DraftCounts(), DraftCounts()
-        self._reported = (0, 0, 0, 0)
+        self.drafts = DraftCounts()
+        self._told: tuple[int, ...] = ()
 
     def count_preemption(self, request: Request) -> None:
         """A running request gave up its pages."""
         self.num_preemptions += 1
         request.num_preemptions += 1
 
-    def since_start(self, num_running: int, num_waiting: int) -> SchedulerStats:
-        """Counters since the scheduler was made."""
-        stats = self._build(num_running, num_waiting, (0, 0, 0, 0))
-        self.drafts.tell(stats, DraftCounts())
-        return stats
-
-    def of_step(self, num_running: int, num_waiting: int, num_batched_tokens: int, step_ms: float) -> SchedulerStats:
-        """Counters since the last step's."""
-        stats = self._build(num_running, num_waiting, self._reported)
-        self._reported = (self.num_preemptions, self._kv.num_queries, self._kv.num_hits, self.num_jumped_tokens)
-        stats.num_batched_tokens = num_batched_tokens
-        stats.step_ms = step_ms
-        if self.drafts.num_drafts != self._told_drafts.num_drafts:
-            self.drafts.tell(stats, self._told_drafts)
-            self._told_drafts = copy.deepcopy(self.drafts)
-        return stats
-
-    def _build(self, num_running: int, num_waiting: int, before: tuple[int, int, int, int]) -> SchedulerStats:
-        kv = self._kv
+    def tell(self, num_running: int, num_waiting: int, *, since_start: bool) -> SchedulerStats:
+        """Gauges of now, with counters since the scheduler was made, or since this told the last ones that are not."""
+        pool, drafts = self._kv.pool, self.drafts
+        now = (
+            *(self.num_preemptions, self._kv.num_queries, self._kv.num_hits, self.num_jumped_tokens),
+            *(drafts.num_drafts, drafts.num_draft_tokens, *drafts.accepted_per_position),
+        )
+        told = () if since_start else self._told
+        if not since_start:
+            self._told = now
+        counts = [count - before for count, before in zip_longest(now, told, fillvalue=0)]
         return SchedulerStats(
             num_running=num_running,
             num_waiting=num_waiting,
-            num_total_blocks=kv.pool.num_usable,
-            num_free_blocks=kv.pool.num_free,
-            num_preemptions=self.num_preemptions - before[0],
-            prefix_cache_queries=kv.num_queries - before[1],
-            prefix_cache_hits=kv.num_hits - before[2],
-            num_jumped_tokens=self.num_jumped_tokens - before[3],
+            num_total_blocks=pool.num_usable,
+            num_free_blocks=pool.num_free,
+            num_preemptions=counts[0],
+            prefix_cache_queries=counts[1],
+            prefix_cache_hits=counts[2],
+            num_jumped_tokens=counts[3],
             num_deferred=self._num_deferred(),
+            num_drafts=counts[4],
+            num_draft_tokens=counts[5],
+            accepted_per_position=counts[6:],
         )

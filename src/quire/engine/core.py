@@ -20,7 +20,7 @@ from quire.engine.core_scheduler import make_scheduler
 from quire.engine.core_verbs import AdapterVerbs, ProfileVerbs
 from quire.engine.event_publisher import event_hooks
 from quire.engine.heartbeat import Heartbeat
-from quire.engine.hooks import AllHooks, make_hooks
+from quire.engine.hooks import CoreHooks, make_hooks
 from quire.engine.messages import Ready, Standing, refusal_of
 from quire.engine.pausing import Pause, PauseState, check_mode, is_named
 from quire.engine.weights import BY_RPC, UTILITIES, WeightVerbs, fetch_missing_weights, restored, utility
@@ -88,7 +88,7 @@ class EngineCore(WeightVerbs, ProfileVerbs, AdapterVerbs):
         STARTUP.begin_engine()
         self.config = config
         self._platform = current_platform(config.device.device)
-        self._hooks = AllHooks(config, [])
+        self._hooks: list[CoreHooks] = []
         self.heartbeat = Heartbeat()
         if executor is None:
             fetch_missing_weights(config)
@@ -135,7 +135,8 @@ class EngineCore(WeightVerbs, ProfileVerbs, AdapterVerbs):
                 self._executor.prepare_to_serve(wait=True)
         own = event_hooks(self.config, self.kv_cache, self._scheduler.kv)
         self._hooks = make_hooks(self.config, self._platform, own)
-        self._hooks.ready(self)
+        for hook in self._hooks:
+            hook.ready(self)
 
     def _allocate(self) -> KVCacheConfig:
         """Plan the pages and have them allocated: fewer where another process took memory since it was measured.
@@ -303,12 +304,15 @@ class EngineCore(WeightVerbs, ProfileVerbs, AdapterVerbs):
 
     def idle(self) -> bool:
         """Use a moment without work to prepare for later; true where another one could be used. See `Executor.idle`."""
-        return not self._asleep and not self.has_work() and (self._hooks.idle() | self._executor.idle())
+        if self._asleep or self.has_work():
+            return False
+        return any([*(hook.idle() for hook in self._hooks), self._executor.idle()])  # all of them are asked
 
     def _start_steps(self) -> None:
         scheduler, in_flight = self._scheduler, self._in_flight
         while len(in_flight) < self._depth and scheduler.has_unfinished():
-            self._hooks.before_schedule()
+            for hook in self._hooks:
+                hook.before_schedule()
             step = scheduler.schedule()
             self._preparations.transfers.launch(step)
             self._outputs += scheduler.take_ended()
@@ -317,7 +321,8 @@ class EngineCore(WeightVerbs, ProfileVerbs, AdapterVerbs):
                 return
             self._num_empty_plans = 0
             self.heartbeat.step(scheduler.flights[-1].predicted_ms if scheduler.cost_model.is_ready else None)
-            self._hooks.planned(step)
+            for hook in self._hooks:
+                hook.planned(step)
             self._executor.execute(step)
             in_flight.append(step)
 
@@ -347,19 +352,14 @@ class EngineCore(WeightVerbs, ProfileVerbs, AdapterVerbs):
         self._preparations.transfers.take_in(result)
         outputs = self._scheduler.update(step, result)
         self._tell_adapters(outputs.stats)
-        self._hooks.after_step(step, result)
+        for hook in self._hooks:
+            hook.after_step(step, result)
         return outputs
 
     def _gauges(self) -> SchedulerStats:
         """The figures of now without a step, which would have told them: who was aborted neither runs nor waits."""
         self._lost_some = False
-        now = self._scheduler.stats()
-        gauges = SchedulerStats(
-            num_running=now.num_running,
-            num_waiting=now.num_waiting,
-            num_total_blocks=now.num_total_blocks,
-            num_free_blocks=now.num_free_blocks,
-        )
+        gauges = self._scheduler.stats(since_start=False)
         self._tell_adapters(gauges)
         return gauges
 
@@ -583,5 +583,6 @@ class EngineCore(WeightVerbs, ProfileVerbs, AdapterVerbs):
     def shutdown(self) -> None:
         """Release everything; may be called twice."""
         self._in_flight.clear()
-        self._hooks.shutdown()
+        while self._hooks:
+            self._hooks.pop(0).shutdown()
         self._executor.shutdown()

@@ -62,42 +62,10 @@ class CoreHooks:
         """The core ends; called once, before the executor ends."""
 
 
-class AllHooks(CoreHooks):
-    """Several hooks as one."""
-
-    def __init__(self, config: EngineConfig, hooks: list[CoreHooks]) -> None:
-        super().__init__(config)
-        self._hooks = hooks
-
-    def ready(self, core: Core) -> None:
-        for hook in self._hooks:
-            hook.ready(core)
-
-    def before_schedule(self) -> None:
-        for hook in self._hooks:
-            hook.before_schedule()
-
-    def planned(self, step: SchedulerOutput) -> None:
-        for hook in self._hooks:
-            hook.planned(step)
-
-    def after_step(self, step: SchedulerOutput, output: ModelRunnerOutput) -> None:
-        for hook in self._hooks:
-            hook.after_step(step, output)
-
-    def idle(self) -> bool:
-        return sum(hook.idle() for hook in self._hooks) > 0  # all of them are asked
-
-    def shutdown(self) -> None:
-        hooks, self._hooks = self._hooks, []  # once
-        for hook in hooks:
-            hook.shutdown()
-
-
 HOOKS: Registry[type[CoreHooks]] = Registry("core hook", "QUIRE_PLUGINS")
 
 
-def make_hooks(config: EngineConfig, platform: Platform, own: Sequence[CoreHooks] = ()) -> AllHooks:
+def make_hooks(config: EngineConfig, platform: Platform, own: Sequence[CoreHooks] = ()) -> list[CoreHooks]:
     """The hooks of one core: the engine's own, registered ones, then the platform's.
 
     Raises:
@@ -105,4 +73,4 @@ def make_hooks(config: EngineConfig, platform: Platform, own: Sequence[CoreHooks
     """
     hooks = [HOOKS.find_class(name, CoreHooks) for name in HOOKS]
     hooks += [import_class(path, "device", CoreHooks, "a core hook") for path in platform.core_hooks()]
-    return AllHooks(config, [*own, *(hook(config) for hook in hooks)])
+    return [*own, *(hook(config) for hook in hooks)]
