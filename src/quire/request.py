@@ -123,9 +123,9 @@ class TokenLogprobs(msgspec.Struct, array_like=True, omit_defaults=True):
     sampled (or prompt) token itself; `ranks` is that token's 1-based rank in the whole vocabulary.
     """
 
-    token_ids: list[list[int]]
-    logprobs: list[list[float]]
-    ranks: list[int]
+    token_ids: list[list[int]] = []
+    logprobs: list[list[float]] = []
+    ranks: list[int] = []
 
 
 class Pooled(msgspec.Struct, array_like=True, omit_defaults=True):
@@ -160,7 +160,7 @@ class Refusal(msgspec.Struct, array_like=True, omit_defaults=True):
 
 
 class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True):
-    """What is new of one request. Logprob fields are parallel lists: see `core.output.TokenLogprobs`.
+    """What is new of one request.
 
     Attributes:
         num_cached_tokens, scheduled_at: with the first output only: prompt tokens that the prefix cache gave, and when the
@@ -175,12 +175,8 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True):
     stop_reason: int | str | None = None
     error: str | None = None
     num_cached_tokens: int = -1
-    logprob_token_ids: list[list[int]] | None = None
-    logprob_values: list[list[float]] | None = None
-    logprob_ranks: list[int] | None = None
-    prompt_logprob_token_ids: list[list[int]] | None = None
-    prompt_logprob_values: list[list[float]] | None = None
-    prompt_logprob_ranks: list[int] | None = None
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: TokenLogprobs | None = None
     pooled: Pooled | None = None
     refusal: Refusal | None = None
     scheduled_at: float = 0.0

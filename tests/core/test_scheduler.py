@@ -343,9 +343,9 @@ def test_prompt_logprobs_of_all_chunks_come_once_with_the_first_token() -> None:
     harness.add("a", PROMPT, prompt_logprobs=1, logprobs=0, max_tokens=3)
     harness.run()
     first, *rest = harness.expected["a"].outputs
-    assert [entry[0] for entry in first.prompt_logprob_token_ids or []] == PROMPT[1:]
-    assert len(rest) == 2 and all(output.prompt_logprob_token_ids is None for output in rest)
-    assert all(len(output.logprob_token_ids or []) == 1 for output in [first, *rest])
+    assert first.prompt_logprobs is not None and [entry[0] for entry in first.prompt_logprobs.token_ids] == PROMPT[1:]
+    assert len(rest) == 2 and all(output.prompt_logprobs is None for output in rest)
+    assert [len(output.logprobs.token_ids) for output in [first, *rest] if output.logprobs is not None] == [1, 1, 1]
 
 
 def test_a_pooling_request_ends_with_its_vector() -> None:

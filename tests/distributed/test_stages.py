@@ -25,6 +25,7 @@ from quire.layers.interface import StepInputs
 from quire.layers.parallel import StagePlan
 from quire.models.features import features_of
 from quire.platforms.cpu import CpuPlatform
+from quire.request import TokenLogprobs
 
 LAYER_INPUTS = {"layer inputs, nothing shared": ("Gemma4ForCausalLM", {"num_kv_shared_layers": 0})}
 ALL: dict[str, tuple[str, dict[str, Any]]] = {**SHAPES, **DENSE, **GEMMA4, **MOE, **RECURRENT, **LAYER_INPUTS}
@@ -143,9 +144,9 @@ def compare(path: Path, engine: TinyEngine) -> None:
     for _ in range(2):
         assert engine.generate(requests()) == one.generate(requests())
         for name in one.news:
-            told, expected = ([each.logprob_values for each in of.news[name]] for of in (engine, one))
+            told, expected = ([each.logprobs or TokenLogprobs() for each in of.news[name]] for of in (engine, one))
             for ours, theirs in zip(told, expected, strict=True):
-                np.testing.assert_allclose(np.array(ours or []), np.array(theirs or []), rtol=0, atol=1e-4)
+                np.testing.assert_allclose(np.array(ours.logprobs), np.array(theirs.logprobs), rtol=0, atol=1e-4)
     assert sum(each.num_cached_tokens for news in engine.news.values() for each in news) > 60
 
 

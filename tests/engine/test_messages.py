@@ -20,6 +20,7 @@ from quire.request import (
     FinishReason,
     Refusal,
     SchedulerStats,
+    TokenLogprobs,
     token_array,
 )
 from quire.sampling_params import SamplingParams, StructuredOutputsParams
@@ -34,9 +35,7 @@ OUTPUT = EngineCoreOutput(
     FinishReason.STOP,
     "end",
     num_cached_tokens=0,
-    logprob_token_ids=[[4, 5]],
-    logprob_values=[[-0.5, -1.0]],
-    logprob_ranks=[1],
+    logprobs=TokenLogprobs([[4, 5]], [[-0.5, -1.0]], [1]),
 )
 
 

@@ -6,7 +6,7 @@ from tests.engine.builders import make_config, make_record, process
 from quire.engine.output_processor import OutputProcessor
 from quire.errors import RequestError
 from quire.logprobs import FlatLogprobs
-from quire.request import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from quire.request import EngineCoreOutput, EngineCoreOutputs, FinishReason, TokenLogprobs
 from quire.sampling_params import RequestOutputKind, SamplingParams
 
 TEXT = "hello world, this is a test. 你好 STOP and more"
@@ -81,12 +81,8 @@ def test_a_stop_string_split_over_every_token_border_is_found(model_folder, toke
 def test_several_tokens_in_one_step_are_cut_where_the_stop_string_ends(model_folder, tokenizer):
     ids = tokenizer.encode(TEXT)
     processor, _record = start(model_folder, tokenizer, SamplingParams(max_tokens=200, stop="world", logprobs=0))
-    rows = {
-        "logprob_token_ids": [[i] for i in ids],
-        "logprob_values": [[-1.0]] * len(ids),
-        "logprob_ranks": [1] * len(ids),
-    }
-    step = EngineCoreOutputs(outputs=[EngineCoreOutput("r~0", ids, **rows)])
+    rows = TokenLogprobs([[i] for i in ids], [[-1.0]] * len(ids), [1] * len(ids))
+    step = EngineCoreOutputs(outputs=[EngineCoreOutput("r~0", ids, logprobs=rows)])
     touched, aborts = processor.process(step, 1.0)
     completion = touched[0].build_output().outputs[0]
     assert aborts == ["r~0"]
@@ -156,9 +152,7 @@ def test_logprobs_come_with_their_tokens_ranks_and_texts(model_folder, tokenizer
             "r~0",
             [token_id],
             FinishReason.LENGTH if position == len(ids) - 1 else None,
-            logprob_token_ids=[[token_id, 7, token_id]],
-            logprob_values=[[-2.0, -0.5, -2.0]],
-            logprob_ranks=[2],
+            logprobs=TokenLogprobs([[token_id, 7, token_id]], [[-2.0, -0.5, -2.0]], [2]),
         )
         touched, _ = processor.process(EngineCoreOutputs(outputs=[output]), 1.0)
         outputs.append(touched[0].build_output().outputs[0])
@@ -182,9 +176,7 @@ def test_prompt_logprobs_begin_with_none_and_arrive_in_chunks(model_folder, toke
         output = EngineCoreOutput(
             "r~0",
             [] if chunk == [6, 7] else [9],
-            prompt_logprob_token_ids=[[t] for t in chunk],
-            prompt_logprob_values=[[-1.0] for _ in chunk],
-            prompt_logprob_ranks=[3 for _ in chunk],
+            prompt_logprobs=TokenLogprobs([[t] for t in chunk], [[-1.0] for _ in chunk], [3 for _ in chunk]),
         )
         touched, _ = processor.process(EngineCoreOutputs(outputs=[output]), 1.0)
     output = touched[0].build_output()
@@ -272,9 +264,9 @@ def test_a_reader_of_several_steps_can_tell_whose_text_is_whose(model_folder, to
         processor, record = start(model_folder, tokenizer, params)
         told = []
         for position, token_id in enumerate(ids):
-            fields = {"logprob_token_ids": [[token_id]], "logprob_values": [[-1.0]], "logprob_ranks": [1]}
+            told_of_it = TokenLogprobs([[token_id]], [[-1.0]], [1])
             end = finish if position == len(ids) - 1 else None
-            output = EngineCoreOutput(record.sequences[0].core_id, [token_id], end, **fields)
+            output = EngineCoreOutput(record.sequences[0].core_id, [token_id], end, logprobs=told_of_it)
             processor.process(EngineCoreOutputs(outputs=[output]), float(position + 1))
             if position % every == 0 or record.is_finished:
                 told.append(record.build_output())

@@ -18,7 +18,7 @@ from quire.engine.process_client import ProcessClient
 from quire.engine.recovery import RecoveringClient
 from quire.engine.request_record import RequestRecord
 from quire.metrics.events import EventKind
-from quire.request import EngineCoreOutput, EngineRequest, token_array
+from quire.request import EngineCoreOutput, EngineRequest, TokenLogprobs, token_array
 from quire.sampling_params import BeamSearchParams, RequestOutputKind, StructuredOutputsParams
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string", "maxLength": 8}}}
@@ -108,9 +108,7 @@ def test_prompt_logprobs_of_which_a_part_came_do_not_come_twice() -> None:
         count = len(token_ids)
         return EngineCoreOutput(
             "a",
-            prompt_logprob_token_ids=[[token_id] for token_id in token_ids],
-            prompt_logprob_values=[[-1.0]] * count,
-            prompt_logprob_ranks=[1] * count,
+            prompt_logprobs=TokenLogprobs([[token_id] for token_id in token_ids], [[-1.0]] * count, [1] * count),
         )
 
     record.append_prompt_logprobs(chunk(1, 2))

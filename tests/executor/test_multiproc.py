@@ -56,9 +56,13 @@ def compare(path: Path, parallel: TinyEngine, **engine_args: Any) -> None:
         for name, news in one.news.items():
             for mine, theirs in zip(parallel.news[name], news, strict=True):
                 assert mine.num_cached_tokens == theirs.num_cached_tokens
-                assert mine.logprob_token_ids == theirs.logprob_token_ids
-                for field in ("logprob_values", "prompt_logprob_values"):
-                    for a, b in zip(getattr(mine, field) or [], getattr(theirs, field) or [], strict=True):
+                told = [
+                    [one or TokenLogprobs() for one in (output.logprobs, output.prompt_logprobs)]
+                    for output in (mine, theirs)
+                ]
+                assert told[0][0].token_ids == told[1][0].token_ids
+                for ours, others in zip(*told, strict=True):
+                    for a, b in zip(ours.logprobs, others.logprobs, strict=True):
                         np.testing.assert_allclose(a, b, rtol=0, atol=1e-4)
 
 

@@ -91,20 +91,11 @@ def told(engine: TinyEngine, requests: list[EngineRequest]) -> list[Any]:
     for request in requests:
         news = engine.news[request.request_id]
         ends = [(output.finish_reason, output.stop_reason) for output in news if output.finish_reason is not None]
-        ids = [
-            ids
-            for output in news
-            for ids in (*(output.prompt_logprob_token_ids or ()), *(output.logprob_token_ids or ()))
-        ]
-        values = [
-            value
-            for output in news
-            for one in (*(output.prompt_logprob_values or ()), *(output.logprob_values or ()))
-            for value in one
-        ]
-        ranks = [
-            rank for output in news for rank in (*(output.prompt_logprob_ranks or ()), *(output.logprob_ranks or ()))
-        ]
+        both = (one for output in news for one in (output.prompt_logprobs, output.logprobs))
+        told = [one for one in both if one is not None]
+        ids = [ids for one in told for ids in one.token_ids]
+        values = [value for one in told for values in one.logprobs for value in values]
+        ranks = [rank for one in told for rank in one.ranks]
         found.append((tokens[request.request_id], ends, ids, ranks, pytest.approx(values, abs=1e-4)))
     return found
 

@@ -172,17 +172,20 @@ def test_logprobs_and_prompt_logprobs_agree_with_transformers(llama: Path, budge
             sequence = prompt + tokens[name]
             expected = torch.log_softmax(model(torch.tensor([sequence])).logits[0], -1).numpy()
         first = engine.news[name][0]
-        assert first.prompt_logprob_token_ids is not None
-        assert first.prompt_logprob_values is not None
-        ids, values, ranks = first.prompt_logprob_token_ids, first.prompt_logprob_values, first.prompt_logprob_ranks
+        assert first.prompt_logprobs is not None
+        ids, values, ranks = (
+            first.prompt_logprobs.token_ids,
+            first.prompt_logprobs.logprobs,
+            first.prompt_logprobs.ranks,
+        )
         assert [position[0] for position in ids] == prompt[1:]
         for position, (position_ids, position_values) in enumerate(zip(ids, values, strict=True)):
             np.testing.assert_allclose(position_values, expected[position][position_ids], atol=1e-3)
             assert position_ids[1:] == np.argsort(-expected[position])[:2].tolist()
-            assert ranks is not None
             assert ranks[position] == 1 + int((expected[position] > expected[position][prompt[position + 1]]).sum())
-        sampled_ids = [entry for news in engine.news[name] for entry in news.logprob_token_ids or []]
-        sampled_values = [entry for news in engine.news[name] for entry in news.logprob_values or []]
+        sampled = [news.logprobs for news in engine.news[name] if news.logprobs is not None]
+        sampled_ids = [entry for logprobs in sampled for entry in logprobs.token_ids]
+        sampled_values = [entry for logprobs in sampled for entry in logprobs.logprobs]
         assert [entry[0] for entry in sampled_ids] == tokens[name]
         for index, (entry_ids, entry_values) in enumerate(zip(sampled_ids, sampled_values, strict=True)):
             np.testing.assert_allclose(entry_values, expected[len(prompt) - 1 + index][entry_ids], atol=1e-3)

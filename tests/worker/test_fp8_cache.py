@@ -108,7 +108,8 @@ def largest_difference(
     oracle = load_oracle(path).float()
     differences: list[float] = []
     for number, prompt in enumerate(prompts):
-        ours = [values[0] for entry in engine.news[f"r{number}"] for values in entry.logprob_values or []]
+        told = [entry.logprobs for entry in engine.news[f"r{number}"] if entry.logprobs is not None]
+        ours = [values[0] for logprobs in told for values in logprobs.logprobs]
         theirs = oracle_logprobs(oracle, prompt, tokens[f"r{number}"], scales or {})
         differences += [abs(a - b) for a, b in zip(ours, theirs, strict=True)]
     return max(differences)

@@ -122,31 +122,22 @@ def find_errors(flight: StepInFlight, output: ModelRunnerOutput) -> dict[int, st
 
 def build_output(request: Request, token_ids: list[int], logprobs: TokenLogprobs | None = None) -> EngineCoreOutput:
     """A request's new output. The first one also tells how much of the prompt was cached, and the prompt's logprobs."""
-    output = EngineCoreOutput(request_id=request.request_id, new_token_ids=token_ids)
+    output = EngineCoreOutput(request_id=request.request_id, new_token_ids=token_ids, logprobs=logprobs)
     output.num_preemptions = request.num_preemptions
-    if logprobs is not None:
-        output.logprob_token_ids = logprobs.token_ids
-        output.logprob_values = logprobs.logprobs
-        output.logprob_ranks = logprobs.ranks
     if not request.has_reported:
         request.has_reported = True
         output.num_cached_tokens = max(0, request.num_cached_tokens)
         output.scheduled_at = request.scheduled_at
         output.kv_transfer_params = request.transfer_params
-        kept, request.prompt_logprobs = request.prompt_logprobs, None
-        if kept is not None:
-            output.prompt_logprob_token_ids = kept.token_ids
-            output.prompt_logprob_values = kept.logprobs
-            output.prompt_logprob_ranks = kept.ranks
+        output.prompt_logprobs, request.prompt_logprobs = request.prompt_logprobs, None
     return output
 
 
 def trim_logprobs(output: EngineCoreOutput) -> None:
     """Drop those of tokens that came behind the last one."""
-    count = len(output.new_token_ids)
-    for values in (output.logprob_token_ids, output.logprob_values, output.logprob_ranks):
-        if values is not None:
-            del values[count:]
+    if (told := output.logprobs) is not None:
+        for values in (told.token_ids, told.logprobs, told.ranks):
+            del values[len(output.new_token_ids) :]
 
 
 def build_error(request: Request, message: str, **refusal: Any) -> EngineCoreOutput:
@@ -164,7 +155,7 @@ def keep_prompt_logprobs(request: Request, part: TokenLogprobs) -> None:
         return
     kept = request.prompt_logprobs
     if kept is None:
-        request.prompt_logprobs = kept = TokenLogprobs(token_ids=[], logprobs=[], ranks=[])
+        request.prompt_logprobs = kept = TokenLogprobs()
     kept.token_ids.extend(part.token_ids)
     kept.logprobs.extend(part.logprobs)
     kept.ranks.extend(part.ranks)

@@ -167,12 +167,12 @@ class SequenceState:
 
     def append_logprobs(self, output: EngineCoreOutput) -> None:
         """Keep the logprobs of the tokens that came with `output`."""
-        if self.logprobs is None or output.logprob_token_ids is None:
+        told = output.logprobs
+        if self.logprobs is None or told is None:
             return
-        columns = (output.logprob_token_ids, output.logprob_values or [], output.logprob_ranks or [])
         are_named = self.params.logprob_token_ids is not None
         before = self.token_ids[-CONTEXT_TOKENS:]
-        for token_ids, values, rank in zip(*columns, strict=True):
+        for token_ids, values, rank in zip(told.token_ids, told.logprobs, told.ranks, strict=True):
             texts = self._texts_of(before, token_ids)
             self.logprobs.append(build_position(token_ids, values, rank, texts, are_named=are_named))
             self.cumulative_logprob = (self.cumulative_logprob or 0.0) + values[0]
@@ -424,12 +424,9 @@ class RequestRecord:
 
     def append_prompt_logprobs(self, output: EngineCoreOutput) -> None:
         """Keep prompt logprobs as chunks of the prompt are computed (siblings with n > 1 repeat them: once is enough)."""
-        if (
-            output.prompt_logprob_token_ids is None or self._has_all_prompt_logprobs
-        ):  # which a core that died may have told
-            return
-        columns = output.prompt_logprob_token_ids, output.prompt_logprob_values or [], output.prompt_logprob_ranks or []
-        self.unread.extend(zip(*columns, strict=True))
+        told = output.prompt_logprobs
+        if told is not None and not self._has_all_prompt_logprobs:  # a request that was sent again told them before
+            self.unread.extend(zip(told.token_ids, told.logprobs, told.ranks, strict=True))
 
     def read_prompt_logprobs(self, most: int | None = None) -> None:
         """Make what users see of the prompt logprobs that have come: of all, or of so many positions."""
