@@ -23,54 +23,11 @@ MOST_WITHIN = 2048
 """Embeddings that are computed within a step for which others wait: beside it they come later, and slow it all the same."""
 
 
-class NoEncoding:
-    """A scheduler of requests that are text."""
-
-    def check(self, source: EngineRequest) -> None:
-        """Raises RequestError: a request has media that can never be computed."""
-        if source.media:
-            raise RequestError("the model reads no media here", param="multi_modal_data")
-
-    def share(self, batch: RunningBatch, rows: IntArray, counts: IntArray, budget: int, most: int = 0) -> IntArray:
-        """Of what rows with prompts could compute, what they compute in a step that has room for so many tokens: in order, and
-        as far as they can have their embeddings, which are then to be computed. What is computed whole may take `most`."""
-        before = np.cumsum(counts) - counts
-        return np.clip(budget - before, 0, counts).astype(np.int32)
-
-    def fit(self, request: Request, start: int, count: int, most: int = 0) -> int:
-        """How many of a waiting request's next tokens, of which it wants so many, can be computed in this step: as far as they
-        can have their embeddings, and with the end of what is computed whole, up to `most`."""
-        return count
-
-    def take(self, request: Request, start: int, count: int) -> None:
-        """These tokens of a request will be computed in the step: so are the embeddings that they need."""
-
-    def go_ahead(self, request: Request, start: int, count: int, *, others_wait: bool) -> list[MediaItem] | None:
-        """Items that are to be computed beside the steps before a request starts with these tokens, for which others would wait;
-        it holds them from now on. None: it may start."""
-        return None
-
-    def launch(self, step: SchedulerOutput) -> None:
-        """Tell the workers, and begin another step."""
-
-    def computed(self, request: Request, num_tokens: int) -> None:
-        """So many tokens of a request are collected: what it held for them it holds no more."""
-
-    def leave(self, request: Request) -> None:
-        """A request has no row any more."""
-
-    def reset(self) -> None:
-        """All embeddings are of no use: weights have changed. No request that runs holds any."""
-
-
-NO_ENCODING = NoEncoding()
-
-
-class Encoding(NoEncoding):
-    """A scheduler of requests with media.
+class Encoding:
+    """A scheduler's media.
 
     Args:
-        config: a step's budget, and the room that workers have.
+        config: a step's budget, and the room that workers have; None: the model reads no media.
         widths: columns that embeddings in a prompt must have, by their modality.
         pages: how many workers have for what stands beside prompts, and how long each is; else embeddings are kept one by one.
         most_whole: tokens of an item that is computed whole.
@@ -81,7 +38,7 @@ class Encoding(NoEncoding):
 
     def __init__(
         self,
-        config: MultiModalConfig,
+        config: MultiModalConfig | None = None,
         widths: Mapping[str, int] | None = None,
         pages: tuple[int, int] | None = None,
         most_whole: int = 1 << 30,
@@ -89,7 +46,7 @@ class Encoding(NoEncoding):
     ) -> None:
         self._widths, self._most_whole = widths or {}, most_whole
         self.goes_ahead = goes_ahead and pages is None
-        self._budget, self._room = config.encoder_budget, config.encoder_cache_size
+        self._budget, self._room = (config.encoder_budget, config.encoder_cache_size) if config is not None else (0, 0)
         self._page = 1
         if pages is not None:
             count, self._page = pages
@@ -105,6 +62,9 @@ class Encoding(NoEncoding):
         self.num_queries = self.num_hits = 0
 
     def check(self, source: EngineRequest) -> None:
+        """Raises RequestError: a request has media that can never be computed."""
+        if source.media and not self._budget:
+            raise RequestError("the model reads no media here", param="multi_modal_data")
         for item in source.media:
             if EMBEDS not in item.tensors or item.tensors[EMBEDS].shape[1] == self._widths.get(item.modality):
                 continue
@@ -129,9 +89,12 @@ class Encoding(NoEncoding):
             raise RequestError(message, param="multi_modal_data")
 
     def share(self, batch: RunningBatch, rows: IntArray, counts: IntArray, budget: int, most: int = 0) -> IntArray:
-        requests = [batch.request(row) for row in rows.tolist()]
+        """Of what rows with prompts could compute, what they compute in a step that has room for so many tokens: in order, and
+        as far as they can have their embeddings, which are then to be computed. What is computed whole may take `most`."""
+        requests = [batch.request(row) for row in rows.tolist()] if self._budget else []
         if not any(request.source.media for request in requests):
-            return super().share(batch, rows, counts, budget)
+            before = np.cumsum(counts) - counts
+            return np.clip(budget - before, 0, counts).astype(np.int32)
         shares: list[int] = []
         for request, start, count in zip(requests, batch.computed[rows].tolist(), counts.tolist(), strict=True):
             share = self.fit(request, start, max(0, min(count, budget)), most)
@@ -142,6 +105,10 @@ class Encoding(NoEncoding):
         return np.array(shares, dtype=np.int32)
 
     def fit(self, request: Request, start: int, count: int, most: int = 0) -> int:
+        """How many of a waiting request's next tokens, of which it wants so many, can be computed in this step: as far as they
+        can have their embeddings, and with the end of what is computed whole, up to `most`."""
+        if not request.source.media:
+            return count
         return self._fit(request, start, _without_cut(request, start, count, most), comes_first=True)
 
     def _fit(self, request: Request, start: int, count: int, *, comes_first: bool) -> int:
@@ -174,6 +141,8 @@ class Encoding(NoEncoding):
         return bool(others)
 
     def go_ahead(self, request: Request, start: int, count: int, *, others_wait: bool) -> list[MediaItem] | None:
+        """Items that are to be computed beside the steps before a request starts with these tokens, for which others would wait;
+        it holds them from now on. None: it may start."""
         if not self.goes_ahead or not request.source.media:
             return None
         first = [item for item in _needed(request, start, count) if EMBEDS not in item.tensors]
@@ -194,9 +163,10 @@ class Encoding(NoEncoding):
         return items
 
     def take(self, request: Request, start: int, count: int) -> None:
-        missing: list[MediaItem] = []
-        if count == 0:
+        """These tokens of a request will be computed in the step: so are the embeddings that they need."""
+        if count == 0 or not request.source.media:
             return
+        missing: list[MediaItem] = []
         self._early.pop(request.request_id, None)
         for item in _needed(request, start, count):  # all are held before room is made for any of them
             holders = self._holders.setdefault(item.key, set())
@@ -236,16 +206,19 @@ class Encoding(NoEncoding):
             self._dropped.append(key)
 
     def launch(self, step: SchedulerOutput) -> None:
+        """Tell the workers, and begin another step."""
         step.encodes, self._encodes = self._encodes, []
         step.dropped_media, self._dropped = self._dropped, []
         self._left = self._budget
 
     def computed(self, request: Request, num_tokens: int) -> None:
+        """So many tokens of a request are collected: what it held for them it holds no more."""
         for item in request.source.media:
             if item.end <= num_tokens and not item.is_beside:
                 self._let_go(request, item.key)
 
     def leave(self, request: Request) -> None:
+        """A request has no row any more."""
         self._early.pop(request.request_id, None)
         for item in request.source.media:
             self._let_go(request, item.key)
@@ -254,10 +227,10 @@ class Encoding(NoEncoding):
         self._holders.get(key, set()).discard(request.request_id)
 
     def reset(self) -> None:
+        """All embeddings are of no use: weights have changed. No request that runs holds any."""
         for request, _ in list(self._early.values()):
             self.leave(request)
-        for key in [key for key in self._kept if not self._holders.get(key)]:
-            self._drop(key)
+        self._make_room(self._room + 1)
 
 
 def _without_cut(request: Request, start: int, count: int, most: int) -> int:

@@ -24,7 +24,7 @@ from quire.core.common_prefix import MIN_COMMON_TOKENS
 from quire.core.cost_model import CostModel
 from quire.core.deadlines import Deadlines
 from quire.core.drafting import NO_DRAFTING, NoDrafting, make_drafting
-from quire.core.encoding import NO_ENCODING, NoEncoding
+from quire.core.encoding import Encoding
 from quire.core.further_tokens import jump, take_accepted
 from quire.core.inspection import Inspection
 from quire.core.kv_cache_manager import NO_HIT, KVCacheManager, PrefixHit
@@ -108,7 +108,7 @@ class Scheduler:
         self._hindrance, self._has_shortage = "", False
         self._budget = StepBudget(config, self._policy, self._batch, self.cost_model, self._timelines)
         self.drafting: NoDrafting = NO_DRAFTING
-        self.encoding: NoEncoding = NO_ENCODING
+        self.encoding = Encoding()
         self._requests: dict[str, Request] = {}
         self._leaving: dict[int, Request] = {}
         self.flights: deque[StepInFlight] = deque()

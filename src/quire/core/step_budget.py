@@ -7,7 +7,7 @@ import numpy as np
 
 from quire.config import SchedulerConfig
 from quire.core.cost_model import CostModel
-from quire.core.encoding import NO_ENCODING, NoEncoding
+from quire.core.encoding import Encoding
 from quire.core.output import IntArray
 from quire.core.policies import SchedulingPolicy
 from quire.core.request_state import Request
@@ -86,7 +86,7 @@ class StepBudget:
         self.aside = NO_ROWS, NO_ROWS
         self.limit = StepLimit(config.max_num_batched_tokens)
 
-    def divide(self, waiting: WaitingRoom, encoding: NoEncoding = NO_ENCODING) -> tuple[IntArray, IntArray, int]:
+    def divide(self, waiting: WaitingRoom, encoding: Encoding) -> tuple[IntArray, IntArray, int]:
         """Rows that run already, their tokens, and what is left of the budget for prompts that wait."""
         rows, counts, budget = self._divide(waiting, encoding)
         was_alone, self._is_alone, head = self._is_alone, False, waiting.next()
@@ -96,7 +96,7 @@ class StepBudget:
             budget = max(budget, min(left, self._limit_prefill(self.limit.tokens, NO_ROWS, 0)))
         return rows, counts, budget
 
-    def _divide(self, waiting: WaitingRoom, encoding: NoEncoding) -> tuple[IntArray, IntArray, int]:
+    def _divide(self, waiting: WaitingRoom, encoding: Encoding) -> tuple[IntArray, IntArray, int]:
         batch, limit = self._batch, self.limit.tokens
         self.aside = NO_ROWS, NO_ROWS
         budget = max(1, min(limit, self._policy.step_tokens(limit, batch.num_active)))
@@ -122,7 +122,7 @@ class StepBudget:
         return min(budget, -(-self._batch.num_active // self._config.num_stages))
 
     def _divide_among_prompts(
-        self, rows: IntArray, counts: IntArray, budget: int, waiting: WaitingRoom, encoding: NoEncoding
+        self, rows: IntArray, counts: IntArray, budget: int, waiting: WaitingRoom, encoding: Encoding
     ) -> tuple[IntArray, IntArray, int]:
         """Decoding rows first, one token each; prompts share what is left, in order of rank. Those of background requests sit the
         step out (`aside`) while another request waits."""
@@ -148,7 +148,7 @@ class StepBudget:
         return np.concatenate([decode_rows, rows]), np.concatenate([decode_counts, counts]), budget
 
     def with_aside(
-        self, rows: IntArray, counts: IntArray, budget: int, dropped: set[int], encoding: NoEncoding
+        self, rows: IntArray, counts: IntArray, budget: int, dropped: set[int], encoding: Encoding
     ) -> tuple[IntArray, IntArray]:
         """The step's rows with prompts that sat aside, unless they were dropped: nobody else can use the tokens that are left."""
         aside, wanted = without(*self.aside, dropped)
