@@ -11,12 +11,14 @@ import argparse
 import random
 from typing import Any
 
+from bench.thread_clock import ThreadClock
+
 from quire.benchmarks import common
 from quire.engine.arg_utils import EngineArgs, UsageContext
 from quire.engine.core import EngineCore
 from quire.request import EngineRequest
 from quire.sampling_params import SamplingParams
-from quire.simulator.replay import RealEngine, ThreadClock
+from quire.simulator.replay import RealEngine
 
 FIRST_ID, LAST_ID = 300, 2000
 """Prompts are of random ids between these."""

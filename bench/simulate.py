@@ -9,13 +9,14 @@ import dataclasses
 from typing import Any
 
 from bench.tables import print_records
+from bench.thread_clock import ThreadClock
 
 from quire.benchmarks import common
 from quire.engine.arg_utils import EngineArgs, UsageContext
 from quire.engine.core import EngineCore
 from quire.processes import settle_collector
 from quire.simulator.capacity import Site, fit_costs, measure_turns, noting
-from quire.simulator.replay import RealEngine, Replay, ThreadClock
+from quire.simulator.replay import RealEngine, Replay
 from quire.simulator.traffic import poisson
 
 FIGURES = ("ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms", "e2el_p50_ms", "e2el_p99_ms")

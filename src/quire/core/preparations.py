@@ -26,31 +26,24 @@ class Preparer(Protocol):
 
     def is_prepared(self, request: EngineRequest) -> bool:
         """Whether a step may have it at once."""
-        ...
 
     def prepare(self, request: EngineRequest) -> None:
         """Begin; `prepared` tells of the end."""
-        ...
 
     def load_adapter(self, request: EngineRequest, slot: int) -> None:
         """Begin to load its adapter into a place that no request holds; `prepared` tells of the end, `problems` of a failure."""
-        ...
 
     def fetch_pages(self, request: EngineRequest, names: list[bytes]) -> None:
         """Begin to bring pages to the workers' hosts; `prepared` tells of the end, `problems` of a failure."""
-        ...
 
     def encode_media(self, request: EngineRequest, items: list[MediaItem]) -> None:
         """Begin to compute embeddings, behind those that were begun before; `prepared` tells of the end."""
-        ...
 
     def problems(self) -> dict[str, str]:
         """Why adapters could not be loaded, by the id of a request that `prepared` has told since the last call."""
-        ...
 
     def prepared(self, wait_s: float) -> list[str]:
         """Ids of requests whose preparation has ended, well or not; waits at most so long for the first."""
-        ...
 
 
 class Preparations:

@@ -21,11 +21,9 @@ class Proposer(Protocol):
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """These tokens came."""
-        ...
 
     def propose(self, most: int) -> list[int]:
         """The tokens that may come next, at most so many; empty where there is no guess."""
-        ...
 
 
 @runtime_checkable
@@ -40,7 +38,6 @@ class LearningProposer(Proposer, Protocol):
 
     def end(self) -> None:
         """The request has ended."""
-        ...
 
 
 class NgramProposer:

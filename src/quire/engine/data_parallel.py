@@ -16,16 +16,13 @@ from quire.config import EngineConfig
 from quire.engine import messages
 from quire.engine.core_client import CoreClient, OnMessage
 from quire.engine.pausing import PauseState
-from quire.engine.replica_choice import Assignment, ReplicaChooser, chain_of
+from quire.engine.replica_choice import PIECE_TOKENS, Assignment, ReplicaChooser, keys_of
 from quire.engine.shared_copies import Gathering
 from quire.errors import ConfigError
 from quire.logger import init_logger
 from quire.request import EngineCoreOutput, EngineCoreOutputs, EngineRequest, FinishReason, QueueState, Refusal
 
 logger = init_logger(__name__)
-
-PIECE_TOKENS = 64
-"""Prompts are compared in pieces of so many tokens."""
 
 StartCopy = Callable[[OnMessage], CoreClient]
 """Starts one copy, which calls what it is given with its messages."""
@@ -131,13 +128,8 @@ class CopiesClient(CoreClient):
         if number is not None:
             owner = self._chooser.give(number, (), 1 if request.copy is None else max(1, len(tokens)))
         else:
-            data = memoryview(tokens).cast("B")
-            size = PIECE_TOKENS * tokens.itemsize
             adapter = request.adapter.lora_name if request.adapter is not None else None
-            keys = chain_of(
-                (bytes(data[start : start + size]) for start in range(0, len(data) - size + 1, size)),
-                (request.cache_salt, adapter),
-            )
+            keys = keys_of(tokens, (request.cache_salt, adapter))
             up = [copy for copy in range(len(self.clients)) if copy not in self._down]
             owner = self._chooser.choose(keys, PIECE_TOKENS, len(tokens), up or range(len(self.clients)))
         self._owners[request.request_id] = self._waiting[request.request_id] = owner

@@ -22,19 +22,15 @@ class StatsHook(Protocol):
 
     def record_step(self, stats: SchedulerStats) -> None:
         """A step's figures."""
-        ...
 
     def record_first_token(self, seconds_since_arrival: float, num_prompt_tokens: int) -> None:
         """A sequence's first token came."""
-        ...
 
     def record_next_tokens(self, seconds: float, count: int = 1, times: int = 1) -> None:
         """`count` further tokens of a sequence came, `seconds` after those before them; the same of `times` sequences."""
-        ...
 
     def record_finished(self, request: FinishedRequest) -> None:
         """A sequence ended."""
-        ...
 
 
 class OutputProcessor:

@@ -9,6 +9,10 @@ import collections
 import dataclasses
 from collections.abc import Iterable, Sequence
 
+from quire.request import TokenIds
+
+PIECE_TOKENS = 64
+"""Prompts of tokens are compared in pieces of so many."""
 ANSWERING_TOKENS = 64
 """A request that is being answered counts as so many tokens of a waiting prompt: it takes a token of each step, for a while."""
 
@@ -21,6 +25,12 @@ def chain_of(pieces: Iterable[bytes], root: object = None) -> list[int]:
         key = hash((key, piece))
         keys.append(key)
     return keys
+
+
+def keys_of(token_ids: TokenIds, root: object = None) -> list[int]:
+    """The keys of a prompt of tokens, which is compared in pieces of `PIECE_TOKENS`."""
+    data, size = memoryview(token_ids).cast("B"), PIECE_TOKENS * token_ids.itemsize
+    return chain_of((bytes(data[start : start + size]) for start in range(0, len(data) - size + 1, size)), root)
 
 
 @dataclasses.dataclass(slots=True)

@@ -3,45 +3,35 @@
 One that fails is named in the log and told nothing more; no request fails with it. Knows plugins and hooks; knows no figures.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 from quire.config import EngineConfig
 from quire.engine.output_processor import StatsHook
 from quire.logger import init_logger
-from quire.metrics.engine_metrics import FinishedRequest
 from quire.plugins import STAT_LOGGERS_GROUP, load_plugins
-from quire.request import SchedulerStats
 
 logger = init_logger(__name__)
 
 
-class StatLogger:
+class StatLogger(StatsHook):
     """Base of a plugin's stat logger: override what it wants to hear. One instance belongs to one frontend, which calls it
     between its other work: it must not wait for anything. Times in seconds."""
 
     def __init__(self, config: EngineConfig) -> None:
         """Made when a frontend starts."""
 
-    def record_step(self, stats: SchedulerStats) -> None:
-        """A step's figures."""
 
-    def record_first_token(self, seconds_since_arrival: float, num_prompt_tokens: int) -> None:
-        """A sequence's first token came."""
-
-    def record_next_tokens(self, seconds: float, count: int = 1, times: int = 1) -> None:
-        """`count` further tokens of a sequence came, `seconds` after those before them; the same of `times` sequences."""
-
-    def record_finished(self, request: FinishedRequest) -> None:
-        """A sequence ended."""
-
-
-class _Guarded:
+class _Guarded(StatsHook):
     """Tells a hook until it fails."""
 
     def __init__(self, name: str, hook: StatsHook) -> None:
         self._name = name
         self._hook: StatsHook | None = hook
+        for method in vars(StatsHook):
+            if method.startswith("record_"):
+                setattr(self, method, functools.partial(self._tell, method))
 
     def _tell(self, method: str, *args: Any) -> None:
         if self._hook is None:
@@ -51,18 +41,6 @@ class _Guarded:
         except Exception:  # a plugin's code: whatever it raises harms nobody else
             self._hook = None
             logger.exception("The stat logger %r failed in %s and is told nothing more", self._name, method)
-
-    def record_step(self, stats: SchedulerStats) -> None:
-        self._tell("record_step", stats)
-
-    def record_first_token(self, seconds_since_arrival: float, num_prompt_tokens: int) -> None:
-        self._tell("record_first_token", seconds_since_arrival, num_prompt_tokens)
-
-    def record_next_tokens(self, seconds: float, count: int = 1, times: int = 1) -> None:
-        self._tell("record_next_tokens", seconds, count, times)
-
-    def record_finished(self, request: FinishedRequest) -> None:
-        self._tell("record_finished", request)
 
 
 def load_stat_loggers(config: EngineConfig) -> list[StatsHook]:

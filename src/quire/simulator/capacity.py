@@ -20,12 +20,10 @@ from quire.errors import ConfigError
 from quire.platforms import current_platform
 from quire.processes import settle_collector
 from quire.request import EngineCoreOutputs
-from quire.simulator.replay import Figures, RealEngine, Replay, ThreadClock, VirtualEngine, WallClock
+from quire.simulator.replay import TIMES, Figures, RealEngine, Replay, VirtualEngine, WallClock
 from quire.simulator.step_costs import STEADY, Device, EstimatedCosts, FittedCosts, StepCosts
 from quire.simulator.traffic import Arrival, poisson
 
-LIMITS = {"ttft": "first_token", "tpot": "per_token", "e2el": "end_to_end"}
-"""What a limit may be set for: to the first token, a token after it, to the end."""
 MIN_OF_A_SIZE = 3
 """Turns of about as many tokens that say how far they are from the line."""
 
@@ -40,7 +38,7 @@ class Slo:
     def is_met(self, figures: Figures) -> bool:
         """Whether no request was refused, and each limit holds."""
         return not figures.num_refused and all(
-            figures.percentile(LIMITS[name], self.percentile) <= limit for name, limit in self.seconds.items()
+            figures.percentile(TIMES[name], self.percentile) <= limit for name, limit in self.seconds.items()
         )
 
 
@@ -49,9 +47,9 @@ def parse_slo(text: str, percentile: float = 99.0) -> Slo:
     seconds: dict[str, float] = {}
     for part in filter(None, text.split(",")):
         name, _, value = part.partition("=")
-        if name not in LIMITS:
+        if name not in TIMES:
             raise ConfigError.of(
-                "slo", f"{name!r} has no limit; limits are {', '.join(LIMITS)}, as in ttft=500ms,tpot=50ms"
+                "slo", f"{name!r} has no limit; limits are {', '.join(TIMES)}, as in ttft=500ms,tpot=50ms"
             )
         number, unit = (value[:-2], 1e-3) if value.endswith("ms") else (value.removesuffix("s"), 1.0)
         try:
@@ -163,7 +161,7 @@ def noting(config: EngineConfig) -> tuple[EngineConfig, list[NotingScheduler]]:
 class _Timed(RealEngine):
     """Notes how long each turn of the loop took, from the end of the one before: what is done between them belongs to it."""
 
-    def __init__(self, core: EngineCore, scheduler: NotingScheduler, clock: WallClock | ThreadClock) -> None:
+    def __init__(self, core: EngineCore, scheduler: NotingScheduler, clock: WallClock) -> None:
         super().__init__(core, clock)
         self._scheduler = scheduler
         self.turns: list[Turn] = []
@@ -202,7 +200,7 @@ def measure_turns(
     core: EngineCore,
     scheduler: NotingScheduler,
     repeats: int = 2,
-    clock: Callable[[], WallClock | ThreadClock] = WallClock,
+    clock: Callable[[], WallClock] = WallClock,
 ) -> list[Turn]:
     """Turns of a real core's loop under various loads, in order."""
     turns: list[Turn] = []

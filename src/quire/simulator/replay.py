@@ -19,15 +19,17 @@ from quire.config.kv_spec import KVCacheConfig
 from quire.core.output import ModelRunnerOutput, SchedulerOutput
 from quire.core.scheduler import Scheduler
 from quire.engine.core import EngineCore
-from quire.engine.replica_choice import Assignment, ReplicaChooser, chain_of
+from quire.engine.replica_choice import PIECE_TOKENS, Assignment, ReplicaChooser, keys_of
 from quire.errors import CapacityError, EngineError
 from quire.request import EngineCoreOutputs, EngineRequest
 from quire.simulator.step_costs import StepCosts, of_size
 from quire.simulator.traffic import Arrival, numbered
 
 MADE_UP_TOKEN = 7
-_PIECE_TOKENS = 64
 _HASH_KEY = b"a simulation has no secrets"
+
+TIMES = {"ttft": "first_token", "tpot": "per_token", "e2el": "end_to_end"}
+"""To the first token, a token after it, to the end: what results call them, and the fields of `Figures`."""
 
 
 class Engine(Protocol):
@@ -38,15 +40,12 @@ class Engine(Protocol):
 
     def add(self, request: EngineRequest) -> None:
         """A request comes, at its arrival time or later."""
-        ...
 
     def step(self) -> EngineCoreOutputs | None:
         """One turn of the engine's loop; None where there is nothing to do."""
-        ...
 
     def wait_until(self, seconds: float) -> None:
         """Nothing is to be done before."""
-        ...
 
 
 class VirtualEngine:
@@ -119,26 +118,10 @@ class WallClock:
         time.sleep(max(0.0, seconds - self.now))
 
 
-class ThreadClock:
-    """Seconds that this thread computed, and those that it would have waited. So a busy machine's other processes do not count;
-    meant for a model that computes in the thread of its core, with one thread."""
-
-    def __init__(self) -> None:
-        self._began = time.thread_time()
-        self._waited = 0.0
-
-    @property
-    def now(self) -> float:
-        return time.thread_time() - self._began + self._waited
-
-    def wait_until(self, seconds: float) -> None:
-        self._waited += max(0.0, seconds - self.now)
-
-
 class RealEngine:
     """An engine core of this process, on a clock of its own; by default a `WallClock`."""
 
-    def __init__(self, core: EngineCore, clock: WallClock | ThreadClock | None = None) -> None:
+    def __init__(self, core: EngineCore, clock: WallClock | None = None) -> None:
         self.core = core
         self._clock = clock or WallClock()
 
@@ -189,16 +172,15 @@ class Figures:
 
     def summary(self) -> dict[str, Any]:
         """As a result's file has it."""
-        rows = {"ttft": "first_token", "tpot": "per_token", "e2el": "end_to_end"}
         times = {
             f"{short}_p{share}_ms": 1e3 * self.percentile(name, share)
-            for short, name in rows.items()
+            for short, name in TIMES.items()
             for share in (50, 90, 99)
         }
         counts = {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
-            if field.name not in rows.values()
+            if field.name not in TIMES.values()
         }
         seconds = self.duration or 1.0
         return {
@@ -256,10 +238,8 @@ class Replay:
         self.figures.num_requests += 1
         keys: list[int] = []
         if len(self._engines) > 1:
-            data = memoryview(request.prompt_token_ids).cast("B")
-            size = 4 * _PIECE_TOKENS
-            keys = chain_of(bytes(data[at : at + size]) for at in range(0, len(data) - size + 1, size))
-        assignment = self._chooser.choose(keys, _PIECE_TOKENS, arrival.prompt_tokens, range(len(self._engines)))
+            keys = keys_of(request.prompt_token_ids)
+        assignment = self._chooser.choose(keys, PIECE_TOKENS, arrival.prompt_tokens, range(len(self._engines)))
         self._open[request.request_id] = _Open(arrival, assignment)
         self._unanswered.add(request.request_id)
         try:
