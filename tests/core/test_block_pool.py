@@ -16,6 +16,11 @@ def key(number: int) -> tuple[bytes, int]:
     return bytes([number]), 0
 
 
+def publish(pool: BlockPool, block: int, key: tuple[bytes, int]) -> bool:
+    """Whether a page's content can be found for the first time."""
+    return bool(pool.publish_run([block], [key[0]], key[1]))
+
+
 def test_a_pool_of_one_page_is_refused() -> None:
     with pytest.raises(ConfigError, match="num_blocks is 1"):
         BlockPool(1)
@@ -43,7 +48,7 @@ def test_freeing_twice_is_an_error() -> None:
 def test_pages_without_content_are_reused_before_cached_ones() -> None:
     pool = BlockPool(4)
     first, second, third = pool.allocate(3)
-    pool.publish(first, key(1))
+    publish(pool, first, key(1))
     pool.free([first, second, third])
     assert set(pool.allocate(2)) == {second, third}
     assert pool.find_cached(key(1)) == first
@@ -53,7 +58,7 @@ def test_the_least_recently_freed_cached_page_is_evicted_first() -> None:
     pool = BlockPool(4)
     blocks = pool.allocate(3)
     for number, block in enumerate(blocks):
-        pool.publish(block, key(number))
+        publish(pool, block, key(number))
     pool.free([blocks[2], blocks[0], blocks[1]])
     assert pool.allocate(1) == [blocks[2]]
     assert pool.find_cached(key(2)) is None and pool.find_cached(key(0)) == blocks[0]
@@ -63,7 +68,7 @@ def test_sharing_revives_a_free_cached_page_from_the_middle_of_the_list() -> Non
     pool = BlockPool(5)
     blocks = pool.allocate(4)
     for number, block in enumerate(blocks):
-        pool.publish(block, key(number))
+        publish(pool, block, key(number))
     pool.free(blocks)
     pool.share([blocks[1]])
     assert pool.reference_count(blocks[1]) == 1 and pool.num_free == 3
@@ -79,7 +84,7 @@ def test_a_free_page_without_content_cannot_be_shared() -> None:
 def test_content_is_found_where_it_was_published_first() -> None:
     pool = BlockPool(4)
     first, second = pool.allocate(2)
-    assert pool.publish(first, key(1)) and not pool.publish(second, key(1))
+    assert publish(pool, first, key(1)) and not publish(pool, second, key(1))
     assert pool.find_cached(key(1)) == first
 
 
@@ -93,7 +98,7 @@ def test_null_pages_are_passed_over() -> None:
 def test_clearing_forgets_content_and_keeps_owners() -> None:
     pool = BlockPool(4)
     blocks = pool.allocate(2)
-    pool.publish(blocks[0], key(1))
+    publish(pool, blocks[0], key(1))
     assert pool.clear_cache() == 1 and pool.find_cached(key(1)) is None
     assert pool.reference_count(blocks[0]) == 1
 
@@ -134,7 +139,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(data=st.data(), number=st.integers(0, 5))
     def publish(self, data: st.DataObject, number: int) -> None:
         block = data.draw(st.sampled_from(sorted(+self.references)))
-        if block not in self.content.values() and self.pool.publish(block, key(number)):
+        if block not in self.content.values() and publish(self.pool, block, key(number)):
             assert key(number) not in self.content
             self.content[key(number)] = block
 

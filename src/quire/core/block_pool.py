@@ -204,20 +204,12 @@ class BlockPool:
         blocks = list(map(self._block_of.get(group, {}).get, names))
         return cast("list[int]", blocks[: blocks.index(None)] if None in blocks else blocks)
 
-    def publish(self, block: int, key: BlockKey) -> bool:
-        """Let later requests find the page's content. False where the content is already found elsewhere.
-
-        Raises:
-            EngineError: the page is free, or published as something else.
-        """
-        return bool(self.publish_run([block], [key[0]], key[1]))
-
     def publish_run(self, blocks: list[int], names: list[bytes], group: int) -> list[int]:
-        """`publish` each page under its name in a group; null pages are passed over. Returns the indices of those whose
-        content could not be found before.
+        """Let later requests find each page's content under its name in a group; null pages are passed over. Returns the indices
+        of those whose content could not be found before.
 
         Raises:
-            EngineError: as `publish`.
+            EngineError: a page is free, or published as something else.
         """
         references, key_of, block_of = self._references, self._key_of, self._block_of.setdefault(group, {})
         published: list[int] = []

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from quire.config import SchedulerConfig
 from quire.config.speculative import SUFFIX_METHODS, SpeculativeConfig
 from quire.core.cost_model import CostModel
 from quire.core.draft_length import choose_lengths
@@ -343,21 +342,3 @@ def _first(most: Sequence[int], room: int) -> list[int]:
         lengths.append(min(count, room))
         room -= lengths[-1]
     return lengths
-
-
-NO_DRAFTING = NoDrafting()
-
-
-def make_drafting(
-    kind: type[Drafting],
-    config: SpeculativeConfig,
-    scheduler: SchedulerConfig,
-    batch: RunningBatch,
-    kv: KVCacheManager,
-    cost_model: CostModel,
-    counts: DraftCounts,
-    clock: Callable[[], float],
-) -> NoDrafting:
-    """Drafts for a scheduler."""
-    parts = (config, batch, kv, cost_model, counts, config.drafts_of_step(scheduler.max_num_seqs))
-    return kind(*parts, overlaps=scheduler.async_scheduling, clock=clock)

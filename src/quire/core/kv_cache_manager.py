@@ -237,13 +237,8 @@ class KVCacheManager:
         """Make sure that the first `count` pages have names."""
         assert self._hasher is not None
         if len(request.hashes) < count:
-            root, marks = self._root(request), request.marks(self.block_size)
-            self._hasher.extend(request.hashes, root, request.token_ids, count, marks)
-
-    def _root(self, request: Request) -> bytes:
-        assert self._hasher is not None
-        if request.root_hash is None:
-            adapter = request.source.adapter
-            key = None if adapter is None else adapter.key
-            request.root_hash = self._hasher.root_of(request.source.cache_salt, key)
-        return request.root_hash
+            if request.root_hash is None:
+                request.root_hash = self._hasher.root_of(request.source)
+            self._hasher.extend(
+                request.hashes, request.root_hash, request.token_ids, count, request.marks(self.block_size)
+            )

@@ -251,11 +251,10 @@ class NamedPages(KVConnectorScheduler):
 
     def _name(self, request: Request, count: int) -> list[bytes]:
         """The names of a request's first pages, at least so many of them."""
-        names, adapter = self._names.setdefault(request.request_id, []), request.source.adapter
+        names = self._names.setdefault(request.request_id, [])
         if len(names) < count:
             hasher = self.hasher_of(request)
-            root = hasher.root_of(request.source.cache_salt, None if adapter is None else adapter.key)
-            hasher.extend(names, root, request.token_ids, count, request.marks(self._size))
+            hasher.extend(names, hasher.root_of(request.source), request.token_ids, count, request.marks(self._size))
         return names
 
 

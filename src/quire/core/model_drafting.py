@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quire.config.speculative import SpeculativeConfig
 from quire.core.draft_length import LEAST_GAIN
 from quire.core.draft_times import DraftCosts
 from quire.core.drafting import PATIENCE, Drafting
@@ -189,8 +188,3 @@ class ModelDrafting(Drafting):
     def forget(self, row: int) -> None:
         super().forget(row)
         self._proposers.pop(row, None)
-
-
-def drafting_class(config: SpeculativeConfig) -> type[Drafting]:
-    """Who decides over drafts, by who makes them."""
-    return ModelDrafting if config.has_model else Drafting

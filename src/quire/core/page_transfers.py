@@ -114,8 +114,6 @@ class PageTransfers(NoTransfers):
         self._started.append((request, external))
 
     def launch(self, step: SchedulerOutput) -> None:
-        if not step.total_num_tokens:
-            return
         for request, external in self._started:
             self._num_told[request.row] = request.num_computed_tokens // self._size
             self._connector.update_state_after_alloc(request, request.block_ids, external)
@@ -148,6 +146,3 @@ class PageTransfers(NoTransfers):
 
     def reset(self) -> None:
         self._connector.reset_cache()
-
-
-NO_TRANSFERS = NoTransfers()

@@ -10,7 +10,7 @@ import hmac
 from collections.abc import Callable, Mapping, Sequence
 
 from quire.errors import ConfigError
-from quire.request import TOKEN_BYTES, token_array
+from quire.request import TOKEN_BYTES, EngineRequest, token_array
 
 BlockHash = bytes
 
@@ -71,14 +71,12 @@ class PrefixHasher:
         """The parent of a request's first page: equal only for equal salts."""
         return self._hash(b"root" + salt.encode("utf-8", "surrogatepass"))
 
-    def branch(self, root: BlockHash, name: str) -> BlockHash:
-        """The parent of the first page of requests that differ by something that has a name, from others with this root."""
-        return self._hash(root + name.encode("utf-8", "surrogatepass"))
-
-    def root_of(self, salt: str | None, adapter: str | None) -> BlockHash:
-        """The parent of the first page of requests with this `cache_salt` and the adapter of this key; None: without."""
-        root = self._plain_root if salt is None else self.root("salt:" + salt)
-        return root if adapter is None else self.branch(root, adapter)
+    def root_of(self, source: EngineRequest) -> BlockHash:
+        """The parent of a request's first page, as its `cache_salt` and its adapter say."""
+        root = self._plain_root if source.cache_salt is None else self.root("salt:" + source.cache_salt)
+        return (
+            root if source.adapter is None else self._hash(root + source.adapter.key.encode("utf-8", "surrogatepass"))
+        )
 
     def extend(
         self,

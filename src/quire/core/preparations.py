@@ -10,7 +10,7 @@ is its maker's business.
 from typing import Protocol
 
 from quire.core.adapter_slots import AdapterSlots
-from quire.core.page_transfers import NO_TRANSFERS, NoTransfers
+from quire.core.page_transfers import NoTransfers
 from quire.core.request_state import Request
 from quire.media import MediaItem
 from quire.request import EngineRequest
@@ -61,7 +61,7 @@ class Preparations:
     def __init__(self, preparer: Preparer | None = None, num_adapters: int = 0) -> None:
         self._preparer = preparer
         self.adapters = AdapterSlots(num_adapters)
-        self.transfers: NoTransfers = NO_TRANSFERS
+        self.transfers = NoTransfers()
         self._fetching: set[str] = set()
         self._refused: list[tuple[Request, str]] = []
         self._line: dict[str, Request] = {}

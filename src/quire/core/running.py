@@ -65,11 +65,6 @@ class RunningBatch:
         """Rows that take part in scheduling."""
         return len(self._ranked)
 
-    @property
-    def num_decoding(self) -> int:
-        """Rows that take part and have computed their prompts."""
-        return len(self._ranked) - self.num_prefilling
-
     def order(self) -> IntArray:
         """Active rows, lowest rank first. The array is replaced when it changes, never written to."""
         if self._order is None:

@@ -12,7 +12,6 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import numpy as np
 
@@ -23,13 +22,13 @@ from quire.core.admission import AdmissionDelay, check_fits, check_settings
 from quire.core.common_prefix import MIN_COMMON_TOKENS
 from quire.core.cost_model import CostModel
 from quire.core.deadlines import Deadlines
-from quire.core.drafting import NO_DRAFTING, NoDrafting, make_drafting
+from quire.core.drafting import Drafting, NoDrafting
 from quire.core.encoding import Encoding
 from quire.core.further_tokens import jump, take_accepted
 from quire.core.inspection import Inspection
 from quire.core.kv_cache_manager import NO_HIT, KVCacheManager, PrefixHit
 from quire.core.kv_connector import KVConnectorScheduler
-from quire.core.model_drafting import drafting_class
+from quire.core.model_drafting import ModelDrafting
 from quire.core.output import IntArray, ModelRunnerOutput, SchedulerOutput
 from quire.core.page_transfers import PageTransfers
 from quire.core.policies import policy_class
@@ -68,7 +67,6 @@ class Scheduler:
         config, cache_config: budgets, policy, preemption; prefix caching. kv_config: pages and groups (`kv_planner`).
         max_model_len: tokens a request may have in all; by default the configuration's.
         hash_key: the prefix cache's secret; by default drawn anew, so that hashes differ by process.
-        cost_model: predicts steps; by default a new one, fitted from measured steps.
         clock: seconds, comparable with `EngineRequest.arrival_time`; read for `delay_factor` and timelines.
         min_common_tokens: a prompt waits for another that computes at least this much of it.
 
@@ -84,14 +82,13 @@ class Scheduler:
         *,
         max_model_len: int | None = None,
         hash_key: bytes | None = None,
-        cost_model: CostModel | None = None,
         clock: Callable[[], float] = time.monotonic,
         min_common_tokens: int = MIN_COMMON_TOKENS,
     ) -> None:
         self._config = config
         self._max_model_len = max_model_len or config.max_model_len
         check_settings(config, self._max_model_len, kv_config.num_host_blocks)
-        self.cost_model = cost_model or CostModel()
+        self.cost_model = CostModel()
         algorithm, key = cache_config.prefix_caching_hash_algo, hash_key or secrets.token_bytes(32)
         hasher = PrefixHasher(key, kv_config.block_size, algorithm) if cache_config.enable_prefix_caching else None
         self.kv = KVCacheManager(kv_config, hasher)
@@ -107,7 +104,7 @@ class Scheduler:
         self._delay = AdmissionDelay(config.delay_factor, clock)
         self._hindrance, self._has_shortage = "", False
         self._budget = StepBudget(config, self._policy, self._batch, self.cost_model, self._timelines)
-        self.drafting: NoDrafting = NO_DRAFTING
+        self.drafting = NoDrafting()
         self.encoding = Encoding()
         self._requests: dict[str, Request] = {}
         self._leaving: dict[int, Request] = {}
@@ -122,8 +119,10 @@ class Scheduler:
 
     def speculate(self, config: SpeculativeConfig) -> None:
         """Guess tokens from now on, and verify several a step. Raises ConfigError: this model's tokens cannot be taken back."""
-        parts = (self._batch, self.kv, self.cost_model, self._stats.drafts)
-        self.drafting = make_drafting(drafting_class(config), config, self._config, *parts, self._timelines.clock)
+        most = config.drafts_of_step(self._config.max_num_seqs)
+        parts = (self._batch, self.kv, self.cost_model, self._stats.drafts, most)
+        kind = ModelDrafting if config.has_model else Drafting
+        self.drafting = kind(config, *parts, overlaps=self._config.async_scheduling, clock=self._timelines.clock)
 
     def connect(self, connector: KVConnectorScheduler) -> None:
         """Take pages that a connector has, and give it those that are computed."""
@@ -227,7 +226,7 @@ class Scheduler:
         refused, self._refused = self._refused, []
         return refused
 
-    def _refuse(self, request: Request, why: str, **refusal: Any) -> None:
+    def _refuse(self, request: Request, why: str, **refusal: str | bool) -> None:
         self._end(request, FinishReason.ERROR)
         self._refused.append(build_error(request, why, **refusal))
 
@@ -374,7 +373,9 @@ class Scheduler:
                 self._blocked = (request, self.kv.pool.num_free)
                 return 0
             return self._admit(request, budget, most, may_be_partial=may_be_partial)
-        items = self.encoding.go_ahead(request, computed, count, others_wait=self._batch.num_decoding > 0)
+        items = self.encoding.go_ahead(
+            request, computed, count, others_wait=self._batch.num_active > self._batch.num_prefilling
+        )
         if items is not None:
             self.waiting.encode_first(request, items)
             return 0

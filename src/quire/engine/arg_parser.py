@@ -73,21 +73,6 @@ def bounded(read: Callable[[str], float], words: str, least: float, most: float 
     return convert
 
 
-def int_or(words: Sequence[str]) -> Callable[[str], int | str]:
-    """As `human_int`, and one of some words stays as it is."""
-    return lambda text: text.lower() if text.lower() in words else human_int(text)
-
-
-def float_or(words: Sequence[str]) -> Callable[[str], float | str]:
-    """A number, and one of some words stays as it is."""
-    return lambda text: text.lower() if text.lower() in words else float(text)
-
-
-def json_or(words: Sequence[str]) -> Callable[[str], dict[str, Any] | str]:
-    """A JSON object, and one of some words stays as it is."""
-    return lambda text: text.lower() if text.lower() in words else json_object(text)
-
-
 def json_object(text: str) -> dict[str, Any]:
     """A JSON object; its numbers may be written as those of other options (`{"size": 80g}`).
 
@@ -369,14 +354,12 @@ def _flag_options(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
 
 
 def _converter(kinds: set[Any], words: Sequence[str]) -> Callable[[str], Any]:
-    if any(typing.get_origin(kind) is dict for kind in kinds):
-        return json_or(words) if words else json_object
-    takes_words = str in kinds
-    if int in kinds:
-        return int_or(words) if takes_words else human_int
-    if float in kinds:
-        return float_or(words) if takes_words else float
-    return str
+    """What reads a flag's text; a number or an object may also be one of some words, which stays as it is."""
+    is_object = any(typing.get_origin(kind) is dict for kind in kinds)
+    read = json_object if is_object else human_int if int in kinds else float if float in kinds else str
+    if read is str or not words:
+        return read
+    return lambda text: text.lower() if text.lower() in words else read(text)
 
 
 _METAVARS: dict[Callable[[str], Any], str] = {json_object: "JSON", float: "X"}

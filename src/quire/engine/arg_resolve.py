@@ -120,7 +120,8 @@ class Resolver:
     def settle(self) -> dict[str, str]:
         """Find the model, and let the platform have its word on the settings; returns who set those that are not at their
         defaults. Raises ConfigError: the platform refuses one."""
-        self._found = self._find_model()
+        model = self.args.model
+        self._found = _demo_model() if model is None else find_model(model, self._hub_settings())
         other = self.args.hf_config_path
         described = find_model(other, self._hub_settings()) if other else self._found
         self._hf_config = with_outer_parts(load_hf_config(described.path, self._hf_overrides()), self._hub_settings())
@@ -165,7 +166,7 @@ class Resolver:
             architecture=architecture,
             eos_token_ids=self._eos_token_ids(hf_config, generation),
             default_sampling=default_sampling(generation, args.generation_config, args.override_generation_config),
-            served_model_name=self._served_names(name),
+            served_model_name=_several(args.served_model_name) or (name,),
             runner="generate" if pooling is None else "pooling",
             logits_processors=tuple(args.logits_processors or ()),
             hf_overrides={} if callable(args.hf_overrides) else dict(args.hf_overrides),
@@ -278,9 +279,6 @@ class Resolver:
             raise ConfigError(message, setting="hf_overrides")
         return tuple(token_id for token_id in ids if token_id is not None)
 
-    def _find_model(self) -> FoundModel:
-        return _demo_model() if self.args.model is None else find_model(self.args.model, self._hub_settings())
-
     def _hub_settings(self) -> HubSettings:
         memory = self.platform.memory_bytes()
         ranks = self.args.tensor_parallel_size * self.args.pipeline_parallel_size
@@ -318,9 +316,6 @@ class Resolver:
         ids = eos_token_ids(hf_config, generation)
         self.provenance["model.eos_token_ids"] = "config.json and generation_config.json together"
         return ids
-
-    def _served_names(self, name: str) -> tuple[str, ...]:
-        return _several(self.args.served_model_name) or (name,)
 
     def cache(self, model: ModelConfig) -> CacheConfig:
         args = self.args

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from quire.adapters import LoRARequest
 from quire.config import ModelConfig, limits
 from quire.engine.caller import asking
-from quire.engine.input_processor import InputProcessor, ProcessedRequest, TokenizedPrompt
+from quire.engine.input_processor import InputProcessor, ProcessedRequest, TokenizedPrompt, end_token_ids
 from quire.errors import EngineError, RequestError
 from quire.logprobs import LogprobsOnePosition
 from quire.outputs import CompletionOutput, RequestOutput
@@ -65,7 +65,7 @@ class BeamSearch:
         self.params = params
         self.tokenizer = tokenizer
         self._max_tokens = max(1, min(params.max_tokens, model.max_model_len - len(prompt.token_ids)))
-        self._eos: frozenset[int] = frozenset() if params.ignore_eos else _eos_ids(model, tokenizer)
+        self._eos: frozenset[int] = frozenset(() if params.ignore_eos else end_token_ids(model, tokenizer))
         self._num_candidates = max(2, 1 + len(self._eos)) * params.beam_width
         self._running = [Beam([], 0.0, [])]
         self._finished: list[tuple[float, Beam]] = []
@@ -220,8 +220,3 @@ class BeamSearches:
         rest = iter(outputs)
         for search in self._active:
             search.advance(list(itertools.islice(rest, search.num_beams)))
-
-
-def _eos_ids(model: ModelConfig, tokenizer: Tokenizer | None) -> frozenset[int]:
-    own = tokenizer.eos_token_id if tokenizer is not None else None
-    return frozenset([*model.eos_token_ids, *([] if own is None else [own])])

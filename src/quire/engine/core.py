@@ -211,8 +211,8 @@ class EngineCore(WeightVerbs, ProfileVerbs, AdapterVerbs):
                 self._refuse(request.request_id, error)
 
     def _enter(self, request: EngineRequest, again: bool = False) -> None:
-        if self._pause.holds_new:
-            self._pause.hold(request)
+        if self._pause.state is PauseState.DRAINING:
+            self._pause.held[request.request_id] = request
         else:
             self._scheduler.add_request(request, again=again)
 
@@ -238,7 +238,7 @@ class EngineCore(WeightVerbs, ProfileVerbs, AdapterVerbs):
         return len(found)
 
     def _all_ids(self) -> list[str]:
-        return [*self._scheduler.unfinished_ids(), *self._pause.held_ids]
+        return [*self._scheduler.unfinished_ids(), *self._pause.held]
 
     def _abort_and_tell(self, request_ids: list[str]) -> None:
         held = self._pause.forget(request_ids)
@@ -296,7 +296,8 @@ class EngineCore(WeightVerbs, ProfileVerbs, AdapterVerbs):
         self._enter_held()
 
     def _enter_held(self) -> None:
-        for request in self._pause.take_held():
+        held, self._pause.held = self._pause.held, {}
+        for request in held.values():
             try:
                 self._enter(request)
             except QuireError as error:
@@ -314,11 +315,11 @@ class EngineCore(WeightVerbs, ProfileVerbs, AdapterVerbs):
             for hook in self._hooks:
                 hook.before_schedule()
             step = scheduler.schedule()
-            self._preparations.transfers.launch(step)
             self._outputs += scheduler.take_ended()
             if step.total_num_tokens == 0:
                 self._check_progress()
                 return
+            self._preparations.transfers.launch(step)
             self._num_empty_plans = 0
             self.heartbeat.step(scheduler.flights[-1].predicted_ms if scheduler.cost_model.is_ready else None)
             for hook in self._hooks:

@@ -189,7 +189,8 @@ class WaitingClient(BlockingClient):
 
     def call(self, utility: str, *args: Any, **kwargs: Any) -> Any:
         """While a core is started again, the call waits for it. Raises EngineError also when the core dies during the call."""
-        self._take_what_came()
+        while not self._messages.empty():
+            self._receive_early()
         while self._restarting:
             self._receive_early()
         self.check_alive()
@@ -201,10 +202,6 @@ class WaitingClient(BlockingClient):
                 return message.get()
             if isinstance(message, Restarting) and message.is_whole:
                 raise EngineError(f"the engine core died and is started again: {message.message}")
-
-    def _take_what_came(self) -> None:
-        while not self._messages.empty():
-            self._receive_early()
 
     def _receive_early(self) -> CoreMessage:
         """The next message; outputs are kept for `get_outputs`."""

@@ -109,7 +109,8 @@ def _out_of_vocabulary(token_id: int, vocab_size: int, param: str) -> RequestErr
     return RequestError(message, param=param)
 
 
-def _end_token_ids(model: ModelConfig, tokenizer: Tokenizer | None) -> list[int]:
+def end_token_ids(model: ModelConfig, tokenizer: Tokenizer | None) -> list[int]:
+    """The ids that end a sequence: the model's and the tokenizer's."""
     ids = list(model.eos_token_ids)
     own = tokenizer.eos_token_id if tokenizer is not None else None
     if own is not None and own not in ids and own < model.vocab_size:
@@ -132,7 +133,7 @@ def prepare_grammars(config: EngineConfig, source: TokenizerSource) -> "concurre
 
     grammars = shared_grammars(model.tokenizer_path, model.tokenizer_mode, model.vocab_size, config.structured_outputs)
     return grammars.read_ahead(
-        lambda: _end_token_ids(model, tokenizer()), lambda: read_vocabulary(tokenizer(), model.vocab_size), apart=True
+        lambda: end_token_ids(model, tokenizer()), lambda: read_vocabulary(tokenizer(), model.vocab_size), apart=True
     )
 
 
@@ -518,9 +519,9 @@ class InputProcessor:
     def _eos(self, tokenizer: Tokenizer | None) -> list[int]:
         """The ids that end a sequence: the model's and the tokenizer's."""
         if tokenizer is not self._source.of_model():
-            return _end_token_ids(self._model, tokenizer)
+            return end_token_ids(self._model, tokenizer)
         if self._eos_token_ids is None:
-            self._eos_token_ids = _end_token_ids(self._model, tokenizer)
+            self._eos_token_ids = end_token_ids(self._model, tokenizer)
         return self._eos_token_ids
 
     def _check_stops(self, params: SamplingParams, tokenizer: Tokenizer | None) -> None:

@@ -30,28 +30,11 @@ class Pause:
     def __init__(self) -> None:
         self.state = PauseState.RUNNING
         self.clears_cache = False
-        self._held: dict[str, EngineRequest] = {}
-
-    @property
-    def holds_new(self) -> bool:
-        """Whether new requests wait here: a paused core may have them, as it schedules nothing."""
-        return self.state is PauseState.DRAINING
-
-    @property
-    def held_ids(self) -> list[str]:
-        return list(self._held)
-
-    def hold(self, request: EngineRequest) -> None:
-        self._held[request.request_id] = request
+        self.held: dict[str, EngineRequest] = {}
 
     def forget(self, request_ids: Iterable[str]) -> list[str]:
         """Those of the ids that were held, and are no more."""
-        return [request_id for request_id in request_ids if self._held.pop(request_id, None) is not None]
-
-    def take_held(self) -> list[EngineRequest]:
-        """What was held, in order of arrival."""
-        held, self._held = list(self._held.values()), {}
-        return held
+        return [request_id for request_id in request_ids if self.held.pop(request_id, None) is not None]
 
 
 def check_mode(mode: str) -> None:

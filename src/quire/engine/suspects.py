@@ -87,7 +87,8 @@ class Suspects:
     def saw(self, outputs: EngineCoreOutputs) -> Sequence[FrontendMessage]:
         """A core's outputs: what to send to it because of them."""
         told = (one.request_id for one in outputs.outputs if one.new_token_ids or one.finish_reason is not None)
-        return self._clear(itertools.chain(outputs.plain_ids, told))
+        trials = [self._names[each] for each in itertools.chain(outputs.plain_ids, told) if each in self._names]
+        return self._forget([each for name in trials for each in self._trials[name].ids])  # they kill nothing
 
     def _judge(self, requests: Iterable[EngineRequest]) -> None:
         """Requests that come again: each is on trial until it gets a token."""
@@ -141,7 +142,7 @@ class Suspects:
             ]
 
     def _forget(self, request_ids: Iterable[str]) -> list[FrontendMessage]:
-        """Requests have ended."""
+        """Requests have ended, or are no suspects any more."""
         for request_id in request_ids:
             name = self._names.pop(request_id, None)
             if name is not None:
@@ -149,16 +150,6 @@ class Suspects:
                 trial.ids.discard(request_id)
                 if not trial.ids:
                     self._acquit(name)
-        return self._next() if self._held else []
-
-    def _clear(self, request_ids: Iterable[str]) -> list[FrontendMessage]:
-        """Requests have got a token, or have ended: they kill nothing."""
-        for request_id in request_ids:
-            name = self._names.get(request_id)
-            if name is not None:
-                for each in self._trials[name].ids:
-                    del self._names[each]
-                self._acquit(name)
         return self._next() if self._held else []
 
     def _acquit(self, name: str) -> None:

@@ -10,6 +10,8 @@ import os
 from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
+import msgspec
+
 from quire.config import EngineConfig
 from quire.config.hub import fetch_weights
 from quire.engine.arg_resolve import hub_settings
@@ -42,13 +44,9 @@ def restored(config: EngineConfig, state: WeightState) -> tuple[EngineConfig, We
     if state.is_sent or (state.path is not None and not os.path.isdir(state.path)):
         why = "came from a trainer" if state.is_sent else f"were read from {state.path}, which is gone"
         gone = f"weights of version {state.version!r} {why}, and went with the engine core: {_AGAIN}"
-        return config, _with_problem(state, gone)
-    state = _with_problem(state, None)
+        return config, msgspec.structs.replace(state, problem=gone)
+    state = msgspec.structs.replace(state, problem=None)
     return (config if state.path is None else config.reading_from(state.path)), state
-
-
-def _with_problem(state: WeightState, problem: str | None) -> WeightState:
-    return WeightState(state.version, state.num_updates, state.path, state.is_sent, problem)
 
 
 class WeightVerbs(abc.ABC):
@@ -96,7 +94,10 @@ class WeightVerbs(abc.ABC):
         """They were read again from where the core began: a trainer's are not there."""
         if self._weights.is_sent:
             why = "came from a trainer, and sleep level 2 dropped them"
-            self._set(_with_problem(self._weights, f"weights of version {self._weights.version!r} {why}: {_AGAIN}"))
+            self._break(f"weights of version {self._weights.version!r} {why}: {_AGAIN}")
+
+    def _break(self, problem: str) -> None:
+        self._set(msgspec.structs.replace(self._weights, problem=problem))
 
     def _set(self, state: WeightState) -> None:
         self._weights, self._has_weight_news = state, True
@@ -117,7 +118,7 @@ class WeightVerbs(abc.ABC):
             problem = f"{verb} failed, and left old weights and new ones: {describe(error)}; {_AGAIN}"
             logger.error("%s", problem)
             self._is_updating = False
-            self._set(_with_problem(self._weights, problem))
+            self._break(problem)
             self._refuse_all(CapacityError(f"there are no weights to compute with: {problem}"))
             raise
 
@@ -198,8 +199,7 @@ class WeightVerbs(abc.ABC):
     @utility
     def update_weight_version(self, new_version: str) -> None:
         """Call the weights otherwise."""
-        state = self._weights
-        self._set(WeightState(new_version, state.num_updates, state.path, state.is_sent, state.problem))
+        self._set(msgspec.structs.replace(self._weights, version=new_version))
 
     @utility
     def get_weight_version(self) -> str:
