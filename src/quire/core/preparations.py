@@ -26,6 +26,7 @@ class Preparer(Protocol):
 
     def is_prepared(self, request: EngineRequest) -> bool:
         """Whether a step may have it at once."""
+        ...
 
     def prepare(self, request: EngineRequest) -> None:
         """Begin; `prepared` tells of the end."""
@@ -41,9 +42,11 @@ class Preparer(Protocol):
 
     def problems(self) -> dict[str, str]:
         """Why adapters could not be loaded, by the id of a request that `prepared` has told since the last call."""
+        ...
 
     def prepared(self, wait_s: float) -> list[str]:
         """Ids of requests whose preparation has ended, well or not; waits at most so long for the first."""
+        ...
 
 
 class Preparations:

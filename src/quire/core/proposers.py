@@ -24,6 +24,7 @@ class Proposer(Protocol):
 
     def propose(self, most: int) -> list[int]:
         """The tokens that may come next, at most so many; empty where there is no guess."""
+        ...
 
 
 @runtime_checkable

@@ -22,6 +22,7 @@ class Inbox(Protocol):
 
     def receive(self, block: bool) -> list[messages.FrontendMessage]:
         """Every message that has come; with `block`, waits for the first."""
+        ...
 
     def interrupt(self) -> None:
         """Have a waiting `receive` return, with nothing; from any thread."""

@@ -24,11 +24,13 @@ class Core(Protocol):
 
     def stats(self) -> SchedulerStats:
         """Figures of now; counters since the start."""
+        ...
 
     def collective_rpc(
         self, method: str, timeout: float | None = None, args: Any = (), kwargs: Any = None
     ) -> list[Any]:
         """Call a method on every worker. Not while steps are in flight, unless the caller can wait for them."""
+        ...
 
 
 class CoreHooks:

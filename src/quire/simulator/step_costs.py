@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from quire.errors import ConfigError
 
@@ -32,12 +32,15 @@ class StepCosts(Protocol):
     @property
     def told(self) -> Sequence[float]:
         """The share of a step's time that its scheduler is told, by tokens as `scatter`: the host's part is not in it."""
+        ...
 
     def step_ms(self, tokens: int, sequences: int, attended: float) -> float:
         """Milliseconds of a step; `attended` counts pairs of a token and one of its context."""
+        ...
 
     def describe(self) -> dict[str, Any]:
         """For the result's file."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,8 +115,14 @@ class EstimatedCosts:
     parameters: float
     kv_bytes: float
     pair_flops: float
-    scatter: ClassVar = STEADY
-    told: ClassVar = (1.0,)
+
+    @property
+    def scatter(self) -> tuple[tuple[float, ...], ...]:
+        return STEADY
+
+    @property
+    def told(self) -> tuple[float, ...]:
+        return (1.0,)
 
     def step_ms(self, tokens: int, sequences: int, attended: float) -> float:
         context = attended / max(1, tokens) * sequences
