@@ -19,6 +19,7 @@ from quire.engine.async_llm import AsyncLLM
 from quire.engine.core_client import CoreClient, OnMessage
 from quire.engine.data_parallel import CopiesClient
 from quire.engine.llm_engine import LLMEngine
+from quire.engine.shared_copies import Gathering
 from quire.errors import ConfigError, EngineDeadError, EngineError, RequestError
 from quire.metrics.events import EventKind
 from quire.metrics.prometheus import PrometheusExposition, cache_info
@@ -308,3 +309,20 @@ def test_a_start_that_fails_leaves_no_copy() -> None:
     with pytest.raises(EngineDeadError, match="no device"):
         CopiesClient([start, fail, start], print)
     assert len(started) == 2 and all(copy.is_shut_down for copy in started)
+
+
+def test_before_a_copy_is_ended_all_are_known_to_end() -> None:
+    class Door:
+        is_closed = False
+
+        def close(self) -> None:
+            self.is_closed = True
+
+    class Ending(PlayedCopy):
+        def shutdown(self) -> None:
+            seen.append((door.is_closed, gathering.is_closed))
+
+    seen: list[tuple[bool, bool]] = []
+    door, gathering = Door(), Gathering(lambda: "here", 2)
+    CopiesClient([Ending] * 2, print, gathering, door).shutdown()  # type: ignore[arg-type]
+    assert seen == [(True, True)] * 2

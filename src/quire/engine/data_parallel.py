@@ -19,6 +19,7 @@ from quire.engine.pausing import PauseState
 from quire.engine.replica_choice import PIECE_TOKENS, Assignment, ReplicaChooser, keys_of
 from quire.engine.shared_copies import Gathering
 from quire.errors import ConfigError
+from quire.executor.host_door import HostDoor
 from quire.logger import init_logger
 from quire.request import EngineCoreOutput, EngineCoreOutputs, EngineRequest, FinishReason, QueueState, Refusal
 
@@ -49,6 +50,7 @@ class CopiesClient(CoreClient):
         on_message: gets the messages of all. A copy's death is a `Restarting` that says that others go on; the `Restarted` behind
             it names the requests that are to be sent again.
         gathering: of copies that share experts; all are told when one may have got work, since all take their steps together.
+        door: at which hosts join. Both are closed before the first copy is ended: no end is a loss then.
 
     Raises:
         ConfigError, EngineDeadError: a copy does not start.
@@ -56,8 +58,14 @@ class CopiesClient(CoreClient):
 
     shares_memory = False
 
-    def __init__(self, starts: Sequence[StartCopy], on_message: OnMessage, gathering: Gathering | None = None) -> None:
-        self._on_message, self._gathering, self._num_wakes = on_message, gathering, 0
+    def __init__(
+        self,
+        starts: Sequence[StartCopy],
+        on_message: OnMessage,
+        gathering: Gathering | None = None,
+        door: HostDoor | None = None,
+    ) -> None:
+        self._on_message, self._gathering, self._door, self._num_wakes = on_message, gathering, door, 0
         self._calling = threading.Lock()  # held while all are called, so that all have the same order of calls
         self.clients: Sequence[CoreClient] = ()
         self._lock = threading.Lock()  # never held while a copy is spoken to, which may be waiting for it
@@ -282,8 +290,10 @@ class CopiesClient(CoreClient):
         self._shut_down(self.clients)
 
     def _shut_down(self, clients: Iterable[CoreClient]) -> None:
-        ends = [client.shutdown for client in clients]
-        _in_parallel(ends if self._gathering is None else [*ends, self._gathering.close])
+        for awaited in (self._door, self._gathering):
+            if awaited is not None:
+                awaited.close()
+        _in_parallel([client.shutdown for client in clients])
 
 
 _AWAY = Refusal(is_capacity=True, retry_after=10.0)

@@ -31,6 +31,9 @@ from quire.version import __version__
 logger = init_logger(__name__)
 
 
+_PATIENCE_S = 10.0
+"""How long the others of a host's copies may take to end behind the first one."""
+
 Incoming = queue.SimpleQueue[messages.FrontendMessage | None]
 """What the head node has said; None behind the last."""
 
@@ -42,7 +45,6 @@ class HeadlessCopy:
         parallel = config.parallel
         self._config, self._number = config, parallel.copy_number
         self._spares = SpareCores() if wants_spare(config) else None
-        self._core_died = False
 
     def run(self) -> None:
         """Serve until the head node ends.
@@ -60,6 +62,7 @@ class HeadlessCopy:
         gathering.seats[0].spares = self._spares
         arguments = link, came, gathering
         threading.Thread(target=_listen, args=arguments, name="headless-listener", daemon=True).start()
+        client: CoreClient | None = None
         try:
             client = self._start_core(link, answer, gathering.seats[0])
         except QuireError as error:
@@ -67,20 +70,17 @@ class HeadlessCopy:
             if isinstance(error, ConfigError):
                 raise
             logger.error("copy %d: %s", self._number, error)
-            return True
         try:
             return self._relay(came, client)
         finally:
             link.close()  # first: the end of this core is not a death
-            client.shutdown()
+            if client is not None:
+                client.shutdown()
 
     def _start_core(self, link: HostLink, start: messages.Start, seat: CopySeat) -> CoreClient:
-        self._core_died = False
-
         def tell(message: messages.CoreMessage) -> None:
             link.send(encode(message))
             if isinstance(message, messages.Dead):
-                self._core_died = True
                 link.end()
 
         parallel = self._config.parallel
@@ -93,23 +93,25 @@ class HeadlessCopy:
         logger.info("copy %d serves the head node at %s", self._number, link.peer)
         return client
 
-    def _relay(self, came: Incoming, client: CoreClient) -> bool:
-        """Give the core what the head node says, until that ends; whether to join again."""
+    def _relay(self, came: Incoming, client: CoreClient | None) -> bool:
+        """Give the core, if there is one, what the head node says, until the connection ends; whether to join again."""
         while (message := came.get()) is not None:
             if isinstance(message, messages.Shutdown):
-                return self._core_died
-            client.send(message)
-        logger.warning("copy %d has lost its head node, and looks for it", self._number)
+                return False
+            if client is not None:
+                client.send(message)
+        logger.warning("copy %d is no longer connected to its head node, and joins it again", self._number)
         return True
 
 
 def _listen(link: HostLink, came: Incoming, gathering: Gathering) -> None:
-    """Take in what the head node says. When it is lost, a core that shares experts is of no use, even if it only starts."""
+    """Take in what the head node says. Behind that a core that shares experts is of no use if it only starts, or if the
+    connection was lost."""
     decode, message = messages.decoder_at_core(), None
     while not isinstance(message, messages.Shutdown) and (data := link.receive()) is not None:
         came.put(message := decode(data))
+    gathering.close()
     if not isinstance(message, messages.Shutdown):
-        gathering.close()
         gathering.seats[0].kill()
     came.put(None)
 
@@ -130,6 +132,10 @@ def serve_headless(config: EngineConfig) -> None:
     copies = [HeadlessCopy(config_of_copy(config, number)) for number in range(config.parallel.data_parallel_size)]
     for copy in copies:
         threading.Thread(target=run, args=(copy,), name="headless-copy", daemon=True).start()
-    for _ in copies:
-        if (error := ends.get()) is not None:
+    for number in range(len(copies)):
+        try:
+            error = ends.get(timeout=_PATIENCE_S if number else None)
+        except queue.Empty:  # it looks for a head node that, as the first one was told, has ended
+            return
+        if error is not None:
             raise error

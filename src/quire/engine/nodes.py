@@ -3,6 +3,7 @@
 A host that is gone may join again: `RecoveringClient` then starts the copy there, as it would start one here.
 """
 
+from quire.codec import encode
 from quire.config import EngineConfig
 from quire.engine import messages
 from quire.engine.core_client import OnMessage
@@ -29,11 +30,11 @@ def place_of_head(config: EngineConfig) -> tuple[str, int]:
 def open_door(config: EngineConfig) -> HostDoor:
     """A door with a seat for each copy that other hosts are to run. Raises ConfigError: the address cannot be used."""
     numbers = range(config.parallel.data_parallel_size)[config.parallel.num_copies_here :]
-    return HostDoor(config, place_of_head(config), SETTINGS, "copy", numbers)
+    return HostDoor(config, place_of_head(config), SETTINGS, "copy", numbers, encode(messages.Shutdown()))
 
 
 class NodeClient(RemoteClient):
-    """A core that a host runs which has joined. Waits for one.
+    """A core that a host runs which has joined. Waits for one. When the door is closed the host ends, else it joins again.
 
     Args:
         standing: of the core in whose place it is started.
@@ -56,33 +57,42 @@ class NodeClient(RemoteClient):
         super().__init__(on_message)
         self._door, self._number, self._seat, self._is_ending = door, number, seat, False
         while not self._starts(standing):
-            logger.warning("copy %d does not start: %s; the next one is waited for", number, self._goodbye)
+            logger.warning("copy %d does not start: %s; it waits for a host", number, self._goodbye)
         logger.info("copy %d runs on %s", number, self._link.peer)
         self._start_listener()
 
     def _starts(self, standing: messages.Standing | None) -> bool:
-        """Whether the next host starts its core; not if it is gone before."""
+        """Whether the next host starts its core; not if it is gone before, or another copy ends."""
         (self._link, join), is_ready = self._door.take(self._number), False
         self._is_gone, rendezvous = False, ""
+        self._goodbye = f"its host ({self._link.peer}) is gone"
         try:
             if self._seat is not None:
                 rendezvous = self._seat.join(join.meeting_places[0])
-                self._seat.hold(self._link.close)
+                self._seat.hold(self._give_up)
             self.send(messages.Start({}, None, standing, marks(), rendezvous))
             is_ready = self._await_ready(float("inf"))
         except EngineDeadError:
-            if not self._is_gone:
+            if not self._is_gone or self._door.is_closed:
                 raise
         finally:
             if not is_ready:
+                self._part()
                 self._link.close()
                 if self._seat is not None:
                     self._seat.leave()
         return is_ready
 
-    @property
-    def _goodbye(self) -> str:
-        return f"its host ({self._link.peer}) is gone"
+    def _give_up(self) -> None:
+        """Another copy has ended, or the engine: this one is of no use."""
+        self._goodbye = "another copy, with which it shares experts, has ended"
+        self._part()
+        self._link.close()
+
+    def _part(self) -> None:
+        if self._door.is_closed:
+            self.send(messages.Shutdown())
+        self._link.end()
 
     def _send_data(self, *frames: bytes) -> None:
         for frame in frames:
@@ -97,9 +107,7 @@ class NodeClient(RemoteClient):
 
     def shutdown(self) -> None:
         self._is_ending = True
-        if not self._is_gone:  # else it may come back, and shall join again
-            self.send(messages.Shutdown())
-        self._link.end()
+        self._part()
         if self._listener is not None:
             self._listener.join(_PATIENCE_S)
         self._link.close()

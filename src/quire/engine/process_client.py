@@ -285,6 +285,7 @@ def open_client(config: EngineConfig, core: str | None, on_message: OnMessage) -
     starts: list[StartCopy] = [
         functools.partial(_open_process, config_of_copy(config, number), gathering) for number in range(num_here)
     ]
+    door = None
     if num_copies > num_here:
         door = open_door(config)
         starts += [
@@ -294,7 +295,7 @@ def open_client(config: EngineConfig, core: str | None, on_message: OnMessage) -
         starts = [functools.partial(_open_or_close, start, door) for start in starts]
     if gathering is not None:
         starts = [functools.partial(_open_or_close, start, gathering) for start in starts]
-    return CopiesClient(starts, on_message, gathering)
+    return CopiesClient(starts, on_message, gathering, door)
 
 
 def _gathering(config: EngineConfig) -> Gathering:
@@ -347,7 +348,7 @@ def _open_elsewhere(
     start: StartCore = functools.partial(NodeClient, door, number, seat=seat)
     if seat is not None:
         start = functools.partial(seat.open, start)
-    return start(on_message, None) if config.parallel.recovery is False else RecoveringClient(start, on_message, door)
+    return start(on_message, None) if config.parallel.recovery is False else RecoveringClient(start, on_message)
 
 
 def _open_or_close(start: StartCopy, awaited: HostDoor | Gathering, on_message: OnMessage) -> CoreClient:

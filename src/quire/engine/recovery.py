@@ -26,7 +26,6 @@ from quire.engine.messages import (
 from quire.engine.spare_core import SpareCores
 from quire.engine.suspects import Suspects
 from quire.errors import QuireError
-from quire.executor.host_door import HostDoor
 from quire.logger import init_logger
 
 logger = init_logger(__name__)
@@ -50,8 +49,7 @@ class RecoveringClient(CoreClient):
         start: starts a core.
         on_message: gets the messages of all cores; between two of them `Restarting`, `GivenUp` for a request that is at fault,
             and then `Restarted`: all unfinished requests are to be sent again. `Dead` is the end.
-        source: where cores come from, if it is to be closed when this client ends: what keeps a process for the next one, or
-            the door at which hosts join.
+        source: what keeps a process for the next core; it is closed when this client ends.
 
     Raises:
         ConfigError, EngineDeadError: the first core does not start.
@@ -59,7 +57,7 @@ class RecoveringClient(CoreClient):
 
     shares_memory = False
 
-    def __init__(self, start: StartCore, on_message: OnMessage, source: SpareCores | HostDoor | None = None) -> None:
+    def __init__(self, start: StartCore, on_message: OnMessage, source: SpareCores | None = None) -> None:
         self._start, self.source = start, source
         self._on_message = on_message
         self._limits = _Limit(MAX_FRUITLESS_RESTARTS, FRUITLESS_WITHIN_S), _Limit(MAX_RESTARTS, WITHIN_S)

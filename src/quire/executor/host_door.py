@@ -61,26 +61,46 @@ def shared_settings(config: EngineConfig) -> dict[str, Any]:
     return shared | {"enable_lora": config.lora is not None}
 
 
+class Over(msgspec.Struct, tag="shutdown", array_like=True):
+    """What a host may get in place of an answer: the engine ends in good order. The same bytes end a copy that serves
+    (`messages.Shutdown`), since who says them need not know how far the host is."""
+
+
+class EngineOver(Exception):
+    """The head node has ended in good order: nobody shall look for it."""
+
+
 class HostDoor:
     """Listens for hosts that join, and has a seat for each.
 
     Args:
         place: the address and the port, which `settings` name.
         what: has seats, each with its number: a copy, a node.
+        farewell: what those get who still wait for an answer when the door is closed.
+
+    Attributes:
+        is_closed: nobody is let in any more.
 
     Raises:
         ConfigError: the address cannot be used.
     """
 
     def __init__(
-        self, config: EngineConfig, place: tuple[str, int], settings: tuple[str, str], what: str, numbers: Iterable[int]
+        self,
+        config: EngineConfig,
+        place: tuple[str, int],
+        settings: tuple[str, str],
+        what: str,
+        numbers: Iterable[int],
+        farewell: bytes = b"",
     ) -> None:
         try:
             self._server = socket.create_server(place, backlog=64)
         except OSError as error:
             text = f"{' and '.join(settings)} give the address {place[0]}:{place[1]}, which cannot be used: {error}"
             raise ConfigError(text, setting=settings[1]) from error
-        self._settings, self._what = shared_settings(config), what
+        self._settings, self._what, self._farewell = shared_settings(config), what, farewell
+        self.is_closed = False
         self._seats: dict[int, queue.SimpleQueue[tuple[HostLink, Join] | None]]
         self._seats = {number: queue.SimpleQueue() for number in numbers}
         threading.Thread(target=self._accept, name="host-door", daemon=True).start()
@@ -118,6 +138,8 @@ class HostDoor:
             return f"it has number {join.number}, and the head node waits for {self._what} {', '.join(map(str, self._seats))}"
         link.most = MAX_MESSAGE_BYTES
         self._seats[join.number].put((link, join))
+        if self.is_closed:
+            self._dismiss()
         return ""
 
     def take(self, number: int, timeout_s: float | None = None) -> tuple[HostLink, Join]:
@@ -133,11 +155,20 @@ class HostDoor:
         return seated
 
     def close(self) -> None:
-        """Let nobody in any more, and wait for nobody."""
+        """Let nobody in any more, and wait for nobody; those that wait here are sent away."""
+        self.is_closed = True
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._server.close()
+        self._dismiss()
+
+    def _dismiss(self) -> None:
         for seat in self._seats.values():
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    if (seated := seat.get_nowait()) is not None:
+                        seated[0].send(self._farewell)
+                        seated[0].close()
             seat.put(None)
 
 
@@ -149,18 +180,22 @@ def visit(place: tuple[str, int], settings: tuple[str, str], serve: Callable[[Ho
         link = knock(place, settings)
         try:
             goes_on = serve(link)
+        except EngineOver:
+            return
         finally:
             link.close()
 
 
 def ask(link: HostLink, join: Join, answer: type[AnswerT]) -> AnswerT | None:
-    """Take a seat: the head node's answer; None if it is gone. Raises ConfigError: it refuses."""
+    """Take a seat: the head node's answer; None if it is gone. Raises ConfigError: it refuses. Raises EngineOver: it ends."""
     link.send(encode(join))
     if (data := link.receive()) is None:
         return None
-    given: Any = decoder(answer | Refused)(data)
+    given: Any = decoder(answer | Refused | Over)(data)
     if isinstance(given, Refused):
         raise ConfigError(given.message)
+    if isinstance(given, Over):
+        raise EngineOver
     check_same(given.patches, "the head node")
     return cast(AnswerT, given)
 
