@@ -25,11 +25,12 @@ from quire.layers.axes import AxisTable
 from quire.layers.decoder_layer import BOUNDS, DecoderLayer, modules_of
 from quire.layers.describe import describe_pages, describe_weights
 from quire.layers.half import HalfInput, SampledViews
+from quire.layers.held_weights import apply_norm
 from quire.layers.interface import CausalLM, LayerContext, ModelContext, PatchInputs, StepInputs
 from quire.layers.mixers import MixerLayer, kind_of
 from quire.layers.modules import Module
 from quire.layers.moe import Mixture
-from quire.layers.operations import OperationList, SampledOperation, apply_norm, can_fuse
+from quire.layers.operations import OperationList, SampledOperation, can_fuse
 from quire.layers.parallel import ParallelPlan
 from quire.layers.residual_extras import HyperConnection, LayerInputs
 from quire.layers.workspace import TokenViews, Workspace

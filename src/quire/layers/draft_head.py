@@ -21,10 +21,11 @@ from quire.layers import weights as weight_table
 from quire.layers.assembly import Sliceable, Weight
 from quire.layers.decoder import Decoder
 from quire.layers.half import HalfInput
+from quire.layers.held_weights import apply_norm
 from quire.layers.interface import LayerContext, ModelContext, StepInputs
 from quire.layers.linear import LinearMethod
 from quire.layers.modules import Module, ModuleBuilder, RowBlock
-from quire.layers.operations import OperationList, apply_norm
+from quire.layers.operations import OperationList
 from quire.layers.workspace import TokenViews
 from quire.models.residual import RMSNorm
 from quire.models.spec import Attention, DecoderSpec, Features

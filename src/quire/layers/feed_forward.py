@@ -11,10 +11,10 @@ import torch
 
 from quire.kernels import ops
 from quire.kernels.norm import XIELU, set_alpha
-from quire.kernels.types import LinearWeight
 from quire.layers.assembly import Weight
 from quire.layers.dense import DenseFeedForward
 from quire.layers.half import HalfInput, HalfOutput, NormedInput
+from quire.layers.held_weights import HeldWeights
 from quire.layers.interface import LayerContext, StepInputs
 from quire.layers.modules import Module, ModuleBuilder, RowBlock, SourceLayout
 from quire.layers.moe import Mixture, NormedMixture
@@ -22,7 +22,7 @@ from quire.layers.workspace import TokenViews, Workspace
 from quire.models.spec import MLP, FeedForward, GatedMLP, MoE
 
 
-class FeedForwardLayer:
+class FeedForwardLayer(HeldWeights):
     """One feed-forward on this rank.
 
     Args:
@@ -37,10 +37,9 @@ class FeedForwardLayer:
     """
 
     def __init__(self, mlp: FeedForward, context: LayerContext, layer: str = "") -> None:
+        super().__init__()
         self.mlp, self.context, self._is_first, self._layer = mlp, context, context.plan.rank == 0, layer
-        self.linears: dict[str, LinearWeight] = {}
         self.mixture: Mixture | None = None
-        self._scale_1: torch.Tensor | None = None
         self.is_late = isinstance(mlp, MoE) and mlp.late
         self.is_whole = isinstance(mlp, MoE) and mlp.own_norms is not None
         dense = mlp.shared if isinstance(mlp, MoE) else mlp
@@ -105,16 +104,13 @@ class FeedForwardLayer:
             self.mixture = kind(mlp, self.context, self.dense, room, self._layer)
 
     def set_weight(self, name: str, weight: Weight) -> None:
-        """Take one of its modules' weights."""
         if self.mixture is not None:
             self.mixture.set_weight(name, weight)
-        elif isinstance(weight, LinearWeight):
-            self.linears[name] = weight
-        elif name == "mlp_scale":
-            self._scale_1 = cast(torch.Tensor, weight)
-        else:
+        elif name in ("act_positive", "act_negative"):
             alphas = cast(DenseFeedForward, self.dense).alphas
             set_alpha(cast(torch.Tensor, alphas), name == "act_positive", cast(torch.Tensor, weight))
+        else:
+            super().set_weight(name, weight)
 
     def run(self, x: HalfInput, out: HalfOutput, step: StepInputs, views: TokenViews) -> None:
         """out = this rank's part of the feed-forward of x; `out` may be where x is unless there are experts."""
@@ -147,8 +143,8 @@ class FeedForwardLayer:
             out.multiply(dense.activate(x, linears["gate_up"], views), linears["down"], views)
             if self.mlp.out_scale != 1.0:
                 ops.scale_and_cap(out.tensor(views), self.mlp.out_scale, 0.0)
-            if self._scale_1 is not None:
-                out.tensor(views).mul_(self._scale_1)
+            if "mlp_scale" in self.tensors:
+                out.tensor(views).mul_(self.tensors["mlp_scale"])
 
 
 def _mixture_modules(builder: ModuleBuilder, mlp: MoE) -> Iterator[Module]:

@@ -22,6 +22,7 @@ from quire.layers.dense import DenseFeedForward
 from quire.layers.expert_balance import ExpertPlaces, evenness
 from quire.layers.expert_set import ExpertSet
 from quire.layers.half import HalfInput
+from quire.layers.held_weights import HeldWeights
 from quire.layers.interface import LayerContext
 from quire.layers.workspace import TokenViews
 from quire.logger import init_logger
@@ -34,7 +35,7 @@ ALWAYS = 1e9
 """A bias on the choice of an expert that every token has."""
 
 
-class Mixture:
+class Mixture(HeldWeights):
     """Routed experts, and the feed-forward that every token takes besides, if there is one.
 
     Args:
@@ -51,12 +52,11 @@ class Mixture:
         scratch: ExpertScratch,
         layer: str,
     ) -> None:
+        super().__init__()
         self.mlp, self.routing, self.activation = mlp, mlp.routing, kernel_activation(mlp.act)
         self.token_ids = torch.empty(0)
         """Of the step, for mixtures that choose by them."""
         self._context, self._method, self._shared, self._scratch = context, context.linear_method, shared, scratch
-        self._linears: dict[str, LinearWeight] = {}
-        self._tensors: dict[str, torch.Tensor] = {}
         self._experts = ExpertSet(mlp, context, context.plan.experts(mlp.num_experts).start, "experts", layer)
         self._always: ExpertSet | None = None
         if mlp.always:
@@ -74,7 +74,6 @@ class Mixture:
             self._owners_E = self.places.owners_E
 
     def set_weight(self, name: str, weight: Weight) -> None:
-        """Take one of its modules' weights; a list has one weight an expert."""
         is_first = self._context.plan.rank == 0
         for each in (self._experts, self._always):
             if each is not None and each.takes(name):
@@ -86,10 +85,7 @@ class Mixture:
             weight = dataclasses.replace(cast(LinearWeight, weight), bias=None)
         if name == "router_bias" and self.mlp.always:
             weight = torch.nn.functional.pad(cast(torch.Tensor, weight), (0, self.mlp.always), value=ALWAYS)
-        if isinstance(weight, LinearWeight):
-            self._linears[name] = weight
-        else:
-            self._tensors[name] = cast(torch.Tensor, weight)
+        super().set_weight(name, weight)
 
     def post_load(self) -> None:
         """All weights are there: experts that are balanced take all of their rank's places."""
@@ -118,22 +114,22 @@ class Mixture:
         read, given = x_TD, views.beside_TD if self.mlp.late else out_TD
         if self.mlp.latent:
             read, given = views.narrow(self.mlp.latent), views.wide(self.mlp.latent)
-            self._method.apply(x_TD, self._linears["experts_in"], read)
+            self._method.apply(x_TD, self.linears["experts_in"], read)
         self._run_experts(read, ids_TK, weights_TK, num_tokens, given)
         if self.mlp.latent:
-            self._method.apply(given, self._linears["experts_out"], out_TD)
+            self._method.apply(given, self.linears["experts_out"], out_TD)
         if self.mlp.zero_experts and self._context.plan.rank == 0:  # experts without matrices give what they read
             experts.add_chosen_inputs(x_TD, ids_TK, weights_TK, self.mlp.num_experts, given)
-        if "experts_bias" in self._tensors:
-            given.add_(self._tensors["experts_bias"])
+        if "experts_bias" in self.tensors:
+            given.add_(self.tensors["experts_bias"])
         if self._shared is None:
             return
         activated_TI = self._activate_shared(self._shared, x_TD, views)
         if self.mlp.late:
-            self._method.apply(activated_TI, self._linears["shared_down"], out_TD)
+            self._method.apply(activated_TI, self.linears["shared_down"], out_TD)
         else:
             shared_TD = views.wide(x_TD.shape[1]) if self.mlp.latent else self._scratch.out_PD[: len(x_TD)]
-            self._method.apply(activated_TI, self._linears["shared_down"], shared_TD)
+            self._method.apply(activated_TI, self.linears["shared_down"], shared_TD)
             ops.add(shared_TD, out_TD)
 
     def _choose(self, x_TD: torch.Tensor, num_tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -141,19 +137,19 @@ class Mixture:
         count, scratch = x_TD.shape[0], self._scratch
         ids_TK, weights_TK, experts_E = scratch.ids_TK[:count], scratch.weights_TK[:count], self.routing.num_experts
         logits_TE = scratch.logits_TE.view(-1)[: count * experts_E].view(count, experts_E)  # it may have room for more
-        self._method.apply(x_TD, self._linears["router"], logits_TE)
+        self._method.apply(x_TD, self.linears["router"], logits_TE)
         if self.routing.cap > 0:
             ops.scale_and_cap(logits_TE, 1.0, self.routing.cap)
-        bias_E, table_VK = self._tensors.get("router_bias"), self._tensors.get("token_experts")
+        bias_E, table_VK = self.tensors.get("router_bias"), self.tensors.get("token_experts")
         if table_VK is not None or self.routing.scoring == "sqrtsoftplus":
             chosen_TK = None if table_VK is None else table_VK[self.token_ids[:count].long()].long()
             experts.route_plainly(logits_TE, self.routing, bias_E, chosen_TK, ids_TK, weights_TK)
         else:
             ops.moe_route(logits_TE, self.routing, num_tokens, ids_TK, weights_TK, bias_E)
-        if "experts_scale" in self._tensors:
-            weights_TK.mul_(self._tensors["experts_scale"])
-        if "expert_scales" in self._tensors:
-            experts.scale_choices(weights_TK, ids_TK, self._tensors["expert_scales"])
+        if "experts_scale" in self.tensors:
+            weights_TK.mul_(self.tensors["experts_scale"])
+        if "expert_scales" in self.tensors:
+            experts.scale_choices(weights_TK, ids_TK, self.tensors["expert_scales"])
         return ids_TK, weights_TK
 
     def _run_experts(
@@ -213,7 +209,7 @@ class Mixture:
     ) -> None:
         """x += the mixture of rms_norm(x), on a platform that has kernels for all of it. `views` gives room."""
         is_apart = self.exchange is not None or self.places is not None
-        if is_apart or self._experts.is_adapted or self._method.adapts(self._linears["router"].name):
+        if is_apart or self._experts.is_adapted or self._method.adapts(self.linears["router"].name):
             ops.rms_norm(x_TD, norm_D, eps, views.normed_TD)
             self.run(views.normed_TD, views.delta_TD, num_tokens, views)
             ops.add(views.delta_TD, x_TD)
@@ -222,20 +218,20 @@ class Mixture:
         if self._shared is not None:
             ops.rms_norm(x_TD, norm_D, eps, views.normed_TD)
             activated_TI = self._activate_shared(self._shared, views.normed_TD, views)
-        router, bias_E, weights = self._linears["router"], self._tensors.get("router_bias"), self._experts.weights
+        router, bias_E, weights = self.linears["router"], self.tensors.get("router_bias"), self._experts.weights
         room = (num_tokens, views.normed_TD, self._scratch)
         ops.norm_moe(x_TD, norm_D, eps, router, self.routing, weights, self.activation, *room, bias_E)
         if activated_TI is not None:
-            self._method.apply_add(activated_TI, self._linears["shared_down"], x_TD, views.delta_TD)
+            self._method.apply_add(activated_TI, self.linears["shared_down"], x_TD, views.delta_TD)
 
     def _activate_shared(self, shared: DenseFeedForward, x_TD: torch.Tensor, views: TokenViews) -> torch.Tensor:
         """What the last matrix of the shared feed-forward reads."""
         activated_TI = shared.activate(
-            HalfInput(self._method, lambda views: x_TD), self._linears["shared_gate_up"], views
+            HalfInput(self._method, lambda views: x_TD), self.linears["shared_gate_up"], views
         )
-        if "shared_gate" in self._linears:
+        if "shared_gate" in self.linears:
             gate_T1 = self._scratch.logits_TE.view(-1)[: x_TD.shape[0]].view(-1, 1)
-            self._method.apply(x_TD, self._linears["shared_gate"], gate_T1)
+            self._method.apply(x_TD, self.linears["shared_gate"], gate_T1)
             ops.sigmoid_gate(activated_TI, gate_T1)
         if isinstance(shared.mlp, GatedMLP) and shared.mlp.out_scale != 1.0:
             ops.scale_and_cap(activated_TI, shared.mlp.out_scale, 0.0)
@@ -264,10 +260,10 @@ class NormedMixture(Mixture):
 
     def run(self, x_TD: torch.Tensor, out_TD: torch.Tensor, num_tokens: torch.Tensor, views: TokenViews) -> None:
         """`x` is a buffer that may be overwritten."""
-        norms, eps, communicator = self._tensors, cast(RMSNorm, self.mlp.own_norms).eps, self._context.communicator
+        norms, eps, communicator = self.tensors, cast(RMSNorm, self.mlp.own_norms).eps, self._context.communicator
         residual_TD, beside_TD = views.residual_TD, views.beside_TD
         activated_TI = self._activate_shared(cast(DenseFeedForward, self._shared), x_TD, views)
-        self._method.apply(activated_TI, self._linears["shared_down"], out_TD)
+        self._method.apply(activated_TI, self.linears["shared_down"], out_TD)
         communicator.all_reduce(out_TD)
         ops.rms_norm(out_TD, norms["shared_after"], eps, out_TD)
         ops.rms_norm(residual_TD, norms["router_scale"], eps, x_TD)

@@ -13,15 +13,15 @@ from typing import cast
 import torch
 
 from quire.kernels import ops
-from quire.layers.assembly import NormWeight
 from quire.layers.decoder_layer import DecoderLayer
 from quire.layers.feed_forward import FeedForwardLayer
 from quire.layers.half import Buffer, HalfInput, HalfOutput, NormedInput, ResidualOutput, SampledOutput, SampledViews
+from quire.layers.held_weights import apply_norm
 from quire.layers.interface import LayerContext, StepInputs
 from quire.layers.mixers import MixerLayer
 from quire.layers.residual_extras import HyperConnection, LayerEnd
 from quire.layers.workspace import TokenViews, Workspace
-from quire.models.residual import PRE, LayerNorm, Norm, RMSNorm
+from quire.models.residual import PRE, RMSNorm
 from quire.models.spec import DecoderSpec
 
 Operation = Callable[[StepInputs, TokenViews], object]
@@ -31,16 +31,6 @@ RESIDUAL: Buffer = operator.attrgetter("residual_TD")
 DELTA: Buffer = operator.attrgetter("delta_TD")
 NORMED: Buffer = operator.attrgetter("normed_TD")
 BESIDE: Buffer = operator.attrgetter("beside_TD")
-
-
-def apply_norm(
-    norm: Norm, weight: NormWeight, x_TD: torch.Tensor, out_TD: torch.Tensor, residual_TD: torch.Tensor | None = None
-) -> None:
-    """out = norm(x); with a residual, x joins it first and out = norm(residual)."""
-    if isinstance(norm, LayerNorm):
-        ops.layer_norm(x_TD, weight.weight, weight.bias, norm.eps, out_TD, residual_TD)
-    else:
-        ops.rms_norm(x_TD, weight.weight, norm.eps, out_TD, residual_TD)
 
 
 class OperationList:

@@ -1,28 +1,25 @@
 """What makes embeddings of an encoder's rows: a few stages, computed one after another.
 
 Knows shapes and weights. Knows nothing of images.
-Legend: X rows, C columns.
+Legend: X rows, C columns; Y groups of rows, Q queries.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import cast
 
 import torch
+from torch.nn import functional
 
-from quire.kernels import ops
 from quire.kernels.norm import ACTIVATIONS
-from quire.kernels.types import LinearWeight
 from quire.layers.activation import kernel_activation
-from quire.layers.assembly import NormWeight, Weight
+from quire.layers.assembly import NormWeight
 from quire.layers.modules import Module, ModuleBuilder, RowBlock
-from quire.layers.operations import apply_norm
-from quire.layers.query_former import QueryFormer, query_modules
-from quire.models.sight import Gated, Group, Normed, Probe, Product, Queries, Stage, Standard
+from quire.layers.tower import TowerPart, activated
+from quire.models.sight import Gated, Group, Normed, Probe, Queries, Stage, Standard
 
 STANDARD = ("standard_bias", "standard_scale")
 
 
-class Projector:
+class Projector(TowerPart):
     """Stages and their weights.
 
     Args:
@@ -30,8 +27,8 @@ class Projector:
     """
 
     def __init__(self, stages: Sequence[Stage], columns: int) -> None:
+        super().__init__()
         self._stages, self._columns = stages, columns
-        self._weights: dict[str, Weight] = {}
 
     def modules(self, builder: ModuleBuilder) -> Iterator[Module]:
         """Its matrices and norms, in order."""
@@ -42,7 +39,7 @@ class Projector:
             elif isinstance(stage, Gated):
                 columns //= 2
             elif isinstance(stage, Queries):
-                yield from query_modules(stage, builder, columns)
+                yield from _query_modules(stage, builder, columns)
                 columns = stage.hidden
             elif isinstance(stage, Probe):
                 yield from _probe_modules(stage, builder, columns)
@@ -57,10 +54,6 @@ class Projector:
                 yield builder.linear(stage.name, parts, columns, bias=stage.bias)
                 columns = stage.outputs
 
-    def set_weight(self, name: str, weight: Weight) -> None:
-        """Take one of its modules' weights."""
-        self._weights[name] = weight
-
     def __call__(self, rows_XC: torch.Tensor) -> torch.Tensor:
         """The embeddings of rows, in a tensor of their own."""
         x = rows_XC
@@ -70,51 +63,38 @@ class Projector:
             elif isinstance(stage, Gated):
                 x = _gated(stage, x)
             elif isinstance(stage, Queries):
-                x = QueryFormer(stage, self._weights, self._multiply).run(x)
+                x = _run_queries(stage, self, x)
             elif isinstance(stage, Probe):
                 x = self._probe(stage, x)
             elif isinstance(stage, Normed):
-                out, weight = torch.empty_like(x), self._weights.get(stage.name)
-                weight = NormWeight(x.new_ones(x.shape[1], dtype=torch.float32)) if weight is None else weight
-                apply_norm(stage.norm, cast(NormWeight, weight), x.contiguous(), out)
-                x = _activated(stage.act, out)
+                if not stage.norm.weight:
+                    self.norms[stage.name] = NormWeight(x.new_ones(x.shape[1], dtype=torch.float32))
+                x = activated(stage.act, self.normed(stage.norm, stage.name, x))
             elif isinstance(stage, Standard):
                 x = self._standardize(stage, x)
             else:
-                x = self._multiply(stage, x.contiguous())
+                x = self.multiply(stage.name, x, stage.act)
         return x
 
     def _probe(self, stage: Probe, x_XC: torch.Tensor) -> torch.Tensor:
         """One row for each image."""
         columns = x_XC.shape[1]
-        probe, bias = (cast(torch.Tensor, self._weights[name]).to(x_XC.dtype) for name in ("probe", "probe_in_bias"))
-        rows = torch.cat((x_XC, probe[None]))
-        products = self._multiply(Product("probe_in", 3 * columns, bias=False), rows) + bias
+        probe, bias = (self.tensors[name].to(x_XC.dtype) for name in ("probe", "probe_in_bias"))
+        products = self.multiply("probe_in", torch.cat((x_XC, probe[None]))) + bias
         shape = (-1, stage.count, stage.heads, columns // stage.heads)
         k, v = (part.reshape(shape).transpose(1, 2).float() for part in products[:-1, columns:].split(columns, dim=1))
         q = products[-1, :columns].reshape(1, stage.heads, 1, -1).float().expand(len(k), -1, -1, -1)
         attended = torch.nn.functional.scaled_dot_product_attention(q, k, v).flatten(1).to(x_XC.dtype)
-        out = self._multiply(Product("probe_out", columns), attended)
-        normed = torch.empty_like(out)
-        apply_norm(stage.norm, cast(NormWeight, self._weights["probe_norm"]), out, normed)
-        up = self._multiply(Product("probe_up", stage.intermediate, act=stage.act), normed)
-        return out + self._multiply(Product("probe_down", columns), up)
+        out = self.multiply("probe_out", attended)
+        up = self.multiply("probe_up", self.normed(stage.norm, "probe_norm", out), stage.act)
+        return out + self.multiply("probe_down", up)
 
     def _standardize(self, stage: Standard, x_XC: torch.Tensor) -> torch.Tensor:
         rows = x_XC.float() * stage.factor
         if stage.learned:
-            bias, scale = (cast(torch.Tensor, self._weights[name]) for name in STANDARD)
+            bias, scale = (self.tensors[name] for name in STANDARD)
             rows = (rows - bias) * scale
         return rows.to(x_XC.dtype)
-
-    def _multiply(self, stage: Product, x_XC: torch.Tensor) -> torch.Tensor:
-        out = x_XC.new_empty(len(x_XC), stage.outputs)
-        ops.linear(x_XC, cast(LinearWeight, self._weights[stage.name]), out)
-        return _activated(stage.act, out)
-
-
-def _activated(act: str, x_XC: torch.Tensor) -> torch.Tensor:
-    return ACTIVATIONS[kernel_activation(act)](x_XC.float()).to(x_XC.dtype) if act else x_XC
 
 
 def _probe_modules(stage: Probe, builder: ModuleBuilder, columns: int) -> Iterator[Module]:
@@ -139,3 +119,50 @@ def _gated(stage: Gated, x_XC: torch.Tensor) -> torch.Tensor:
     first, second = x_XC.float().chunk(2, dim=1)
     up, gate = (second, first) if stage.gate_first else (first, second)
     return (ACTIVATIONS[kernel_activation(stage.act)](gate) * up).to(x_XC.dtype)
+
+
+def _query_modules(stage: Queries, builder: ModuleBuilder, columns: int) -> Iterator[Module]:
+    """Weights; `columns`: of the rows that they read."""
+    whole = RowBlock(stage.hidden, 1)
+    yield builder.table("queries", (RowBlock(stage.queries, 1),), stage.hidden)
+    yield builder.norm("queries_norm", stage.norm, stage.hidden)
+    for layer in range(stage.layers):
+        for kind, read in stage.attentions(layer, columns):
+            at = f"queries{layer}_{kind}"
+            yield builder.linear(at + "_q", (whole,), stage.hidden, bias=True)
+            yield builder.linear(at + "_kv", (whole, whole), read, bias=True)
+            yield builder.linear(at + "_out", (whole,), stage.hidden, bias=True)
+            yield builder.norm(at + "_norm", stage.norm, stage.hidden)
+        yield builder.linear(f"queries{layer}_up", (RowBlock(stage.intermediate, 1),), stage.hidden, bias=True)
+        yield builder.linear(f"queries{layer}_down", (whole,), stage.intermediate, bias=True)
+        yield builder.norm(f"queries{layer}_norm", stage.norm, stage.hidden)
+
+
+def _run_queries(stage: Queries, part: TowerPart, x_XC: torch.Tensor) -> torch.Tensor:
+    """Learned queries [Y * Q, hidden] that read groups of rows, layer after layer, and take their place (Q-Former,
+    https://arxiv.org/abs/2301.12597); `part` has the weights."""
+    groups = len(x_XC) // stage.count
+    queries = part.tensors["queries"].to(x_XC.dtype).repeat(groups, 1)
+    state = part.normed(stage.norm, "queries_norm", queries)
+    for layer in range(stage.layers):
+        for kind, _ in stage.attentions(layer, 0):
+            seen = state if kind == "self" else x_XC
+            state = _attend(stage, part, f"queries{layer}_{kind}", state, seen, groups)
+        up = part.multiply(f"queries{layer}_up", state, stage.act)
+        down = part.multiply(f"queries{layer}_down", up)
+        state = part.normed(stage.norm, f"queries{layer}_norm", down + state)
+    return state
+
+
+def _attend(
+    stage: Queries, part: TowerPart, at: str, state: torch.Tensor, seen: torch.Tensor, groups: int
+) -> torch.Tensor:
+    k, v = part.multiply(at + "_kv", seen).chunk(2, dim=1)
+
+    def by_head(rows: torch.Tensor) -> torch.Tensor:
+        return rows.float().view(groups, -1, stage.heads, stage.hidden // stage.heads).transpose(1, 2)
+
+    q = part.multiply(at + "_q", state)
+    attended = functional.scaled_dot_product_attention(by_head(q), by_head(k), by_head(v))
+    attended = attended.transpose(1, 2).flatten(2).flatten(0, 1).to(state.dtype)
+    return part.normed(stage.norm, at + "_norm", part.multiply(at + "_out", attended) + state)

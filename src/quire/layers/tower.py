@@ -1,41 +1,69 @@
 """An encoder beside a decoder, which runs the layers of one. It is whole on every rank.
 
 Knows whose weights are whose. What it reads, and what becomes of its rows, is for encoders of one kind to say.
+Legend: X rows, K and C columns.
 """
 
 import abc
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy.typing as npt
 import torch
 
+from quire.kernels.norm import ACTIVATIONS
 from quire.kernels.types import LinearWeight
 from quire.layers import weights as weight_table
+from quire.layers.activation import kernel_activation
 from quire.layers.assembly import Weight
 from quire.layers.decoder import Decoder
+from quire.layers.held_weights import HeldWeights, apply_norm
 from quire.layers.interface import ModelContext
+from quire.layers.linear import LinearMethod, UnquantizedLinear
 from quire.layers.modules import Module, ModuleBuilder
 from quire.layers.parallel import ParallelPlan
 from quire.layers.run_pages import RunPages
 from quire.layers.weights import CheckpointTensor
+from quire.models.residual import Norm
 from quire.models.spec import DecoderSpec
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 """What an item has for an encoder, by name."""
 
 
-class Part(Protocol):
-    """What a tower has before or behind its layers."""
+class TowerPart(HeldWeights, abc.ABC):
+    """What a tower has before or behind its layers. What it computes is in tensors of its own.
 
+    Args:
+        method: multiplies its matrices.
+    """
+
+    def __init__(self, method: LinearMethod | None = None) -> None:
+        super().__init__()
+        self.method = method or UnquantizedLinear()
+
+    @abc.abstractmethod
     def modules(self, builder: ModuleBuilder) -> Iterator[Module]:
-        """Its matrices and norms."""
-        ...
+        """Its matrices and norms, in the order of computation."""
 
-    def set_weight(self, name: str, weight: Weight) -> None:
-        """Take one of its modules' weights."""
-        ...
+    def multiply(self, name: str, x_XK: torch.Tensor, act: str = "") -> torch.Tensor:
+        """Rows times a matrix, and what follows it."""
+        weight = self.linears[name]
+        out = x_XK.new_empty(len(x_XK), weight.out_features)
+        self.method.apply(x_XK.contiguous(), weight, out)
+        return activated(act, out)
+
+    def normed(self, norm: Norm, name: str, x_XC: torch.Tensor) -> torch.Tensor:
+        """Rows behind a norm."""
+        out = torch.empty_like(x_XC)
+        apply_norm(norm, self.norms[name], x_XC.contiguous(), out)
+        return out
+
+
+def activated(act: str, x: torch.Tensor) -> torch.Tensor:
+    """What is behind an activation of this name, or of none."""
+    return ACTIVATIONS[kernel_activation(act)](x.float()).to(x.dtype) if act else x
 
 
 class Tower(abc.ABC):
@@ -84,7 +112,7 @@ class LayeredTower(Tower):
         self,
         prefix: str,
         trunk: DecoderSpec,
-        parts: Sequence[Part],
+        parts: Sequence[TowerPart],
         context: ModelContext,
         slot_dtype: torch.dtype,
         groups: Sequence[int] | None = None,
@@ -92,13 +120,13 @@ class LayeredTower(Tower):
         self.prefix, self._trunk, self._context = prefix, trunk, context
         self.decoder = Decoder(trunk, context)
         self._pages = RunPages(self.decoder, context, slot_dtype, groups)
-        self._owners: dict[str, Part] = {}
+        self._owners: dict[str, TowerPart] = {}
         self.modules = [
             dataclasses.replace(module, name=prefix + module.name, shard="none", plain=True)
             for module in self._list_modules(parts)
         ]
 
-    def _list_modules(self, parts: Sequence[Part]) -> Iterator[Module]:
+    def _list_modules(self, parts: Sequence[TowerPart]) -> Iterator[Module]:
         builder = ModuleBuilder(self._trunk)
         for part in parts:
             for module in part.modules(builder):

@@ -10,10 +10,10 @@ from typing import cast
 import torch
 from torch.nn import functional
 
-from quire.layers.assembly import NormWeight
 from quire.layers.encoder.front_layers import FrontLayers
 from quire.layers.linear import LinearMethod
 from quire.layers.modules import Module, ModuleBuilder, RowBlock, SourceLayout
+from quire.layers.tower import activated
 from quire.models.residual import LayerNorm
 from quire.models.sound import BlockConformer
 
@@ -77,7 +77,7 @@ class BlockConformerFront(FrontLayers):
             padded.unflatten(0, (-1, size)).unflatten(2, (3, spec.heads, -1)).permute(2, 0, 3, 1, 4)
         )  # [Y, N, R, H]
         places_R = torch.arange(size, device=x_TD.device)
-        far_RRH = self.tensor(at + "distances")[places_R[:, None] - places_R + spec.farthest]
+        far_RRH = self.tensors[at + "distances"][places_R[:, None] - places_R + spec.farthest]
         scale = spec.head_dim**-0.5
         bias = torch.einsum("ynrh,rsh->ynrs", q, far_RRH) * scale
         is_there = (torch.arange(len(padded), device=x_TD.device) < count).view(-1, 1, 1, size)
@@ -89,8 +89,8 @@ class BlockConformerFront(FrontLayers):
         kernel, half = self._spec.kernel, self._spec.kernel // 2
         gated_TC = functional.glu(self.multiply(at + "conv_in", x_TD).float(), dim=1)
         around = functional.pad(gated_TC.T, (half, half - (kernel + 1) % 2))
-        seen_TC = functional.conv1d(around, self.tensor(at + "conv")[:, None], groups=len(around)).T
-        norm = cast(NormWeight, self.weights[at + "conv_norm"])
-        spread = torch.rsqrt(self.tensor(at + "conv_variance") + NORM.eps) * norm.weight
-        normed_TC = (seen_TC - self.tensor(at + "conv_mean")) * spread + cast(torch.Tensor, norm.bias)
-        return self.multiply(at + "conv_out", self.activate(normed_TC).to(x_TD.dtype))
+        seen_TC = functional.conv1d(around, self.tensors[at + "conv"][:, None], groups=len(around)).T
+        norm = self.norms[at + "conv_norm"]
+        spread = torch.rsqrt(self.tensors[at + "conv_variance"] + NORM.eps) * norm.weight
+        normed_TC = (seen_TC - self.tensors[at + "conv_mean"]) * spread + cast(torch.Tensor, norm.bias)
+        return self.multiply(at + "conv_out", activated(self.act, normed_TC).to(x_TD.dtype))

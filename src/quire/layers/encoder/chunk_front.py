@@ -5,28 +5,25 @@ Legend: N sounds, B bins, F frames, K chunks, C channels, T rows of a chunk, D h
 """
 
 from collections.abc import Iterator
-from typing import cast
 
 import torch
 from torch.nn import functional
 
-from quire.kernels import ops
-from quire.kernels.types import LinearWeight
-from quire.layers.assembly import Weight
 from quire.layers.modules import Module, ModuleBuilder, RowBlock
+from quire.layers.tower import TowerPart
 from quire.models.sound import Chunks
 
 WIDTH = 3
 """Frames, and bins, that a convolution looks at."""
 
 
-class ChunkFront:
+class ChunkFront(TowerPart):
     """The convolutions, the matrix and their weights."""
 
     def __init__(self, chunks: Chunks) -> None:
+        super().__init__()
         self._chunks = chunks
         self._sines_TD = chunks.positions.table(chunks.hidden)
-        self._weights: dict[str, Weight] = {}
 
     def modules(self, builder: ModuleBuilder) -> Iterator[Module]:
         """Three convolutions, and the matrix behind them."""
@@ -36,20 +33,14 @@ class ChunkFront:
             yield builder.vector(f"front{number}_bias", channels)
         yield builder.linear("input", (builder.hidden,), self._chunks.columns)
 
-    def set_weight(self, name: str, weight: Weight) -> None:
-        """Take one of its modules' weights."""
-        self._weights[name] = weight
-
     def __call__(self, mel_NBF: torch.Tensor) -> torch.Tensor:
         """The rows [K * T, D] of one sound (N is 1): whole chunks, or one that is shorter."""
         frames = min(self._chunks.frames, mel_NBF.shape[2])
         x_KCBF = mel_NBF[0].unflatten(1, (-1, frames)).transpose(0, 1)[:, None]
         for number in (1, 2, 3):
-            kernel, bias = (cast(torch.Tensor, self._weights[f"front{number}{end}"]) for end in ("", "_bias"))
+            kernel, bias = (self.tensors[f"front{number}{end}"] for end in ("", "_bias"))
             kernel = kernel.view(len(kernel), -1, WIDTH, WIDTH).to(x_KCBF.dtype)
             x_KCBF = functional.gelu(functional.conv2d(x_KCBF, kernel, bias.to(x_KCBF.dtype), stride=2, padding=1))
-        rows = x_KCBF.permute(0, 3, 1, 2).flatten(0, 1).flatten(1).contiguous()
-        out = rows.new_empty(len(rows), self._chunks.hidden)
-        ops.linear(rows, cast(LinearWeight, self._weights["input"]), out)
+        out = self.multiply("input", x_KCBF.permute(0, 3, 1, 2).flatten(0, 1).flatten(1))
         sines_TD = self._sines_TD[: x_KCBF.shape[3]].to(out.device, out.dtype)
         return out + sines_TD.repeat(len(x_KCBF), 1)

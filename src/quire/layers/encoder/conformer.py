@@ -11,11 +11,12 @@ from typing import cast
 import torch
 from torch.nn import functional
 
-from quire.layers.assembly import NormWeight, Weight
+from quire.layers.assembly import Weight
 from quire.layers.decoder_layer import BOUNDS, bounds_of
 from quire.layers.encoder.front_layers import FrontLayers
 from quire.layers.linear import LinearMethod
 from quire.layers.modules import Module, ModuleBuilder, RowBlock
+from quire.layers.tower import activated
 from quire.models.residual import LayerNorm, RMSNorm
 from quire.models.rope import Sinusoids
 from quire.models.sound import Conformer
@@ -93,9 +94,9 @@ class ConformerFront(FrontLayers):
         """Of each pair of frames, and of bins, one row; twice."""
         x_NCFB = mel_NBF.float().transpose(1, 2)[:, None]
         for number in (1, 2):
-            kernel = self.tensor(f"front{number}").view(-1, x_NCFB.shape[1], WIDTH, WIDTH)
+            kernel = self.tensors[f"front{number}"].view(-1, x_NCFB.shape[1], WIDTH, WIDTH)
             x_NFBC = functional.conv2d(x_NCFB, kernel, stride=2, padding=1).permute(0, 2, 3, 1)
-            weight_C = cast(NormWeight, self.weights[f"front{number}_norm"]).weight
+            weight_C = self.norms[f"front{number}_norm"].weight
             x_NFBC = functional.layer_norm(x_NFBC, weight_C.shape, weight_C, eps=self._spec.eps).relu()
             x_NCFB = x_NFBC.permute(0, 3, 1, 2)
         return x_NCFB[0].permute(1, 2, 0).flatten(1).to(mel_NBF.dtype)
@@ -104,7 +105,7 @@ class ConformerFront(FrontLayers):
         """Each row to itself and those before it, by what they are and by how far they are away."""
         spec, count, window = self._spec, len(x_TD), self._spec.window
         q, k, v = (part.unflatten(1, (spec.heads, -1)).float() for part in self.multiply(at + "qkv", x_TD).chunk(3, 1))
-        q_TNH = q * functional.softplus(self.tensor(at + "head_scale")) * (q.shape[2] ** -0.5 / math.log(2))
+        q_TNH = q * functional.softplus(self.tensors[at + "head_scale"]) * (q.shape[2] ** -0.5 / math.log(2))
         k_TNHW, v_TNHW = (
             functional.pad(part, (0, 0, 0, 0, window - 1, 0)).unfold(0, window, 1) for part in (k * KEY_SCALE, v)
         )
@@ -119,6 +120,5 @@ class ConformerFront(FrontLayers):
     def convolve(self, at: str, x_TD: torch.Tensor) -> torch.Tensor:
         gated_TD = functional.glu(self.multiply(at + "conv_in", x_TD).float(), dim=1)
         before = functional.pad(gated_TD.T, (self._spec.kernel - 1, 0))
-        seen_TD = functional.conv1d(before, self.tensor(at + "conv")[:, None], groups=len(before)).T.to(x_TD.dtype)
-        active = self.activate(self.normed(at + "conv_norm", seen_TD.contiguous()).float()).to(x_TD.dtype)
-        return self.multiply(at + "conv_out", active)
+        seen_TD = functional.conv1d(before, self.tensors[at + "conv"][:, None], groups=len(before)).T.to(x_TD.dtype)
+        return self.multiply(at + "conv_out", activated(self.act, self._normed(at + "conv_norm", seen_TD)))

@@ -6,38 +6,29 @@ Legend: N sounds, F frames, T rows (F / 2), B bins, D hidden.
 
 import dataclasses
 from collections.abc import Iterator
-from typing import cast
 
 import torch
 
-from quire.kernels import ops
-from quire.kernels.norm import ACTIVATIONS
-from quire.kernels.types import LinearWeight
-from quire.layers.activation import kernel_activation
-from quire.layers.assembly import Weight
 from quire.layers.modules import Module, ModuleBuilder
+from quire.layers.tower import TowerPart
 from quire.models.sound import Frames
 
 WIDTH = 3
 """Frames that a convolution looks at."""
 
 
-class MelFront:
+class MelFront(TowerPart):
     """The convolutions and their weights."""
 
     def __init__(self, frames: Frames) -> None:
+        super().__init__()
         self._frames = frames
-        self._weights: dict[str, LinearWeight] = {}
 
     def modules(self, builder: ModuleBuilder) -> Iterator[Module]:
         """Both matrices."""
         for name, columns in (("conv1", self._frames.bins), ("conv2", builder.spec.hidden)):
             linear = builder.linear(name, (builder.hidden,), columns * WIDTH, bias=True)
             yield dataclasses.replace(linear, dims=(columns, WIDTH))
-
-    def set_weight(self, name: str, weight: Weight) -> None:
-        """Take one of its matrices."""
-        self._weights[name] = cast(LinearWeight, weight)
 
     def __call__(self, mel_NBF: torch.Tensor) -> torch.Tensor:
         """The rows [N * T, D] of sounds of one length."""
@@ -49,7 +40,4 @@ class MelFront:
         padded = torch.nn.functional.pad(x_NCF, (1, 1))
         rows = padded.unfold(2, WIDTH, stride).transpose(1, 2)  # [N, T, C, WIDTH]
         flat = rows.reshape(rows.shape[0] * rows.shape[1], -1)
-        out = flat.new_empty(len(flat), self._weights[name].out_features)
-        ops.linear(flat, self._weights[name], out)
-        active = ACTIVATIONS[kernel_activation(self._frames.act)](out.float()).to(out.dtype)
-        return active.view(rows.shape[0], rows.shape[1], -1).transpose(1, 2)
+        return self.multiply(name, flat, self._frames.act).view(rows.shape[0], rows.shape[1], -1).transpose(1, 2)

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 
 from quire.attention.interface import AttentionRequest
 from quire.config.kv_spec import KVCacheSpec
 from quire.distributed.communicator import Communicator
-from quire.kernels.types import HeadWeight, LinearWeight
-from quire.layers.assembly import NormWeight, Weight
+from quire.kernels.types import HeadWeight
 from quire.layers.half import HalfInput, HalfOutput
+from quire.layers.held_weights import HeldWeights
 from quire.layers.interface import LayerContext, StepInputs
 from quire.layers.modules import Module, ModuleBuilder
 from quire.layers.parallel import ParallelPlan
@@ -27,7 +27,7 @@ SCALES = ("k_scale", "v_scale")
 """Of keys and of values in pages of float8, where the checkpoint has them."""
 
 
-class MixerLayer(abc.ABC):
+class MixerLayer(HeldWeights, abc.ABC):
     """One mixer of one layer on this rank.
 
     Attributes:
@@ -52,11 +52,9 @@ class MixerLayer(abc.ABC):
     changes_mlp: bool = False
 
     def __init__(self, mixer: Any, context: LayerContext) -> None:
+        super().__init__()
         self.context = context
-        self.linears: dict[str, LinearWeight] = {}
         self.head_weights: dict[str, HeadWeight] = {}
-        self.norms: dict[str, NormWeight] = {}
-        self.tensors: dict[str, torch.Tensor] = {}
 
     @staticmethod
     @abc.abstractmethod
@@ -72,15 +70,6 @@ class MixerLayer(abc.ABC):
 
     def see_layers(self, layers: Sequence[Sequence[MixerLayer]]) -> None:
         """Called once with all layers' mixers, before weights: for those that read another layer's pages."""
-
-    def set_weight(self, name: str, weight: Weight) -> None:
-        """Take one of its modules' weights."""
-        if isinstance(weight, LinearWeight):
-            self.linears[name] = weight
-        elif isinstance(weight, torch.Tensor):
-            self.tensors[name] = weight
-        else:
-            self.norms[name] = cast(NormWeight, weight)
 
     @abc.abstractmethod
     def kv_cache_specs(self) -> list[KVCacheSpec]:

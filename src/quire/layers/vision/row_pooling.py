@@ -4,18 +4,15 @@ Legend: X rows, C their columns, E embeddings, G rows of an embedding, N heads, 
 """
 
 from collections.abc import Iterator
-from typing import cast
 
 import torch
 
-from quire.kernels import ops
-from quire.kernels.types import LinearWeight
-from quire.layers.assembly import Weight
 from quire.layers.modules import Module, ModuleBuilder, RowBlock
+from quire.layers.tower import TowerPart
 from quire.models.sight import Pooled
 
 
-class Pooling:
+class Pooling(TowerPart):
     """The matrices of it.
 
     Args:
@@ -23,8 +20,8 @@ class Pooling:
     """
 
     def __init__(self, pooled: Pooled, columns: int) -> None:
+        super().__init__()
         self._pooled, self._columns = pooled, columns
-        self._weights: dict[str, LinearWeight] = {}
 
     def modules(self, builder: ModuleBuilder) -> Iterator[Module]:
         """Three matrices."""
@@ -34,22 +31,13 @@ class Pooling:
         yield builder.linear("pool_kv", (kept, kept), columns, bias=pooled.bias)
         yield builder.linear("pool_out", (RowBlock(pooled.outputs, 1),), asked.rows, bias=pooled.bias)
 
-    def set_weight(self, name: str, weight: Weight) -> None:
-        """Take one of its matrices."""
-        self._weights[name] = cast(LinearWeight, weight)
-
     def __call__(self, given_EGC: torch.Tensor, is_there_EG: torch.Tensor) -> torch.Tensor:
         """The rows [E, outputs] of groups; rows that are not there are zeros."""
         mean_EC = given_EGC.sum(1) / is_there_EG.sum(1, keepdim=True).clamp(min=1).to(given_EGC.dtype)
         shape = (*is_there_EG.shape, 2, self._pooled.kv_heads, self._pooled.head_dim)
-        k_ENGH, v_ENGH = self._multiply("pool_kv", given_EGC.flatten(0, 1)).view(shape).permute(2, 0, 3, 1, 4)
-        q_ENH = self._multiply("pool_q", mean_EC).view(len(mean_EC), self._pooled.heads, 1, -1)
+        k_ENGH, v_ENGH = self.multiply("pool_kv", given_EGC.flatten(0, 1)).view(shape).permute(2, 0, 3, 1, 4)
+        q_ENH = self.multiply("pool_q", mean_EC).view(len(mean_EC), self._pooled.heads, 1, -1)
         attended = torch.nn.functional.scaled_dot_product_attention(
             q_ENH, k_ENGH, v_ENGH, is_there_EG[:, None, None], enable_gqa=True
         )
-        return self._multiply("pool_out", attended.flatten(1))
-
-    def _multiply(self, name: str, x_XC: torch.Tensor) -> torch.Tensor:
-        out = x_XC.new_empty(len(x_XC), self._weights[name].out_features)
-        ops.linear(x_XC.contiguous(), self._weights[name], out)
-        return out
+        return self.multiply("pool_out", attended.flatten(1))

@@ -13,11 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from quire.layers.assembly import Weight
 from quire.layers.interface import ModelContext, PatchInputs, StepInputs
 from quire.layers.modules import Module, ModuleBuilder, RowBlock
 from quire.layers.projector import Projector
-from quire.layers.tower import Arrays, LayeredTower
+from quire.layers.tower import Arrays, LayeredTower, TowerPart
 from quire.layers.vision.patch_layout import Grid, Layout, blend, filled, lay_out
 from quire.layers.vision.row_pooling import Pooling
 from quire.media import in_batches
@@ -40,12 +39,12 @@ with warnings.catch_warnings(
     torch.from_numpy(np.frombuffer(b"\0", np.uint8))
 
 
-class _Between:
+class _Between(TowerPart):
     """The learned rows that stand between those of an image."""
 
     def __init__(self, spec: VisionSpec) -> None:
+        super().__init__()
         self._spec = spec
-        self._vectors: dict[str, torch.Tensor] = {}
 
     def modules(self, builder: ModuleBuilder) -> Iterator[Module]:
         outputs = [stage.outputs for stage in self._spec.projector if isinstance(stage, Product)]
@@ -55,13 +54,9 @@ class _Between:
             is_one = block.rows == 1
             yield builder.vector(name, RowBlock(columns, 1)) if is_one else builder.table(name, (block,), columns)
 
-    def set_weight(self, name: str, weight: Weight) -> None:
-        assert isinstance(weight, torch.Tensor)
-        self._vectors[name] = weight
-
     def rows(self) -> torch.Tensor:
         """All of them, the last one first."""
-        return torch.cat([torch.atleast_2d(self._vectors[name]) for name in self._spec.between]).flip(0)
+        return torch.cat([torch.atleast_2d(self.tensors[name]) for name in self._spec.between]).flip(0)
 
 
 class VisionTower(LayeredTower):
