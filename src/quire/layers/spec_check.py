@@ -61,6 +61,14 @@ STATE_SPACE = {
     "key_dim": ("linear_key_head_dim",),
 }
 POSITIVE = {*NAMES, *STATE_SPACE, "channels", "dt_rank", "norm_groups", "adapter_rank"} - {"eps", "window"}
+SHARED: dict[type, tuple[str, str]] = {
+    Attention: ("heads", "kv_heads"),
+    CompressedAttention: ("heads", "out_groups"),
+    Mamba2: ("heads", "groups"),
+    DeltaNet: ("heads", "key_heads"),
+    RgLru: ("channels", "heads"),
+}
+"""By kind of part: a number, and the one that must divide it."""
 TYPES = {
     "int": (numbers.Integral, "a whole number"),
     "float": (numbers.Real, "a number"),
@@ -77,19 +85,12 @@ def check_spec(spec: DecoderSpec, hf: HFConfig) -> None:
     for part in _parts(spec):
         for field in dataclasses.fields(part):
             _check_number(part, field, hf)
-        if isinstance(part, Attention):
-            _check_shared(part, "heads", "kv_heads", hf)
-        elif isinstance(part, CompressedAttention):
-            _check_shared(part, "heads", "out_groups", hf)
-        elif isinstance(part, MoE) and part.routing.num_experts == part.zero_experts:
+        for kind, (many, few) in SHARED.items():
+            if isinstance(part, kind):
+                _check_shared(part, many, few, hf)
+        if isinstance(part, MoE) and part.routing.num_experts == part.zero_experts:
             raise _refusal(part.routing, "num_experts", hf, "is 0, and must be a whole number of at least 1")
-        elif isinstance(part, Mamba2):
-            _check_shared(part, "heads", "groups", hf)
-        elif isinstance(part, DeltaNet):
-            _check_shared(part, "heads", "key_heads", hf)
-        elif isinstance(part, RgLru):
-            _check_shared(part, "channels", "heads", hf)
-        elif isinstance(part, Routing):
+        if isinstance(part, Routing):
             _check_routing(part, hf)
 
 

@@ -56,7 +56,7 @@ class TowerPart(HeldWeights, abc.ABC):
 
     def normed(self, norm: Norm, name: str, x_XC: torch.Tensor) -> torch.Tensor:
         """Rows behind a norm."""
-        out = torch.empty_like(x_XC)
+        out = torch.empty_like(x_XC, memory_format=torch.contiguous_format)
         apply_norm(norm, self.norms[name], x_XC.contiguous(), out)
         return out
 

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import torch
 
 from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
 
+Scaled: TypeAlias = tuple[torch.Tensor, float]
+"""Frequencies, and the factor on cosines and sines."""
 SCALINGS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 
 
@@ -93,7 +96,10 @@ class Rope:
         """Radians a position for each pair, and the factor on cosines and sines."""
         if self.exponents:
             return self.theta ** -torch.tensor(self.exponents, dtype=torch.float32), 1.0
-        return _frequencies(self, max_positions)
+        plain = _plain_frequencies(self.theta, self.rotary_dim)
+        if self.scaling is None:
+            return plain, 1.0
+        return _SCHEMES[self.scaling.kind](self, self.scaling, plain, max_positions)
 
     def table(self, max_positions: int) -> torch.Tensor:
         """Float32 [L, R]: cosines, then sines, for positions below `max_positions`.
@@ -164,42 +170,29 @@ def _plain_frequencies(theta: float, rotary_dim: int) -> torch.Tensor:
     return 1.0 / theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim)
 
 
-def _frequencies(rope: Rope, max_positions: int) -> tuple[torch.Tensor, float]:
-    """Radians a position for each pair, and the factor on cosines and sines."""
-    frequencies, scaling = _plain_frequencies(rope.theta, rope.rotary_dim), rope.scaling
-    if scaling is None:
-        return frequencies, 1.0
-    if scaling.kind == "linear":
-        return frequencies / scaling.factor, 1.0
-    if scaling.kind == "proportional":
-        turning = int(scaling.share * rope.rotary_dim // 2)
-        return frequencies / scaling.factor * (torch.arange(len(frequencies)) < turning), 1.0
-    if scaling.kind == "dynamic":
-        return _dynamic(rope, scaling, max_positions), 1.0
-    if scaling.kind == "llama3":
-        return _llama3(frequencies, scaling), 1.0
-    if scaling.kind == "yarn":
-        return _yarn(rope, scaling, frequencies)
-    return _longrope(rope, scaling, frequencies, max_positions)
+def _proportional(rope: Rope, scaling: RopeScaling, frequencies: torch.Tensor, max_positions: int) -> Scaled:
+    """The fast pairs turn, more slowly, and the others do not."""
+    turning = int(scaling.share * rope.rotary_dim // 2)
+    return frequencies / scaling.factor * (torch.arange(len(frequencies)) < turning), 1.0
 
 
-def _dynamic(rope: Rope, scaling: RopeScaling, max_positions: int) -> torch.Tensor:
+def _dynamic(rope: Rope, scaling: RopeScaling, frequencies: torch.Tensor, max_positions: int) -> Scaled:
     """The base grows with the context, so that the slowest pair turns as far as it did in training."""
     length = max(max_positions, scaling.original_max_positions)
     growth = scaling.factor * length / scaling.original_max_positions - (scaling.factor - 1)
     theta = rope.theta * growth ** (rope.rotary_dim / (rope.rotary_dim - 2))
-    return _plain_frequencies(theta, rope.rotary_dim)
+    return _plain_frequencies(theta, rope.rotary_dim), 1.0
 
 
-def _llama3(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
+def _llama3(rope: Rope, scaling: RopeScaling, frequencies: torch.Tensor, max_positions: int) -> Scaled:
     """Fast pairs stay, slow pairs are slowed by the factor, and those between are mixed by turns in the old context."""
     turns = scaling.original_max_positions * frequencies / (2 * math.pi)
     keep = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     keep = keep.clamp(0.0, 1.0)
-    return keep * frequencies + (1 - keep) * frequencies / scaling.factor
+    return keep * frequencies + (1 - keep) * frequencies / scaling.factor, 1.0
 
 
-def _yarn(rope: Rope, scaling: RopeScaling, frequencies: torch.Tensor) -> tuple[torch.Tensor, float]:
+def _yarn(rope: Rope, scaling: RopeScaling, frequencies: torch.Tensor, max_positions: int) -> Scaled:
     """As llama3, with a linear ramp over pair indices; attention is sharpened as contexts grow."""
 
     def pair_of(turns: float) -> float:
@@ -227,9 +220,7 @@ def _yarn_amplitude(scaling: RopeScaling) -> float:
     return sharpening(1.0)
 
 
-def _longrope(
-    rope: Rope, scaling: RopeScaling, frequencies: torch.Tensor, max_positions: int
-) -> tuple[torch.Tensor, float]:
+def _longrope(rope: Rope, scaling: RopeScaling, frequencies: torch.Tensor, max_positions: int) -> Scaled:
     """One searched divisor a pair: the long list where contexts may pass the original length, else the short one."""
     is_long = max_positions > scaling.original_max_positions
     divisors = scaling.long_factor if is_long else scaling.short_factor
@@ -245,6 +236,17 @@ def _longrope(
     if amplitude is None:
         amplitude = 1.0 if stretch <= 1 else math.sqrt(1 + math.log(stretch) / math.log(scaling.original_max_positions))
     return frequencies / torch.tensor(divisors, dtype=torch.float32), amplitude
+
+
+_SCHEMES: dict[str, Callable[[Rope, RopeScaling, torch.Tensor, int], Scaled]] = {
+    "linear": lambda rope, scaling, frequencies, max_positions: (frequencies / scaling.factor, 1.0),
+    "proportional": _proportional,
+    "dynamic": _dynamic,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+}
+"""By kind: from the plain frequencies to those of the scheme, and the factor on cosines and sines."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -82,10 +82,6 @@ def _q4_0(blocks: torch.Tensor) -> Blocks:
     return _nibbles(blocks[..., 2:]), scale, 8 * scale
 
 
-def _q4_1(blocks: torch.Tensor) -> Blocks:
-    return _nibbles(blocks[..., 4:]), half_at(blocks, 0), -half_at(blocks, 2)
-
-
 def _q5_0(blocks: torch.Tensor) -> Blocks:
     codes = _nibbles(blocks[..., 6:]) | byte_parts(blocks[..., 2:6], 1) << 4
     return codes.to(torch.int8) - 16, half_at(blocks, 0), None
@@ -95,23 +91,11 @@ def _q5_1(blocks: torch.Tensor) -> Blocks:
     return _nibbles(blocks[..., 8:]) | byte_parts(blocks[..., 4:8], 1) << 4, half_at(blocks, 0), -half_at(blocks, 2)
 
 
-def _q8_0(blocks: torch.Tensor) -> Blocks:
-    return blocks[..., 2:].contiguous().view(torch.int8), half_at(blocks, 0), None
-
-
-def _iq4_nl(blocks: torch.Tensor) -> Blocks:
-    return _nibbles(blocks[..., 2:]), half_at(blocks, 0), None
-
-
 def _iq4_xs(blocks: torch.Tensor) -> Blocks:
     pairs = torch.arange(0, 16, 2, device=blocks.device, dtype=torch.int32)
     high = (blocks[..., 2, None] | blocks[..., 3, None].int() << 8) >> pairs & 3
     scale = half_at(blocks, 0) * ((byte_parts(blocks[..., 4:8], 4) | high << 4).float() - 32)
     return _nibbles(blocks[..., 8:].unflatten(-1, (8, 16))).flatten(-2), scale, None
-
-
-def _mxfp4(blocks: torch.Tensor) -> Blocks:
-    return _nibbles(blocks[..., 1:]), e8m0_scale(blocks[..., :1].contiguous()), None
 
 
 def _nvfp4(blocks: torch.Tensor) -> Blocks:
@@ -201,13 +185,13 @@ FRACTIONS = ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K")
 """Types whose zeros are no whole codes."""
 DECODERS: dict[str, tuple[Callable[[torch.Tensor], Blocks], int, int, bool]] = {
     "Q4_0": (_q4_0, 4, 32, True),
-    "Q4_1": (_q4_1, 4, 32, True),
+    "Q4_1": (lambda blocks: (_nibbles(blocks[..., 4:]), half_at(blocks, 0), -half_at(blocks, 2)), 4, 32, True),
     "Q5_0": (_q5_0, 8, 32, False),
     "Q5_1": (_q5_1, 8, 32, True),
-    "Q8_0": (_q8_0, 8, 32, False),
-    "IQ4_NL": (_iq4_nl, 4, 32, False),
+    "Q8_0": (lambda blocks: (blocks[..., 2:].contiguous().view(torch.int8), half_at(blocks, 0), None), 8, 32, False),
+    "IQ4_NL": (lambda blocks: (_nibbles(blocks[..., 2:]), half_at(blocks, 0), None), 4, 32, False),
     "IQ4_XS": (_iq4_xs, 4, 32, False),
-    "MXFP4": (_mxfp4, 4, 32, False),
+    "MXFP4": (lambda blocks: (_nibbles(blocks[..., 1:]), e8m0_scale(blocks[..., :1].contiguous()), None), 4, 32, False),
     "Q2_K": (_q2_k, 4, 16, True),
     "Q3_K": (_q3_k, 4, 16, True),
     "Q4_K": (_q4_k, 4, 32, True),

@@ -5,7 +5,7 @@ AWQ's and SmoothQuant's may hold a number for each input (`pre_quant_scale`), wh
 
 import dataclasses
 import fnmatch
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -18,20 +18,7 @@ from quire.quantization.integers import int8
 from quire.quantization.join import dense
 from quire.quantization.scheme import Form, Scheme, SchemeOf, Tensors, is_within, matches, refused, spellings
 
-ALGORITHMS = (
-    "FP8",
-    "FP8_PER_CHANNEL_PER_TOKEN",
-    "FP8_PB_WO",
-    "MXFP8",
-    "NVFP4",
-    "NVFP4_AWQ",
-    "W4A16_NVFP4",
-    "W4A16_AWQ",
-    "W8A16",
-    "W8A8_SQ_PER_CHANNEL",
-    "MIXED_PRECISION",
-)
-BLOCK = 128
+BLOCK, MIXED = 128, "MIXED_PRECISION"
 INPUT_SCALE = "pre_quant_scale"
 
 
@@ -46,7 +33,7 @@ def parse(section: HFConfig) -> SchemeOf:
     layers = values.get("quantized_layers")
     by_name: Mapping[str, Scheme] = {}
     default = None
-    if str(values.get("quant_algo")).upper() != "MIXED_PRECISION":
+    if str(values.get("quant_algo")).upper() != MIXED:
         default = _scheme(values)
     elif isinstance(layers, HFConfig):
         by_name = {name: _scheme(HFConfig(own)) for name, own in layers.to_dict().items() if is_dict(own)}
@@ -67,25 +54,10 @@ def parse(section: HFConfig) -> SchemeOf:
 
 
 def _scheme(values: HFConfig) -> Scheme:
-    algorithm = str(values.get("quant_algo", "")).upper()
-    if algorithm == "FP8":
-        return fp8.scaled(False, True)
-    if algorithm == "FP8_PER_CHANNEL_PER_TOKEN":
-        return fp8.scaled(True, False)
-    if algorithm == "FP8_PB_WO":
-        axes = (Axis("rows", BLOCK), Axis("none"), Axis("columns", BLOCK), Axis("none"))
-        return fp8.blocks(BLOCK, BLOCK, "weight_scale", *axes)
-    if algorithm == "MXFP8":
-        return fp8.mxfp8("weight_scale")
-    if algorithm in ("NVFP4", "NVFP4_AWQ", "W4A16_NVFP4"):
-        return _with_input_scale(fp4.nvfp4("weight", "weight_scale_2", False))
-    if algorithm == "W4A16_AWQ":
-        return _with_input_scale(_four_bits(int(values.get("group_size", 128))))
-    if algorithm in ("W8A16", "W8A8_SQ_PER_CHANNEL"):
-        rounds = algorithm != "W8A16"
-        name = "int8, activations too" if rounds else "int8"
-        return _with_input_scale(int8(name, rounding="static" if rounds else "no"))
-    raise refused("quant_algo", values.get("quant_algo"), ", ".join(ALGORITHMS))
+    make = ALGORITHMS.get(str(values.get("quant_algo", "")).upper())
+    if make is None:
+        raise refused("quant_algo", values.get("quant_algo"), ", ".join([*ALGORITHMS, MIXED]))
+    return make(values)
 
 
 def _four_bits(group: int) -> Scheme:
@@ -114,3 +86,20 @@ def _with_input_scale(scheme: Scheme) -> Scheme:
 
     tensors = {**scheme.tensors, INPUT_SCALE: Stored((COLUMNS,), optional=True)}
     return dataclasses.replace(scheme, tensors=tensors, decode=decode)
+
+
+_BLOCKS = (Axis("rows", BLOCK), Axis("none"), Axis("columns", BLOCK), Axis("none"))
+ALGORITHMS: dict[str, Callable[[HFConfig], Scheme]] = {
+    "FP8": lambda values: fp8.scaled(False, True),
+    "FP8_PER_CHANNEL_PER_TOKEN": lambda values: fp8.scaled(True, False),
+    "FP8_PB_WO": lambda values: fp8.blocks(BLOCK, BLOCK, "weight_scale", *_BLOCKS),
+    "MXFP8": lambda values: fp8.mxfp8("weight_scale"),
+    **dict.fromkeys(
+        ("NVFP4", "NVFP4_AWQ", "W4A16_NVFP4"),
+        lambda values: _with_input_scale(fp4.nvfp4("weight", "weight_scale_2", False)),
+    ),
+    "W4A16_AWQ": lambda values: _with_input_scale(_four_bits(int(values.get("group_size", 128)))),
+    "W8A16": lambda values: _with_input_scale(int8("int8")),
+    "W8A8_SQ_PER_CHANNEL": lambda values: _with_input_scale(int8("int8, activations too", rounding="static")),
+}
+"""By `quant_algo`: how a matrix is stored."""

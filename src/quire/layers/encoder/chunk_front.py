@@ -9,19 +9,20 @@ from collections.abc import Iterator
 import torch
 from torch.nn import functional
 
+from quire.layers.encoder.front_layers import Front
+from quire.layers.linear import LinearMethod
 from quire.layers.modules import Module, ModuleBuilder, RowBlock
-from quire.layers.tower import TowerPart
 from quire.models.sound import Chunks
 
 WIDTH = 3
 """Frames, and bins, that a convolution looks at."""
 
 
-class ChunkFront(TowerPart):
+class ChunkFront(Front):
     """The convolutions, the matrix and their weights."""
 
-    def __init__(self, chunks: Chunks) -> None:
-        super().__init__()
+    def __init__(self, chunks: Chunks, method: LinearMethod) -> None:
+        super().__init__(method)
         self._chunks = chunks
         self._sines_TD = chunks.positions.table(chunks.hidden)
 

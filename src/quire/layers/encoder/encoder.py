@@ -4,8 +4,8 @@ Knows nothing of requests or caches.
 Legend: T rows of the step, E rows or embeddings of an item, D hidden, B bins, F frames.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,10 +13,11 @@ import torch
 from quire.layers.encoder.block_conformer import BlockConformerFront
 from quire.layers.encoder.chunk_front import ChunkFront
 from quire.layers.encoder.conformer import ConformerFront
-from quire.layers.encoder.front_layers import FrontLayers
+from quire.layers.encoder.front_layers import Front
 from quire.layers.encoder.mel_front import MelFront
 from quire.layers.encoder.module_front import ModuleFront
 from quire.layers.interface import MediaInputs, ModelContext, StepInputs
+from quire.layers.linear import LinearMethod
 from quire.layers.projector import Projector
 from quire.layers.tower import Arrays, LayeredTower
 from quire.media import in_batches
@@ -39,6 +40,15 @@ BESIDE = "beside"
 """With frames in a prompt that has images, too: a number, if the encoder makes other embeddings of such sounds."""
 
 
+FRONTS: dict[type, Callable[[Any, LinearMethod], Front]] = {
+    Frames: MelFront,
+    Chunks: ChunkFront,
+    Conformer: ConformerFront,
+    BlockConformer: BlockConformerFront,
+}
+"""By what `DecoderSpec.frames` describes: what makes rows of it."""
+
+
 class _Piece(NamedTuple):
     """What is read at once: token ids, rows, or frames and how many embeddings these are, and whether beside images; and an image
     for some of the ids."""
@@ -55,7 +65,11 @@ class Encoder(LayeredTower):
 
     def __init__(self, spec: EncoderSpec, context: ModelContext, slot_dtype: torch.dtype = torch.int64) -> None:
         self.spec = spec
-        self._front = _front_of(spec.trunk.frames, context)
+        frames, self._front = spec.trunk.frames, None
+        if isinstance(frames, Modules):
+            self._front = ModuleFront(frames, context)
+        elif frames is not None:
+            self._front = FRONTS[type(frames)](frames, context.linear_method)
         self._projector, self._beside = (Projector(each, spec.trunk.hidden) for each in (spec.projector, spec.beside))
         parts = [*([] if self._front is None else [self._front]), self._projector, self._beside]
         super().__init__(PREFIX, spec.trunk, parts, context, slot_dtype)
@@ -112,20 +126,6 @@ class Encoder(LayeredTower):
             num_tokens=len(within_T),
             embedded=embedded,
         )
-
-
-def _front_of(
-    frames: Frames | Chunks | Conformer | BlockConformer | Modules | None, context: ModelContext
-) -> MelFront | ChunkFront | FrontLayers | ModuleFront | None:
-    if isinstance(frames, Modules):
-        return ModuleFront(frames, context)
-    if isinstance(frames, Chunks):
-        return ChunkFront(frames)
-    if isinstance(frames, Conformer):
-        return ConformerFront(frames, context.linear_method)
-    if isinstance(frames, BlockConformer):
-        return BlockConformerFront(frames, context.linear_method)
-    return None if frames is None else MelFront(frames)
 
 
 def _placed(ids_T: torch.Tensor, rows_ED: torch.Tensor) -> MediaInputs:

@@ -14,7 +14,15 @@ from quire.layers.tower import TowerPart
 from quire.models.residual import Norm
 
 
-class FrontLayers(TowerPart):
+class Front(TowerPart):
+    """What makes the rows that an encoder's layers read."""
+
+    @abc.abstractmethod
+    def __call__(self, read: torch.Tensor) -> torch.Tensor:
+        """The rows of sounds [N, B, F], or of images [N, C, H, W]."""
+
+
+class FrontLayers(Front):
     """Conformers: attention and a convolution between two feed-forwards of which a share joins. A norm that the checkpoint does
     not have changes nothing.
 
@@ -26,10 +34,6 @@ class FrontLayers(TowerPart):
     def __init__(self, method: LinearMethod, norm: Norm, act: str) -> None:
         super().__init__(method)
         self.norm, self.act = norm, act
-
-    @abc.abstractmethod
-    def __call__(self, mel_NBF: torch.Tensor) -> torch.Tensor:
-        """The rows of one sound (N is 1)."""
 
     def set_weight(self, name: str, weight: Weight) -> None:
         if isinstance(weight, LinearWeight):

@@ -9,19 +9,20 @@ from collections.abc import Iterator
 
 import torch
 
+from quire.layers.encoder.front_layers import Front
+from quire.layers.linear import LinearMethod
 from quire.layers.modules import Module, ModuleBuilder
-from quire.layers.tower import TowerPart
 from quire.models.sound import Frames
 
 WIDTH = 3
 """Frames that a convolution looks at."""
 
 
-class MelFront(TowerPart):
+class MelFront(Front):
     """The convolutions and their weights."""
 
-    def __init__(self, frames: Frames) -> None:
-        super().__init__()
+    def __init__(self, frames: Frames, method: LinearMethod) -> None:
+        super().__init__(method)
         self._frames = frames
 
     def modules(self, builder: ModuleBuilder) -> Iterator[Module]:

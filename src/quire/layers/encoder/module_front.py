@@ -13,6 +13,7 @@ import torch
 from quire.errors import ConfigError
 from quire.extras import import_optional
 from quire.layers.assembly import Weight
+from quire.layers.encoder.front_layers import Front
 from quire.layers.interface import ModelContext
 from quire.layers.modules import Module, ModuleBuilder, RowBlock
 from quire.models.sight import Modules
@@ -21,10 +22,11 @@ TREE = "tree."
 """Of its modules' names within the encoder."""
 
 
-class ModuleFront:
+class ModuleFront(Front):
     """The modules and their weights. They compute in the type of the buffers between layers."""
 
     def __init__(self, modules: Modules, context: ModelContext) -> None:
+        super().__init__()
         self._tree = _build(modules, context).to(context.device, context.activation_dtype)
         self._modules, self._call = modules, getattr(self._tree, modules.call)
         own = self._tree.state_dict()
@@ -38,7 +40,6 @@ class ModuleFront:
             yield Module(name, "table", source, (RowBlock(rows, 1),), columns, dims=tuple(dims))
 
     def set_weight(self, name: str, weight: Weight) -> None:
-        """Take one of its tensors."""
         own = self._tensors[name]
         own.copy_(cast(torch.Tensor, weight).view_as(own))
 

@@ -16,6 +16,14 @@ HEAD_NAMES = (
 )
 """Names of a checkpoint that are no layer's: what of them is needed is read as the head."""
 SCORE = ("score", "model.score", "classifier")
+_POOLERS = ("pooler.dense", *(f"{prefix}.pooler.dense" for prefix in ("bert", "nomic_bert", "new", "gte")))
+CLASSIFIERS: dict[str, tuple[tuple[str, ...], str, str]] = {
+    **dict.fromkeys(ENCODERS, (_POOLERS, "tanh", "classifier")),
+    **dict.fromkeys(POSITIONS_AFTER_PADDING, (("classifier.dense",), "tanh", "classifier.out_proj")),
+    **dict.fromkeys(IMAGES_ALONE, ((), "", "classifier")),
+    "DistilBert": (("pre_classifier",), "relu", "classifier"),
+}
+"""Encoders that classify: the names of the first matrix (none: there is no such), what follows it, and the last one's name."""
 REWARD_HEADS: dict[str, tuple[str, ...]] = {"InternLM2": ("v_head",)}
 """Families whose reward models have one matrix without a bias, under a name of their own."""
 
@@ -63,17 +71,10 @@ def pooling_head(config: ModelConfig, hidden: int) -> tuple[HeadLayer, ...]:
         return _reward_head(pooling, hidden)
     if pooling.family == "ModernBert":
         return _modernbert_head(config.hf_config, hidden, labels)
-    if pooling.family in POSITIONS_AFTER_PADDING and is_classifier:
-        dense = HeadLayer(("classifier.dense",), hidden, hidden, activation="tanh")
-        return (dense, HeadLayer(("classifier.out_proj",), hidden, labels))
-    if pooling.family in IMAGES_ALONE and is_classifier:
-        return (HeadLayer(("classifier",), hidden, labels),)
-    if pooling.family == "DistilBert" and is_classifier:
-        dense = HeadLayer(("pre_classifier",), hidden, hidden, activation="relu")
-        return (dense, HeadLayer(("classifier",), hidden, labels))
-    if pooling.family in ENCODERS and is_classifier:
-        names = ("pooler.dense", *(f"{prefix}.pooler.dense" for prefix in ("bert", "nomic_bert", "new", "gte")))
-        return (HeadLayer(names, hidden, hidden, activation="tanh"), HeadLayer(("classifier",), hidden, labels))
+    if is_classifier and pooling.family in CLASSIFIERS:
+        dense, activation, last = CLASSIFIERS[pooling.family]
+        first = [HeadLayer(dense, hidden, hidden, activation=activation)] if dense else []
+        return (*first, HeadLayer((last,), hidden, labels))
     return (HeadLayer(SCORE, hidden, labels, bias=not is_classifier),)
 
 
