@@ -7,7 +7,7 @@ from quire.config.hf_config import HFConfig
 from quire.layers.linear import ROWS, WHOLE, Axis, Decoded, Stored
 from quire.quantization.codes import unpack_words, weight_of_words
 from quire.quantization.integers import INT32, words
-from quire.quantization.scheme import Form, Scheme, SchemeOf, Tensors, all_but, refused
+from quire.quantization.scheme import Form, Scheme, SchemeOf, Tensors, all_but, one_of
 
 ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """The place of each of eight outputs in their word."""
@@ -21,19 +21,12 @@ def parse(section: HFConfig) -> SchemeOf:
     Raises:
         ConfigError: other bits, or another packing.
     """
-    bits = section.get("bits", section.get("w_bit", 4))
-    if bits != 4:
-        raise refused("bits", bits, "4")
+    one_of("bits", section.get("bits", section.get("w_bit", 4)), (4,))
     version = str(section.get("version") or section.get("format") or "gemm").lower()
     group = int(section.get("group_size", section.get("q_group_size", 128)))
     has_zeros = bool(section.get("zero_point", True))
-    if version == "gemv":
-        scheme = _gemv(group)
-    elif version in GEMM:
-        scheme = gemm(group, has_zeros)
-    else:
-        raise refused("version", version, ", ".join((*GEMM, "gemv")))
-    return all_but(section.get("modules_to_not_convert"), scheme)
+    is_gemv = one_of("version", version, (*GEMM, "gemv")) == "gemv"
+    return all_but(section.get("modules_to_not_convert"), _gemv(group) if is_gemv else gemm(group, has_zeros))
 
 
 def gemm(

@@ -13,7 +13,7 @@ from quire.guards import is_dict
 from quire.kernels.packed import pack_nibbles, unpack_nibbles
 from quire.kernels.types import PackedWeight
 from quire.layers.linear import ROWS, WHOLE, Axis, Decoded, Stored
-from quire.quantization.scheme import Form, Scheme, SchemeOf, Tensors, all_but, refused
+from quire.quantization.scheme import Form, Scheme, SchemeOf, Tensors, all_but, one_of, refused
 
 BLOCK, NESTED_BLOCK = 64, 256
 """Values that share a scale, and scales that share one: what the library stores in models."""
@@ -35,12 +35,8 @@ def parse(section: HFConfig) -> SchemeOf:
         ConfigError: neither 4 nor 8 bits.
     """
     if section.get("load_in_4bit") or section.get("_load_in_4bit"):
-        kind = str(section.get("bnb_4bit_quant_type", "fp4"))
-        if kind not in ("nf4", "fp4"):
-            raise refused("bnb_4bit_quant_type", kind, "nf4, fp4")
-        storage = section.get("bnb_4bit_quant_storage", "uint8")
-        if storage not in STORAGES:
-            raise refused("bnb_4bit_quant_storage", storage, ", ".join(STORAGES))
+        kind = one_of("bnb_4bit_quant_type", str(section.get("bnb_4bit_quant_type", "fp4")), ("nf4", "fp4"))
+        storage = one_of("bnb_4bit_quant_storage", section.get("bnb_4bit_quant_storage", "uint8"), STORAGES)
         scheme = _four_bits(kind, STORAGES[storage], bool(section.get("bnb_4bit_use_double_quant", False)))
     elif section.get("load_in_8bit") or section.get("_load_in_8bit"):
         scheme = _eight_bits()

@@ -14,7 +14,7 @@ from quire.guards import is_sequence
 from quire.layers.linear import WHOLE, Stored
 from quire.quantization import fp4, fp8
 from quire.quantization.integers import int8, words
-from quire.quantization.scheme import Scheme, SchemeOf, matches, refused
+from quire.quantization.scheme import Scheme, SchemeOf, chosen, matches, one_of, refused
 
 BITS = range(2, 9)
 FORMATS = (
@@ -36,8 +36,8 @@ def parse(section: HFConfig) -> SchemeOf:
         ConfigError: no group, or one that has no scheme.
     """
     sparsity, transforms = section.get("sparsity_config"), section.get("transform_config")
-    if isinstance(sparsity, HFConfig) and sparsity.get("format", "dense") != "dense":
-        raise refused("sparsity_config.format", sparsity.get("format"), "dense")
+    if isinstance(sparsity, HFConfig):
+        one_of("sparsity_config.format", sparsity.get("format", "dense"), ("dense",))
     if isinstance(transforms, HFConfig) and transforms.get("config_groups"):
         raise refused("transform_config", sorted(transforms.config_groups), "none: activations are not rotated")
     groups = section.get("config_groups")
@@ -47,17 +47,16 @@ def parse(section: HFConfig) -> SchemeOf:
     rules = [_group(HFConfig(group), section) for group in values.values()]
     ignored = [str(name) for name in section.get("ignore") or []]
 
-    def scheme_of(source: str) -> Scheme | None:
-        if any(matches(name, source) for name in ignored):
-            return None
-        # A name says more than a class of modules.
-        for is_class in (False, True):
-            for targets, scheme in rules:
-                if any((name == "Linear") == is_class and (is_class or matches(name, source)) for name in targets):
-                    return scheme
-        return None
-
-    return scheme_of
+    # A name says more than a class of modules.
+    targets = sorted(
+        ((name, scheme) for names, scheme in rules for name in names), key=lambda rule: rule[0] == "Linear"
+    )
+    return chosen(
+        None,
+        lambda source: any(matches(name, source) for name in ignored),
+        targets,
+        lambda name, source: name == "Linear" or matches(name, source),
+    )
 
 
 def _group(group: HFConfig, section: HFConfig) -> tuple[list[str], Scheme | None]:
@@ -70,9 +69,7 @@ def _group(group: HFConfig, section: HFConfig) -> tuple[list[str], Scheme | None
     stored_as = group.get("format") or section.get("format")
     if stored_as == "mixed-precision":
         raise refused("format", stored_as, "one for each of config_groups")
-    if stored_as not in FORMATS:
-        raise refused("format", stored_as, ", ".join(FORMATS))
-    return [str(name) for name in targets], _scheme(str(stored_as), weights, inputs)
+    return [str(name) for name in targets], _scheme(one_of("format", stored_as, FORMATS), weights, inputs)
 
 
 def _scheme(stored_as: str, weights: HFConfig, inputs: Any) -> Scheme:

@@ -9,7 +9,7 @@ from quire.config.hf_config import HFConfig
 from quire.kernels.types import FP8, PackedWeight
 from quire.layers.linear import ROWS, Axis, Decoded, Stored
 from quire.quantization.codes import e8m0_scale, unpack_e2m1, unpack_words
-from quire.quantization.scheme import Form, Scheme, SchemeOf, Tensors, is_within
+from quire.quantization.scheme import Form, Scheme, SchemeOf, Tensors, chosen, is_within
 
 BYTES = (torch.uint8,)
 E8M0 = (torch.uint8, torch.float8_e8m0fnu)
@@ -86,7 +86,4 @@ def parse_mxfp4(section: HFConfig) -> SchemeOf:
     scheme = Scheme("mxfp4", tensors, decode, Form("packed", 4, 32, has_powers=True))
     plain = [str(name) for name in section.get("modules_to_not_convert") or [] if "*" not in str(name)]
 
-    def scheme_of(source: str) -> Scheme | None:
-        return scheme if ".experts." in f"{source}." and not is_within(plain, source) else None
-
-    return scheme_of
+    return chosen(scheme, lambda source: ".experts." not in f"{source}." or is_within(plain, source))

@@ -14,7 +14,18 @@ from quire.kernels import fp8
 from quire.kernels.types import FP8, Fp8Weight, LinearWeight, PackedWeight
 from quire.layers.linear import ROWS, Axis, Decoded, Stored
 from quire.quantization.codes import e8m0_scale, even_groups
-from quire.quantization.scheme import FP8_FORM, Form, Scheme, SchemeOf, Tensors, all_but, matches, refused
+from quire.quantization.scheme import (
+    FP8_FORM,
+    Form,
+    Scheme,
+    SchemeOf,
+    Tensors,
+    all_but,
+    chosen,
+    matches,
+    one_of,
+    refused,
+)
 
 WEIGHT = Stored(dtypes=(FP8,))
 SCALES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e8m0fnu, torch.uint8)
@@ -90,8 +101,7 @@ def parse(section: HFConfig) -> SchemeOf:
         ConfigError: an unknown activation scheme, or blocks with static activations.
     """
     block, activations = section.get("weight_block_size"), section.get("activation_scheme", "dynamic")
-    if activations not in ("dynamic", "static"):
-        raise refused("activation_scheme", activations, "dynamic or static")
+    one_of("activation_scheme", activations, ("dynamic", "static"))
     ignored = [str(name) for name in section.get("ignored_layers") or section.get("modules_to_not_convert") or []]
     if block is None:
         scheme = scaled(False, activations == "static")
@@ -101,10 +111,7 @@ def parse(section: HFConfig) -> SchemeOf:
         allowed = "two numbers, with activation_scheme dynamic"
         raise refused("weight_block_size", f"{block} with activation_scheme {activations}", allowed)
 
-    def scheme_of(source: str) -> Scheme | None:
-        return None if source == "lm_head" or any(matches(name, source) for name in ignored) else scheme
-
-    return scheme_of
+    return chosen(scheme, lambda source: source == "lm_head" or any(matches(name, source) for name in ignored))
 
 
 def parse_fbgemm(section: HFConfig) -> SchemeOf:

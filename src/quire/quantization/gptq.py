@@ -15,7 +15,7 @@ from quire.errors import ConfigError
 from quire.guards import is_dict
 from quire.layers.linear import ROWS, WHOLE, Decoded, Stored
 from quire.quantization.integers import words
-from quire.quantization.scheme import Scheme, SchemeOf, Tensors, refused, spellings
+from quire.quantization.scheme import Scheme, SchemeOf, Tensors, one_of, refused, spellings
 
 BITS = range(2, 9)
 
@@ -29,8 +29,7 @@ def parse(section: HFConfig) -> SchemeOf:
     stored_as = section.get("checkpoint_format", "gptq")
     if stored_as not in ("gptq", "gptq_v2") or section.get("is_marlin_format"):
         raise refused("checkpoint_format", "marlin" if stored_as == "gptq" else stored_as, "gptq, gptq_v2")
-    if section.get("pack_dtype", "int32") != "int32":
-        raise refused("pack_dtype", section.get("pack_dtype"), "int32")
+    one_of("pack_dtype", section.get("pack_dtype", "int32"), ("int32",))
     base = section.to_dict()
     overrides = section.get("dynamic")
     rules: Mapping[str, object] = overrides.to_dict() if isinstance(overrides, HFConfig) else {}

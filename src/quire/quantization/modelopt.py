@@ -16,7 +16,7 @@ from quire.quantization import fp4, fp8
 from quire.quantization.codes import packed_weight
 from quire.quantization.integers import int8
 from quire.quantization.join import dense
-from quire.quantization.scheme import Form, Scheme, SchemeOf, Tensors, is_within, matches, refused, spellings
+from quire.quantization.scheme import Form, Scheme, SchemeOf, Tensors, chosen, is_within, refused, spellings
 
 BLOCK, MIXED = 128, "MIXED_PRECISION"
 INPUT_SCALE = "pre_quant_scale"
@@ -41,23 +41,21 @@ def parse(section: HFConfig) -> SchemeOf:
         raise refused("quantized_layers", layers, "the algorithm of each, with quant_algo MIXED_PRECISION")
     excluded = [str(name) for name in values.get("exclude_modules") or values.get("ignore") or []]
 
-    def scheme_of(source: str) -> Scheme | None:
-        own = [scheme for name, scheme in by_name.items() if matches(name, source)]
-        if own:
-            return own[0]
-        is_plain = is_within(excluded, source) or any(
-            fnmatch.fnmatchcase(name, pattern) for name in spellings(source) for pattern in excluded
-        )
-        return None if source == "lm_head" or is_plain else default
+    def is_plain(source: str) -> bool:
+        if default is None:
+            return False
+        names = (*spellings(source),)
+        is_named = any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in excluded)
+        return source == "lm_head" or is_within(excluded, source) or is_named
 
-    return scheme_of
+    return chosen(default, is_plain, by_name.items())
 
 
 def _scheme(values: HFConfig) -> Scheme:
-    make = ALGORITHMS.get(str(values.get("quant_algo", "")).upper())
-    if make is None:
+    algorithm = str(values.get("quant_algo", "")).upper()
+    if algorithm not in ALGORITHMS:
         raise refused("quant_algo", values.get("quant_algo"), ", ".join([*ALGORITHMS, MIXED]))
-    return make(values)
+    return ALGORITHMS[algorithm](values)
 
 
 def _four_bits(group: int) -> Scheme:

@@ -13,7 +13,7 @@ from quire.guards import is_sequence
 from quire.layers.linear import WHOLE, Decoded
 from quire.quantization import awq, fp4, fp8
 from quire.quantization.integers import int8
-from quire.quantization.scheme import Scheme, SchemeOf, Tensors, matches, refused, spellings
+from quire.quantization.scheme import Scheme, SchemeOf, Tensors, chosen, matches, one_of, refused, spellings
 
 TYPES = ("fp8_e4m3", "fp4", "int8", "uint8", "int4", "uint4")
 
@@ -26,8 +26,7 @@ def parse(section: HFConfig) -> SchemeOf:
     """
     export = section.get("export")
     stored_as = export.get("weight_format", "real_quantized") if isinstance(export, HFConfig) else "real_quantized"
-    if stored_as != "real_quantized":
-        raise refused("export.weight_format", stored_as, "real_quantized")
+    one_of("export.weight_format", stored_as, ("real_quantized",))
     reorders = not isinstance(export, HFConfig) or export.get("pack_method", "reorder") == "reorder"
     by_name = [(name, _scheme(HFConfig(own), reorders)) for name, own in _entries(section, "layer_quant_config")]
     by_type = dict(_entries(section, "layer_type_quant_config"))
@@ -35,14 +34,7 @@ def parse(section: HFConfig) -> SchemeOf:
     default = _scheme(common if isinstance(common, HFConfig) else HFConfig(common or {}), reorders)
     excluded = [str(name) for name in section.get("exclude") or []]
 
-    def scheme_of(source: str) -> Scheme | None:
-        names = spellings(source)
-        if any(_is_named(pattern, name) for pattern in excluded for name in names):
-            return None
-        own = [scheme for pattern, scheme in by_name if any(_is_named(pattern, name) for name in names)]
-        return own[0] if own else default
-
-    return scheme_of
+    return chosen(default, lambda source: any(_is_named(name, source) for name in excluded), by_name, _is_named)
 
 
 def _entries(section: HFConfig, name: str) -> list[tuple[str, dict[str, Any]]]:
@@ -50,8 +42,11 @@ def _entries(section: HFConfig, name: str) -> list[tuple[str, dict[str, Any]]]:
     return [*values.to_dict().items()] if isinstance(values, HFConfig) else []
 
 
-def _is_named(pattern: str, name: str) -> bool:
-    return fnmatch.fnmatchcase(name, pattern) or matches(pattern, name) or name.startswith(f"{pattern}.")
+def _is_named(pattern: str, source: str) -> bool:
+    return any(
+        fnmatch.fnmatchcase(name, pattern) or matches(pattern, name) or name.startswith(f"{pattern}.")
+        for name in spellings(source)
+    )
 
 
 def _scheme(group: HFConfig, reorders: bool) -> Scheme | None:

@@ -6,14 +6,15 @@ ranks or products.
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import Literal, TypeAlias
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Literal, TypeAlias, TypeVar
 
 import torch
 
 from quire.errors import ConfigError
 from quire.layers.linear import WHOLE, Decoded, Stored
 
+T = TypeVar("T")
 Tensors: TypeAlias = Mapping[str, torch.Tensor]
 Kind = Literal["packed", "float8", "int8", "fp8", "dense"]
 
@@ -126,10 +127,38 @@ def is_within(names: Iterable[str], source: str) -> bool:
     )
 
 
+def chosen(
+    default: Scheme | None,
+    is_plain: Callable[[str], bool],
+    by_name: Iterable[tuple[str, Scheme | None]] = (),
+    is_named: Callable[[str, str], bool] = matches,
+) -> SchemeOf:
+    """None for plain matrices, for others the scheme of the first name that means one of them, or else the default.
+
+    Args:
+        is_named: whether a name (the first) means a matrix.
+    """
+    rules = list(by_name)
+
+    def scheme_of(source: str) -> Scheme | None:
+        if is_plain(source):
+            return None
+        return next((scheme for name, scheme in rules if is_named(name, source)), default)
+
+    return scheme_of
+
+
 def all_but(plain: Iterable[object] | None, scheme: Scheme) -> SchemeOf:
     """One scheme for all matrices but the head and those in the modules that are `plain`."""
     names = ["lm_head", *map(str, plain or ())]
-    return lambda source: None if is_within(names, source) else scheme
+    return chosen(scheme, lambda source: is_within(names, source))
+
+
+def one_of(name: str, value: T, allowed: Collection[T]) -> T:
+    """The value of a field of `quantization_config`. Raises ConfigError: it is none of those allowed."""
+    if value not in allowed:
+        raise refused(name, value, ", ".join(map(str, allowed)))
+    return value
 
 
 def refused(name: str, value: object, allowed: str) -> ConfigError:

@@ -13,7 +13,7 @@ from quire.layers.linear import ROWS, WHOLE, Axis, Decoded, Stored
 from quire.quantization import fp8
 from quire.quantization.codes import affine_weight, check_groups
 from quire.quantization.integers import int8
-from quire.quantization.scheme import Form, Scheme, SchemeOf, Tensors, is_within, matches, refused
+from quire.quantization.scheme import Form, Scheme, SchemeOf, Tensors, chosen, is_within, matches, one_of, refused
 
 CODES, SCALE, ZERO = "_weight_qdata", "_weight_scale", "_weight_zero_point"
 BY_NAME = ("FqnToConfig", "ModuleFqnToConfig")
@@ -49,24 +49,19 @@ def parse(section: HFConfig) -> SchemeOf:
     else:
         scheme = _scheme(default)
 
-    def scheme_of(source: str) -> Scheme | None:
-        if is_within(plain, source):
-            return None
-        # A name in full says more than a regular expression.
-        own = sorted(
-            (name.startswith("re:"), name) for name in by_name if matches(name.removesuffix(".weight"), source)
-        )
-        return by_name[own[0][1]] if own else scheme
-
-    return scheme_of
+    # A name in full says more than a regular expression.
+    rules = sorted(by_name.items(), key=lambda rule: (rule[0].startswith("re:"), rule[0]))
+    return chosen(
+        scheme,
+        lambda source: is_within(plain, source),
+        rules,
+        lambda name, source: matches(name.removesuffix(".weight"), source),
+    )
 
 
 def _scheme(config: HFConfig) -> Scheme:
-    kind, version, facts = str(config.get("_type")), config.get("_version", 1), config.get("_data") or HFConfig({})
-    if kind not in SUPPORTED:
-        raise refused("quant_type", kind, ", ".join(SUPPORTED))
-    if version != 2:
-        raise refused("quant_type._version", version, "2")
+    kind, facts = one_of("quant_type", str(config.get("_type")), SUPPORTED), config.get("_data") or HFConfig({})
+    one_of("quant_type._version", config.get("_version", 1), (2,))
     packings = ("int4_packing_format", "intx_packing_format", "packing_format")
     packing = next((facts.get(name) for name in packings if name in facts), None)
     packing = packing.get("_data") if isinstance(packing, HFConfig) else packing
