@@ -75,27 +75,29 @@ def _targets(model: Decoder, adapter: PeftAdapter) -> tuple[dict[str, Update], d
 
 def _problem(model: Decoder, source: CheckpointTensor | None, update: Update, *, has_bias: bool) -> str:
     """Why an update cannot be merged; empty: it can."""
-    if update.is_bare:
-        return "is of a parameter that holds several matrices: serve the adapter beside the model (enable_lora)"
-    if update.token_rows is not None:
-        return "has trained tokens: serve the adapter beside the model (enable_lora)"
-    if source is None:
-        quantized = any(each.is_decoded for each in model.sources.values())
-        return f"is not a plain matrix of this model{' (the checkpoint is quantized)' if quantized else ''}"
-    if source.is_decoded:
-        return "is quantized in the checkpoint: the sum would be rounded again, so serve the adapter beside it (enable_lora)"
-    if source.is_stack:
-        return "is one of several experts' matrices"
-    if model.spec.tied_embeddings and source.module.name == "embedding":
-        return "is the head, too, which the sum would change with it"
-    if update.bias is not None and not has_bias:
-        return "has a bias, and the model's matrix has none"
-    wanted, given = [source.rows, *([] if source.columns is None else [source.module.columns])], shape_of(update)
-    if update.whole is None and source.module.name == "embedding":  # an update of it is made the other way round
-        given = given[::-1]
-    if given and given != wanted:
-        return f"is {wanted} in the model, and {given} in the adapter"
-    return ""
+    hint = " (the checkpoint is quantized)" if any(each.is_decoded for each in model.sources.values()) else ""
+    reasons = {
+        "is of a parameter that holds several matrices: serve the adapter beside the model (enable_lora)": update.is_bare,
+        "has trained tokens: serve the adapter beside the model (enable_lora)": update.token_rows is not None,
+        f"is not a plain matrix of this model{hint}": source is None,
+    }
+    if source is not None:
+        is_table = source.module.name == "embedding"
+        wanted = [source.rows, *([] if source.columns is None else [source.module.columns])]
+        given = shape_of(update)
+        given = (
+            given[::-1] if is_table and update.whole is None else given
+        )  # an update of it is made the other way round
+        reasons |= {
+            "is quantized in the checkpoint: the sum would be rounded again, so serve the adapter beside it (enable_lora)": (
+                source.is_decoded
+            ),
+            "is one of several experts' matrices": source.is_stack,
+            "is the head, too, which the sum would change with it": model.spec.tied_embeddings and is_table,
+            "has a bias, and the model's matrix has none": update.bias is not None and not has_bias,
+            f"is {wanted} in the model, and {given} in the adapter": bool(given) and given != wanted,
+        }
+    return next((why for why, is_so in reasons.items() if is_so), "")
 
 
 def shape_of(update: Update) -> list[int]:

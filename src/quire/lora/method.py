@@ -14,7 +14,7 @@ import torch
 from quire.kernels import ops, recurrent
 from quire.kernels.adapters import GROUP, AdapterRows, AdapterTable
 from quire.kernels.types import LinearWeight
-from quire.layers.linear import LinearMethod
+from quire.layers.linear import LinearMethod, Products
 
 PART, MOST_PARTS, PROGRAMS = 256, 16, 256
 """Inputs of a part of a sum; the most parts; and how many groups of rows times parts are enough to keep a device busy."""
@@ -55,12 +55,8 @@ class Adapters:
         self.has_samples = are_samples
         self._of_heads = {}
 
-    def table(self, weight: LinearWeight) -> AdapterTable | None:
-        """A matrix's table, in a step with adapters."""
-        return self.named(weight.name)
-
     def named(self, name: str) -> AdapterTable | None:
-        """As `table`, by the matrix' name."""
+        """A matrix's table by its name, in a step with adapters."""
         return self.tables.get(name) if self.is_active else None
 
     @property
@@ -135,7 +131,7 @@ class AdaptedProducts(LinearMethod):
             self._adapt(x_SK, table, out_SN, self.adapters.rows.of_one(index_S, table, number))
 
     def adapt_embedding(self, ids_T: torch.Tensor, weight: LinearWeight, out_TD: torch.Tensor, scale: float) -> None:
-        self._look_up(ids_T, self.adapters.table(weight), out_TD, scale)
+        self._look_up(ids_T, self.adapters.named(weight.name), out_TD, scale)
 
     def adapt_keys(self, ids_T: torch.Tensor, weight: LinearWeight, qkv_TN: torch.Tensor) -> None:
         self._look_up(ids_T, self.adapters.named(weight.name + KEYS), qkv_TN)
@@ -158,8 +154,8 @@ class AdaptedProducts(LinearMethod):
             ops.adapter_expand(self.adapters.room(len(x_TK), table), self.adapters.rows, table, x_TK)
 
     def _changes(self, weight: LinearWeight) -> bool:
-        adapters = self.adapters
-        return adapters.table(weight) is not None or adapters.named(weight.name + INPUTS) is not None
+        adapters, name = self.adapters, weight.name
+        return adapters.named(name) is not None or adapters.named(name + INPUTS) is not None
 
     def apply(self, x_TK: torch.Tensor, weight: LinearWeight, out_TN: torch.Tensor) -> None:
         inputs = self.adapters.named(weight.name + INPUTS)
@@ -167,7 +163,7 @@ class AdaptedProducts(LinearMethod):
             given_TK, x_TK = x_TK, torch.empty_like(x_TK)
             recurrent.scale_columns(given_TK, None, x_TK)
             self._stretch(x_TK, inputs)
-        table = self.adapters.table(weight)
+        table = self.adapters.named(weight.name)
         if table is None:
             super().apply(x_TK, weight, out_TN)
             return
@@ -187,8 +183,7 @@ class AdaptedProducts(LinearMethod):
         if not self._changes(weight):
             super().apply_normed(x_TD, norm_D, eps, weight, out_TN, scratch_TD)
         else:
-            ops.rms_norm(x_TD, norm_D, eps, scratch_TD)
-            self.apply(scratch_TD, weight, out_TN)
+            Products.apply_normed(self, x_TD, norm_D, eps, weight, out_TN, scratch_TD)
 
     def apply_normed_gated(
         self,
@@ -204,19 +199,17 @@ class AdaptedProducts(LinearMethod):
         if not self._changes(weight):
             super().apply_normed_gated(x_TD, norm_D, eps, weight, kind, out_TI, scratch_TD, scratch_T2I)
         else:
-            self.apply_normed(x_TD, norm_D, eps, weight, scratch_T2I, scratch_TD)
-            ops.gated_activation(scratch_T2I, kind, out_TI)
+            Products.apply_normed_gated(self, x_TD, norm_D, eps, weight, kind, out_TI, scratch_TD, scratch_T2I)
 
     def apply_add(
         self, x_TK: torch.Tensor, weight: LinearWeight, residual_TN: torch.Tensor, scratch_TN: torch.Tensor
     ) -> None:
-        table = self.adapters.table(weight)
+        table = self.adapters.named(weight.name)
         if not self._changes(weight):
             super().apply_add(x_TK, weight, residual_TN, scratch_TN)
             return
-        if table is None or table.has_gains or self.adapters.named(weight.name + INPUTS) is not None:
-            self.apply(x_TK, weight, scratch_TN)
-            ops.add(scratch_TN, residual_TN)
+        if table is None or table.has_gains or self.adapts(weight.name + INPUTS):
+            Products.apply_add(self, x_TK, weight, residual_TN, scratch_TN)
             return
         h_PTH = self._shrink(x_TK, table, self.adapters.rows)
         with self.adapters.paused():
@@ -241,8 +234,9 @@ class AdaptedProducts(LinearMethod):
                 residual_TD, norm_D, eps, gate_up, kind, down, narrow_TI, scratch_TD, scratch_T2I, delta_TD
             )
         else:
-            self.apply_normed_gated(residual_TD, norm_D, eps, gate_up, kind, narrow_TI, scratch_TD, scratch_T2I)
-            self.apply_add(narrow_TI, down, residual_TD, delta_TD)
+            Products.apply_gated_mlp(
+                self, residual_TD, norm_D, eps, gate_up, kind, down, narrow_TI, scratch_TD, scratch_T2I, delta_TD
+            )
 
 
 MethodT = TypeVar("MethodT", bound=LinearMethod)

@@ -53,11 +53,13 @@ def with_tensors(head: PoolingHead, tensors: Mapping[str, torch.Tensor]) -> Pool
 
 def _problem(layer: LoadedLayer, update: Update) -> str:
     """Why a layer cannot be changed so; empty: it can."""
-    if update.token_rows is not None or update.gain is not None or update.input_gain is not None or update.is_bare:
-        return "can have an update, or be whole, and nothing else"
+    vectors, own = (update.token_rows, update.gain, update.input_gain), layer.bias_O
     wanted, given = list(layer.weight_OI.shape), shape_of(update)
-    if given and given != wanted:
-        return f"is {wanted} in the model, and {given} in the adapter"
-    if update.bias is not None and (layer.bias_O is None or update.bias.shape != layer.bias_O.shape):
-        return "has a bias in the adapter that the model's does not have"
-    return ""
+    has_other_bias = update.bias is not None and (own is None or update.bias.shape != own.shape)
+    reasons = {
+        "can have an update, or be whole, and nothing else": update.is_bare
+        or any(each is not None for each in vectors),
+        f"is {wanted} in the model, and {given} in the adapter": bool(given) and given != wanted,
+        "has a bias in the adapter that the model's does not have": has_other_bias,
+    }
+    return next((why for why, is_so in reasons.items() if is_so), "")

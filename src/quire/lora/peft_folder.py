@@ -6,6 +6,7 @@ Legend: R rank, K inputs, N outputs of a matrix.
 """
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -191,10 +192,7 @@ def _split(path: str, name: str) -> tuple[str, str]:
 
 def _check(adapter: PeftAdapter, module: str, update: Update) -> None:
     """Check an update's parts against one another and the configuration, and complete its scale."""
-
-    def refuse(why: str) -> None:
-        raise ConfigError(f"{adapter.path}: {module}: {why}", setting="lora_path")
-
+    refuse = functools.partial(_refuse, adapter, module)
     down, up = update.down, update.up
     if update.token_rows is not None:
         given = "token_indices" if adapter.config["peft_type"] == TRAINED_TOKENS else "trainable_token_indices"
@@ -227,6 +225,10 @@ def _check(adapter: PeftAdapter, module: str, update: Update) -> None:
         complete_scale(adapter, module, update)
 
 
+def _refuse(adapter: PeftAdapter, module: str, why: str) -> None:
+    raise ConfigError(f"{adapter.path}: {module}: {why}", setting="lora_path")
+
+
 def _trained_tokens(given: Any, module: str) -> tuple[int, ...]:
     """The tokens whose rows of a module were trained: given for all modules, or by the end of their names."""
     if isinstance(given, Mapping):
@@ -237,10 +239,7 @@ def _trained_tokens(given: Any, module: str) -> tuple[int, ...]:
 
 def complete_scale(adapter: PeftAdapter, module: str, update: Update) -> None:
     """An update's scale, as the configuration has it for a module. Raises ConfigError: its rank is another one."""
-
-    def refuse(why: str) -> None:
-        raise ConfigError(f"{adapter.path}: {module}: {why}", setting="lora_path")
-
+    refuse = functools.partial(_refuse, adapter, module)
     rank, config = update.rank, adapter.config
     expected = pattern_value(config.get("rank_pattern") or {}, module, config.get("r", rank))
     if rank != expected:

@@ -330,20 +330,20 @@ class Places:
 
     def _problem_of_tokens(self, segment: Segment, update: Update) -> str:
         """Why rows of tokens cannot be used for a matrix; empty: they can."""
-        module, rows_ND = segment.module, update.token_rows
-        if module.name not in ("embedding", "lm_head"):
-            return "has trained tokens, and is neither the embedding nor the head"
-        if module.name == "lm_head" and self._bias_of(module.name) is not None:
-            return "has trained tokens, and is a head with a bias"
-        if rows_ND is None or rows_ND.ndim != 2 or rows_ND.shape[1] != module.columns:
-            return f"has rows of {module.columns} numbers in the model, and others in the adapter"
-        if not all(0 <= token < segment.rows for token in update.tokens):
-            return f"{too_many(max(update.tokens) + 1, segment.rows)} (the adapter trained token {max(update.tokens)})"
-        return (
-            ""
-            if len(update.tokens) <= MAX_RANK
-            else f"has {len(update.tokens)} trained tokens; at most {MAX_RANK} can be served"
-        )
+        module, rows_ND, last = segment.module, update.token_rows, max(update.tokens)
+        is_other = rows_ND is None or rows_ND.ndim != 2 or rows_ND.shape[1] != module.columns
+        reasons = {
+            "has trained tokens, and is neither the embedding nor the head": module.name not in OF_TOKENS,
+            "has trained tokens, and is a head with a bias": (
+                module.name == "lm_head" and self._bias_of(module.name) is not None
+            ),
+            f"has rows of {module.columns} numbers in the model, and others in the adapter": is_other,
+            f"{too_many(last + 1, segment.rows)} (the adapter trained token {last})": (
+                min(update.tokens) < 0 or last >= segment.rows
+            ),
+            f"has {len(update.tokens)} trained tokens; at most {MAX_RANK} can be served": len(update.tokens) > MAX_RANK,
+        }
+        return next((why for why, is_so in reasons.items() if is_so), "")
 
     def _join(self, module: str, updates: Sequence[tuple[Segment, Update]], dtype: torch.dtype) -> AdapterPart:
         """One part of the updates of a module's segments."""
