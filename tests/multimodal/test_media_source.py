@@ -10,8 +10,9 @@ from tests.oracles.media_server import MediaServer, answer
 from tests.oracles.tiny_vision import draw_image
 
 from quire.config import MultiModalConfig
-from quire.multimodal.image_files import PixelBudget
-from quire.multimodal.media_source import MediaSource
+from quire.config.multimodal import VideoReading
+from quire.media import IMAGE
+from quire.multimodal.media_source import MediaSource, decoders
 from quire.multimodal.web_fetch import MediaError
 
 PIXELS = draw_image(7, 20, 30)
@@ -37,7 +38,7 @@ def make_source(**settings):
 
 
 def read(source, url):
-    return source.read(url, PixelBudget()).result(60)
+    return source.read(url, IMAGE, decoders(VideoReading())).result(60)
 
 
 def test_an_image_in_a_url_is_read(png):
@@ -106,7 +107,7 @@ def test_hosts_that_do_not_answer_hold_up_no_image_that_is_here(png):
     release = threading.Event()
     with MediaServer({"/slow": lambda peer: release.wait(60)}) as server:
         source = make_source(allowed_media_domains=("127.0.0.1",))
-        waiting = [source.read(f"{server.url}/slow", PixelBudget()) for _ in range(20)]
+        waiting = [source.read(f"{server.url}/slow", IMAGE, decoders(VideoReading())) for _ in range(20)]
         assert (read(source, "data:image/png;base64," + base64.b64encode(png).decode()) == PIXELS).all()
         release.set()
         for one in waiting:

@@ -14,14 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, cast
 
-from quire.config.multimodal import VideoReading
 from quire.errors import RequestError
 from quire.guards import is_mapping, is_sequence
 from quire.media import AUDIO, AUDIO_EMBEDS, IMAGE, IMAGE_EMBEDS, MADE_BEFORE, VIDEO
-from quire.multimodal.audio_files import SampleBudget, open_audio
 from quire.multimodal.image_embeds import decode_item_embeds
-from quire.multimodal.image_files import PixelBudget, decode_base64
-from quire.multimodal.media_source import MediaSource
+from quire.multimodal.image_files import decode_base64
+from quire.multimodal.media_source import Decoders, MediaSource, decoders
 from quire.multimodal.video_files import reading_of
 from quire.multimodal.web_fetch import MediaError
 
@@ -206,23 +204,19 @@ class MediaMessages:
 
     def _submit(self, source: MediaSource, io: Any) -> "list[Any]":
         """Each one, or the future of one that has to be read."""
-        pixels, samples, reading = PixelBudget(), SampleBudget(), reading_of(source.video_reading, io)
-        return [_submit(each, source, pixels, samples, reading) for each in self.given]
+        own = decoders(reading_of(source.video_reading, io))
+        return [_submit(each, source, own) for each in self.given]
 
 
-def _submit(
-    given: GivenMedia, source: MediaSource, pixels: PixelBudget, samples: SampleBudget, reading: VideoReading
-) -> Any:
+def _submit(given: GivenMedia, source: MediaSource, own: Decoders) -> Any:
     value = given.value
     if given.kind in MADE_BEFORE.values() and value is not None:
         return source.run(decode_item_embeds, value, given.kind, given.field)
     if not isinstance(value, str):
         return value
     if given.kind == "input_audio":
-        return source.run(lambda: open_audio(decode_base64(value), samples))
-    if given.modality == VIDEO:
-        return source.read_video(value, pixels, reading)
-    return source.read(value, pixels) if given.modality == IMAGE else source.read_sound(value, samples)
+        return source.run(lambda: own[AUDIO](decode_base64(value)))
+    return source.read(value, given.modality, own)
 
 
 def hold_media(

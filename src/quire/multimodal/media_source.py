@@ -11,7 +11,7 @@ import os
 import stat
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -19,11 +19,9 @@ from typing import Any, ParamSpec, TypeVar
 from quire import envs
 from quire.config import MultiModalConfig, limits
 from quire.config.multimodal import VideoReading
-from quire.multimodal.audio import Samples
+from quire.media import AUDIO, IMAGE, VIDEO
 from quire.multimodal.audio_files import SampleBudget, open_audio
-from quire.multimodal.content import Pixels
 from quire.multimodal.image_files import EXAMPLES, NAMES, PixelBudget, decode_image, most_bytes, read_data_url
-from quire.multimodal.video import Video
 from quire.multimodal.video_files import PICTURES, decode_video, read_pictures
 from quire.multimodal.web_fetch import MediaError, WebFetcher
 
@@ -31,6 +29,21 @@ Parameters = ParamSpec("Parameters")
 ResultT = TypeVar("ResultT")
 ItemT = TypeVar("ItemT")
 MAX_DECODERS = 16
+
+
+Decoders = Mapping[str, Callable[[Any], Any]]
+"""What makes an item of a file's bytes, by modality; of a URL, for videos that are sent as pictures (`PICTURES`)."""
+
+
+def decoders(reading: VideoReading) -> Decoders:
+    """Those of one request: its images and frames share a bound, as do its sounds."""
+    pixels, samples = PixelBudget(), SampleBudget()
+    return {
+        IMAGE: lambda data: decode_image(data, pixels),
+        VIDEO: lambda data: decode_video(data, pixels, reading),
+        PICTURES: lambda url: read_pictures(url, pixels),
+        AUDIO: lambda data: open_audio(data, samples),
+    }
 
 
 class MediaSource:
@@ -61,25 +74,20 @@ class MediaSource:
         """Call a function in a thread of those that work on images."""
         return self._decoders.submit(function, *args, **kwargs)
 
-    def read(self, url: str, budget: PixelBudget) -> "Future[Pixels]":
-        """The image behind a URL. The future raises MediaError: it may not be read, or cannot be."""
-        return self._read(url, "image", lambda data: decode_image(data, budget))
+    def read(self, url: str, kind: str, decoders: Decoders) -> "Future[Any]":
+        """The image, some frames of the video, or the sound and its rate behind a URL. The future raises MediaError: it may
+        not be read, or cannot be.
 
-    def read_sound(self, url: str, budget: SampleBudget) -> "Future[tuple[Samples, int]]":
-        """The sound behind a URL, and its rate. The future raises MediaError: it may not be read, or cannot be."""
-        return self._read(url, "audio", lambda data: open_audio(data, budget))
-
-    def read_video(self, url: str, budget: PixelBudget, reading: VideoReading) -> "Future[Video]":
-        """Frames of the video behind a URL. The future raises MediaError: it may not be read, or cannot be."""
-        if url.startswith(PICTURES):
-            return self.run(read_pictures, url, budget)
-        return self._read(url, "video", lambda data: decode_video(data, budget, reading))
-
-    def _read(self, url: str, kind: str, decode: Callable[[bytes], ResultT]) -> "Future[ResultT]":
+        Args:
+            kind: its modality.
+        """
+        if kind == VIDEO and url.startswith(PICTURES):
+            return self.run(decoders[PICTURES], url)
+        decode = decoders[kind]
         scheme = url.partition(":")[0].lower()
         if scheme == "data":
             return self.run(lambda: decode(read_data_url(url, kind)))
-        fetch = (self._video_fetcher if kind == "video" else self._fetcher).fetch
+        fetch = (self._video_fetcher if kind == VIDEO else self._fetcher).fetch
         getters = {"http": fetch, "https": fetch, "file": functools.partial(self._read_file, most=most_bytes(kind))}
         if (get := getters.get(scheme)) is None:
             return self.run(functools.partial(_refuse, url, kind))

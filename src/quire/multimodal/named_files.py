@@ -14,11 +14,11 @@ from quire.errors import RequestError
 from quire.guards import is_mapping
 from quire.media import AUDIO, IMAGE, VIDEO
 from quire.multimodal.audio import as_sounds
-from quire.multimodal.audio_files import SampleBudget, open_audio
 from quire.multimodal.content import PARAM, as_list
-from quire.multimodal.image_files import PixelBudget, decode_image, most_bytes
+from quire.multimodal.image_files import most_bytes
+from quire.multimodal.media_source import decoders
 from quire.multimodal.video import as_videos
-from quire.multimodal.video_files import decode_video, reading_of
+from quire.multimodal.video_files import reading_of
 from quire.multimodal.web_fetch import MediaError
 
 _LISTS: Mapping[str, Callable[[Any], list[Any]]] = {IMAGE: as_list, VIDEO: as_videos, AUDIO: as_sounds}
@@ -48,23 +48,12 @@ def open_named(data: Any, reading: VideoReading | None = None) -> Any:
     for modality, listed in _LISTS.items():
         items = listed(opened.get(modality))
         if any(isinstance(item, str | os.PathLike) for item in items):
-            decode, most = _decoder(modality, reading or VideoReading()), most_bytes(modality)
+            decode, most = decoders(reading or VideoReading())[modality], most_bytes(modality)
             opened[modality] = [
                 _open(item, f"{modality} {number}", decode, most) if isinstance(item, str | os.PathLike) else item
                 for number, item in enumerate(items)
             ]
     return opened
-
-
-def _decoder(modality: str, reading: VideoReading) -> Callable[[bytes], Any]:
-    """What makes an item of a file's bytes; those of one prompt share a bound."""
-    pixels, samples = PixelBudget(), SampleBudget()
-    decoders: dict[str, Callable[[bytes], Any]] = {
-        IMAGE: lambda data: decode_image(data, pixels),
-        VIDEO: lambda data: decode_video(data, pixels, reading),
-        AUDIO: lambda data: open_audio(data, samples),
-    }
-    return decoders[modality]
 
 
 def _open(path: str | os.PathLike[str], where: str, decode: Callable[[bytes], Any], most: int) -> Any:
