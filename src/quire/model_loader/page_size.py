@@ -15,7 +15,7 @@ from quire.distributed.communicator import SingleRank
 from quire.layers.decoder import Decoder
 from quire.layers.interface import ModelContext
 from quire.layers.mixers import kind_of
-from quire.layers.mixers.state import StateLayer
+from quire.layers.mixers.interface import StateLayer
 from quire.layers.parallel import StagePlan
 from quire.logger import init_logger
 from quire.models.spec import DecoderSpec

@@ -13,7 +13,7 @@ from quire.layers.assembly import Weight
 from quire.layers.decoder_layer import modules_of
 from quire.layers.encoder.encoder import PREFIX, Encoder
 from quire.layers.interface import ModelContext
-from quire.layers.mixers.cross import CrossAttentionLayer
+from quire.layers.mixers.attention_variants import CrossAttentionLayer
 from quire.layers.tower import TowerDecoder
 from quire.models.spec import DecoderSpec
 

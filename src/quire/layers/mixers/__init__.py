@@ -2,19 +2,25 @@
 
 from quire.layers.mixers.attention import AttentionLayer
 from quire.layers.mixers.attention_variants import (
+    BucketAttentionLayer,
+    CrossAttentionLayer,
     DiffAttentionLayer,
     ExpertAttentionLayer,
     NarrowValuesLayer,
     SharedKVLayer,
 )
-from quire.layers.mixers.bucketed import BucketAttentionLayer
-from quire.layers.mixers.compressed import CompressedAttentionLayer
-from quire.layers.mixers.cross import CrossAttentionLayer
-from quire.layers.mixers.delta import DeltaNetLayer, KimiDeltaLayer
 from quire.layers.mixers.interface import MixerLayer
 from quire.layers.mixers.mamba import Mamba2Layer, MambaLayer
-from quire.layers.mixers.mla import MLALayer, SparseMLALayer
-from quire.layers.mixers.recurrent import ChannelMixLayer, LightningLayer, RgLruLayer, ShortConvLayer, TimeMixLayer
+from quire.layers.mixers.mla import CompressedAttentionLayer, MLALayer, SparseMLALayer
+from quire.layers.mixers.recurrent import (
+    ChannelMixLayer,
+    DeltaNetLayer,
+    KimiDeltaLayer,
+    LightningLayer,
+    RgLruLayer,
+    ShortConvLayer,
+    TimeMixLayer,
+)
 from quire.layers.mixers.relative import RelativeAttentionLayer
 from quire.layers.mixers.zamba import ZambaLayer
 from quire.models.spec import (

@@ -1,19 +1,21 @@
 """Attention that differs from grouped-query attention before or after the pages (as `models/variants.py` describes it).
 
-Legend: T tokens, S tokens of one expert, D hidden, N query heads, K KV heads (or experts a token), H head size, W = 2 * H, C
-columns.
+Legend: T tokens, S tokens of one expert, E distances, or rows of an encoder, D hidden (or the encoder's width), N query heads,
+K KV heads (or experts a token), H head size, W = 2 * H, C columns.
 """
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
-from typing import cast
+from typing import ClassVar, cast
 
+import msgspec
 import torch
 
 from quire.attention.interface import AttentionMetadata, AttentionParams, AttentionRequest
-from quire.config.kv_spec import KVCacheSpec
+from quire.config.kv_spec import KVCacheSpec, KVKind
 from quire.errors import ConfigError
-from quire.kernels import ops
+from quire.kernels import compressed, ops, relative
 from quire.kernels.norm import head_norm
 from quire.kernels.types import LinearWeight
 from quire.layers.assembly import NormWeight, Weight
@@ -22,22 +24,27 @@ from quire.layers.half import HalfInput, HalfOutput
 from quire.layers.interface import LayerContext, StepInputs
 from quire.layers.mixers.attention import AttentionLayer, rotary_table
 from quire.layers.mixers.interface import MixerLayer
+from quire.layers.mixers.relative import check_pages
 from quire.layers.modules import Module, ModuleBuilder, RowBlock, SourceLayout
 from quire.layers.parallel import ParallelPlan
 from quire.layers.workspace import TokenViews
 from quire.models.spec import Attention
-from quire.models.variants import DiffAttention, ExpertAttention, NarrowValues, SharedKV
+from quire.models.variants import (
+    BucketAttention,
+    CrossAttention,
+    DiffAttention,
+    ExpertAttention,
+    NarrowValues,
+    SharedKV,
+)
 
 
-class SharedKVLayer(AttentionLayer):
-    """Queries over another layer's keys and values (Gemma 3n and 4's last layers).
+class QueryLayer(AttentionLayer):
+    """Attention whose matrix makes queries alone: keys and values come from elsewhere."""
 
-    Pages, their group and the constants of attention are the owner's."""
-
-    def __init__(self, mixer: SharedKV, context: LayerContext) -> None:
+    def __init__(self, mixer: Attention, context: LayerContext) -> None:
         super().__init__(mixer, context)
         self._columns = self.wide = self.narrow
-        self._owner: AttentionLayer = self
 
     @staticmethod
     def modules(builder: ModuleBuilder, mixer: Attention) -> Iterator[Module]:
@@ -49,18 +56,27 @@ class SharedKVLayer(AttentionLayer):
             "out", (builder.hidden,), queries.rows, bias=mixer.out_bias, shard="columns", groups=mixer.heads
         )
 
+    def set_weight(self, name: str, weight: Weight) -> None:
+        super().set_weight("qkv" if name == "q" else name, weight)
+
+
+class SharedKVLayer(QueryLayer):
+    """Queries over another layer's keys and values (Gemma 3n and 4's last layers).
+
+    Pages, their group and the constants of attention are the owner's."""
+
+    def __init__(self, mixer: SharedKV, context: LayerContext) -> None:
+        super().__init__(mixer, context)
+        self._owner: AttentionLayer = self
+
     def see_layers(self, layers: Sequence[Sequence[MixerLayer]]) -> None:
         (owner,) = layers[cast(SharedKV, self.mixer).kv_layer]
         self._owner = cast(AttentionLayer, owner)
 
     def set_weight(self, name: str, weight: Weight) -> None:
-        if name == "q":
-            self.linears["qkv"] = cast(LinearWeight, weight)
-        elif name == "q_norm":
+        if name == "q_norm":
             self.norms["k_norm"] = cast(NormWeight, weight)  # which no key has
-            super().set_weight(name, weight)
-        else:
-            super().set_weight(name, weight)
+        super().set_weight(name, weight)
 
     def kv_cache_specs(self) -> list[KVCacheSpec]:
         return []
@@ -264,3 +280,113 @@ class ExpertAttentionLayer(AttentionLayer):
         out_SM = x_SK.new_empty(len(x_SK), weight.out_features)
         ops.linear(x_SK.contiguous(), weight, out_SM)
         return out_SM
+
+
+class CrossAttentionLayer(QueryLayer):
+    """Queries over what an encoder has read beside the prompt.
+
+    Keys and values are written when it has run, and read in every step. They never grow."""
+
+    can_stage: ClassVar[bool] = False
+
+    def __init__(self, mixer: CrossAttention, context: LayerContext) -> None:
+        super().__init__(mixer, context)
+        self.can_narrow = True
+        self._length = mixer.length
+
+    @staticmethod
+    def modules(builder: ModuleBuilder, mixer: Attention) -> Iterator[Module]:
+        keys = RowBlock(mixer.kv_heads * mixer.head_dim, mixer.kv_heads)
+        yield builder.linear("kv", (keys, keys), bias=mixer.qkv_bias, shard="rows")
+        yield from QueryLayer.modules(builder, mixer)
+
+    def kv_cache_specs(self) -> list[KVCacheSpec]:
+        (spec,) = super().kv_cache_specs()
+        return [msgspec.structs.replace(spec, kind=KVKind.CROSS, window=self._length)]
+
+    def keep(self, rows_ED: torch.Tensor, slots_E: torch.Tensor) -> None:
+        """Write keys and values of what the encoder has read to these slots."""
+        weight = cast(LinearWeight, self.linears["kv"])
+        kv_EC = rows_ED.new_empty(len(rows_ED), weight.out_features)
+        self.context.linear_method.apply(rows_ED, weight, kv_EC)
+        only_keys, nothing = dataclasses.replace(self.params, num_heads=0), slots_E[:0].int()
+        metadata = AttentionMetadata(
+            self.context.block_size, nothing, nothing, nothing, nothing, slots_E, nothing, nothing, len(slots_E)
+        )
+        self.context.backend.rope_and_cache(kv_EC, self._kv_cache, metadata, only_keys, None)
+
+    def _attend(self, step: StepInputs, qkv_TC: torch.Tensor, out_TNH: torch.Tensor) -> None:
+        self.context.backend.forward(qkv_TC, *self._pages(step), out_TNH)
+
+    def _rotate_and_cache(self, step: StepInputs, qkv_TC: torch.Tensor) -> None:
+        """Its keys and values are there."""
+
+
+class BucketAttentionLayer(AttentionLayer):
+    """Attention whose scores grow by a learned number for each head and bucket of distances (T5).
+
+    The numbers become a table by distance when they are loaded; a layer without its own reads another's."""
+
+    can_replay = False
+    can_stage = False
+
+    def __init__(self, mixer: BucketAttention, context: LayerContext) -> None:
+        check_pages(context)
+        super().__init__(mixer, context)
+        self.can_narrow = False
+        self._buckets, self._owner = mixer, self
+
+    @staticmethod
+    def modules(builder: ModuleBuilder, mixer: Attention) -> Iterator[Module]:
+        yield from AttentionLayer.modules(builder, mixer)
+        buckets = cast(BucketAttention, mixer)
+        if buckets.table_layer is None:
+            yield builder.table("buckets", (RowBlock(buckets.buckets, 1),), mixer.heads)
+
+    @classmethod
+    def attention_requests(
+        cls, mixer: Attention, kv_dtype: torch.dtype, block_size: int, plan: ParallelPlan, deterministic: bool
+    ) -> list[AttentionRequest]:
+        return []
+
+    def see_layers(self, layers: Sequence[Sequence[MixerLayer]]) -> None:
+        if self._buckets.table_layer is not None:
+            (owner,) = layers[self._buckets.table_layer]
+            self._owner = cast(BucketAttentionLayer, owner)
+
+    def set_weight(self, name: str, weight: Weight) -> None:
+        if name == "buckets" and isinstance(weight, torch.Tensor):
+            mine = weight[:, self.context.plan.groups(self.mixer.heads, "heads")]
+            weight = mine[buckets_by_distance(self._buckets).to(mine.device)]
+        super().set_weight(name, weight)
+
+    def kv_cache_specs(self) -> list[KVCacheSpec]:
+        (spec,) = super().kv_cache_specs()
+        return [msgspec.structs.replace(spec, num_kv_heads=1, head_dim=spec.num_kv_heads * spec.head_dim)]
+
+    def _attend(self, step: StepInputs, qkv_TC: torch.Tensor, out_TNH: torch.Tensor) -> None:
+        kv_cache, metadata, params = self._pages(step)
+        size = self.mixer.head_dim
+        compressed.keep_rows(qkv_TC[:, self.narrow :], kv_cache, metadata)
+        relative.relative_attention(
+            qkv_TC[:, : self.narrow].unflatten(1, (-1, size)),
+            None,
+            self._owner.tensors["buckets"],
+            kv_cache,
+            metadata,
+            params,
+            out_TNH.unflatten(1, (-1, size)),
+        )
+
+
+def buckets_by_distance(mixer: BucketAttention) -> torch.Tensor:
+    """[E]: the bucket of each distance of a query from its key: 0 to `furthest`, or `-furthest` to it if not causal.
+
+    The first half of the buckets (of a direction's) have a distance each, the others grow with the logarithm."""
+    furthest = mixer.furthest
+    distance_E = torch.arange(0 if mixer.causal else -furthest, furthest + 1)
+    count = mixer.buckets if mixer.causal else mixer.buckets // 2
+    exact, far_E = count // 2, distance_E.abs()
+    growth_E = torch.log(far_E.clamp(min=1).float() / exact) / math.log(furthest / exact) * (count - exact)
+    bucket_E = torch.where(far_E < exact, far_E, (exact + growth_E.long()).clamp(max=count - 1))
+    return bucket_E if mixer.causal else bucket_E + (distance_E < 0) * count

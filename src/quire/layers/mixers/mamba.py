@@ -13,7 +13,7 @@ from quire.kernels import ops, recurrent
 from quire.kernels.types import SsdWeights
 from quire.layers.half import HalfInput, HalfOutput
 from quire.layers.interface import LayerContext, StepInputs
-from quire.layers.mixers.state import StateLayer
+from quire.layers.mixers.interface import StateLayer
 from quire.layers.modules import Module, ModuleBuilder, RowBlock
 from quire.layers.workspace import TokenViews
 from quire.models.spec import Mamba, Mamba2

@@ -18,7 +18,7 @@ from quire.layers.assembly import Weight
 from quire.layers.half import HalfInput, HalfOutput
 from quire.layers.interface import LayerContext, StepInputs
 from quire.layers.mixers.attention import growth_table
-from quire.layers.mixers.state import PagedState
+from quire.layers.mixers.interface import PagedState
 from quire.layers.modules import Module, ModuleBuilder, RowBlock
 from quire.layers.workspace import TokenViews
 from quire.models.residual import RMSNorm
