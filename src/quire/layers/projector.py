@@ -1,7 +1,7 @@
-"""What makes embeddings of an encoder's rows: a few stages, computed one after another.
+"""What makes embeddings of an encoder's rows: a few stages, computed one after another; and one row of a few.
 
 Knows shapes and weights. Knows nothing of images.
-Legend: X rows, C columns; Y groups of rows, Q queries.
+Legend: X rows, C columns; Y groups of rows, Q queries; E embeddings, G rows of an embedding, N heads, H head size.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from quire.layers.activation import kernel_activation
 from quire.layers.assembly import NormWeight
 from quire.layers.modules import Module, ModuleBuilder, RowBlock
 from quire.layers.tower import TowerPart, activated
-from quire.models.sight import Gated, Group, Normed, Probe, Queries, Stage, Standard
+from quire.models.sight import Gated, Group, Normed, Pooled, Probe, Queries, Stage, Standard
 
 STANDARD = ("standard_bias", "standard_scale")
 
@@ -166,3 +166,34 @@ def _attend(
     attended = functional.scaled_dot_product_attention(by_head(q), by_head(k), by_head(v))
     attended = attended.transpose(1, 2).flatten(2).flatten(0, 1).to(state.dtype)
     return part.normed(stage.norm, at + "_norm", part.multiply(at + "_out", attended) + state)
+
+
+class Pooling(TowerPart):
+    """A few rows become one: their mean attends them.
+
+    Args:
+        columns: of what it reads.
+    """
+
+    def __init__(self, pooled: Pooled, columns: int) -> None:
+        super().__init__()
+        self._pooled, self._columns = pooled, columns
+
+    def modules(self, builder: ModuleBuilder) -> Iterator[Module]:
+        """Three matrices."""
+        pooled, columns = self._pooled, self._columns
+        asked, kept = (RowBlock(heads * pooled.head_dim, 1) for heads in (pooled.heads, pooled.kv_heads))
+        yield builder.linear("pool_q", (asked,), columns, bias=pooled.bias)
+        yield builder.linear("pool_kv", (kept, kept), columns, bias=pooled.bias)
+        yield builder.linear("pool_out", (RowBlock(pooled.outputs, 1),), asked.rows, bias=pooled.bias)
+
+    def __call__(self, given_EGC: torch.Tensor, is_there_EG: torch.Tensor) -> torch.Tensor:
+        """The rows [E, outputs] of groups; rows that are not there are zeros."""
+        mean_EC = given_EGC.sum(1) / is_there_EG.sum(1, keepdim=True).clamp(min=1).to(given_EGC.dtype)
+        shape = (*is_there_EG.shape, 2, self._pooled.kv_heads, self._pooled.head_dim)
+        k_ENGH, v_ENGH = self.multiply("pool_kv", given_EGC.flatten(0, 1)).view(shape).permute(2, 0, 3, 1, 4)
+        q_ENH = self.multiply("pool_q", mean_EC).view(len(mean_EC), self._pooled.heads, 1, -1)
+        attended = torch.nn.functional.scaled_dot_product_attention(
+            q_ENH, k_ENGH, v_ENGH, is_there_EG[:, None, None], enable_gqa=True
+        )
+        return self.multiply("pool_out", attended.flatten(1))

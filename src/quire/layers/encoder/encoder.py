@@ -10,12 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from quire.layers.encoder.block_conformer import BlockConformerFront
-from quire.layers.encoder.chunk_front import ChunkFront
-from quire.layers.encoder.conformer import ConformerFront
-from quire.layers.encoder.front_layers import Front
-from quire.layers.encoder.mel_front import MelFront
-from quire.layers.encoder.module_front import ModuleFront
+from quire.layers.encoder.conformer import BlockConformerFront, ConformerFront
+from quire.layers.encoder.fronts import ChunkFront, Front, MelFront, ModuleFront
 from quire.layers.interface import MediaInputs, ModelContext, StepInputs
 from quire.layers.linear import LinearMethod
 from quire.layers.projector import Projector

@@ -1,6 +1,6 @@
 """An encoder of images that runs the layers of a decoder: patches in, embeddings for the language model out.
 
-A frame or a window of an image is a run of rows (`layers/run_pages.py`). Knows nothing of requests, prompts or caches.
+A frame or a window of an image is a run of rows (`layers/tower.py`). Knows nothing of requests, prompts or caches.
 Legend: T rows of the step, P numbers of a patch, E embeddings, D columns of an embedding.
 """
 
@@ -15,10 +15,9 @@ import torch
 
 from quire.layers.interface import ModelContext, PatchInputs, StepInputs
 from quire.layers.modules import Module, ModuleBuilder, RowBlock
-from quire.layers.projector import Projector
+from quire.layers.projector import Pooling, Projector
 from quire.layers.tower import Arrays, LayeredTower, TowerPart
 from quire.layers.vision.patch_layout import Grid, Layout, blend, filled, lay_out
-from quire.layers.vision.row_pooling import Pooling
 from quire.media import in_batches
 from quire.models.sight import Patches, Product
 from quire.models.spec import VisionSpec
