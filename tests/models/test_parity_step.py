@@ -16,7 +16,7 @@ from tests.oracles.tiny_models import randomize, tiny_values
 from quire.config import HFConfig
 from quire.errors import ConfigError
 from quire.models.registry import ModelRegistry
-from quire.models.step import before_silu
+from quire.models.window_moe import before_silu
 
 NAME = "Step3p7ForConditionalGeneration"
 TEXT = tiny_values("Step3p5ForCausalLM")

@@ -7,7 +7,8 @@ from typing import Any
 from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
 from quire.models.residual import PRE, RESIDUAL_PRE, LayerNorm, Placement
-from quire.models.spec import Attention, DecoderSpec
+from quire.models.spec import Attention, DecoderSpec, EncoderSpec
+from quire.models.variants import CrossAttention
 
 
 def defaults(hf: HFConfig, **values: Any) -> HFConfig:
@@ -90,3 +91,27 @@ def layer_norm_of(hf: HFConfig, bias: bool = True) -> LayerNorm:
     """A layer norm with the config's epsilon, by any of its names."""
     names = ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps", "rms_norm_eps")
     return LayerNorm(float(next((hf.get(name) for name in names if hf.get(name) is not None), 1e-5)), bias=bias)
+
+
+SUBLAYERS = 2
+"""Layers of ours that make one of a decoder beside an encoder."""
+
+
+def with_cross_attention(spec: DecoderSpec, encoder: EncoderSpec) -> DecoderSpec:
+    """A decoder's spec whose layers are of the checkpoint's, each made of two halves of ours: attention to the tokens before;
+    then attention to what the encoder has read, with the feed-forward behind it."""
+    mlp = spec.mlp
+    assert not isinstance(mlp, tuple)
+    own = spec.attentions()
+    shared = {
+        name: getattr(own[0], name) for name in ("heads", "kv_heads", "head_dim", "qkv_bias", "out_bias", "scale")
+    }
+    cross = CrossAttention(**shared, causal=False, length=encoder.length)
+    return dataclasses.replace(
+        spec,
+        layers=SUBLAYERS * spec.layers,
+        mixer=tuple(mixer for each in own for mixer in (each, cross)),
+        mlp=(None, mlp) * spec.layers,
+        weights=dataclasses.replace(spec.weights, sublayers=SUBLAYERS),
+        encoder=encoder,
+    )

@@ -38,16 +38,12 @@ BUILT_IN_FAMILIES = (
     "text_part",
     "molmo",
     "deepseek",
-    "deepseek_v4",
     "inkling",
     "window_moe",
-    "step",
-    "llama_variants",
     "mamba",
     "lfm2",
     "linear_attention",
     "pooling.bert",
-    "pooling.image_classes",
     "pooling.paired",
     "encoder_decoder.whisper",
     "encoder_decoder.bart",
@@ -91,7 +87,7 @@ class Entry:
             ConfigError: no layer looks at other tokens.
         """
         from quire.models.defaults import completed
-        from quire.models.nested_text import beside_other_parts, nested_text
+        from quire.models.text_part import beside_other_parts, nested_text
 
         own = CLASSES_OF_OTHERS.get(hf.get("model_type", ""), self.architecture)
         if own != self.architecture:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from quire.config.hf_config import HFConfig
 from quire.config.resolve import rows_of_stages
 from quire.errors import ConfigError
-from quire.models.encoder_decoder.layers import with_cross_attention
+from quire.models.patterns import with_cross_attention
 from quire.models.registry import register
 from quire.models.residual import PRE, RESIDUAL_POST, LayerNorm
 from quire.models.rope import Sinusoids

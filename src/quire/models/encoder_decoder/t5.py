@@ -3,7 +3,7 @@
 import dataclasses
 
 from quire.config.hf_config import HFConfig
-from quire.models.encoder_decoder.layers import with_cross_attention
+from quire.models.patterns import with_cross_attention
 from quire.models.registry import register
 from quire.models.residual import RMSNorm
 from quire.models.spec import MLP, DecoderSpec, EncoderSpec, GatedMLP, WeightNames

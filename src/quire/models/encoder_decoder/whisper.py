@@ -1,7 +1,7 @@
 """Whisper: an encoder of log-mel frames, and a decoder that writes what was said."""
 
 from quire.config.hf_config import HFConfig
-from quire.models.encoder_decoder.layers import with_cross_attention
+from quire.models.patterns import with_cross_attention
 from quire.models.registry import register
 from quire.models.residual import LayerNorm
 from quire.models.sound import Frames

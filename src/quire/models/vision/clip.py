@@ -8,9 +8,7 @@ from quire.errors import ConfigError
 from quire.models.residual import LayerNorm, RMSNorm
 from quire.models.sight import Group, Normed, Patches, Product
 from quire.models.spec import MLP, Attention, DecoderSpec, LearnedPositions, VisionSpec, WeightNames
-from quire.models.vision.pixtral import NAMES as PIXTRAL_NAMES
-from quire.models.vision.pixtral import NO_TOKENS, TOWER, pixtral_trunk
-from quire.models.vision.qwen_vl import rotate_rows_and_columns
+from quire.models.vision.any_size import NO_TOKENS, PIXTRAL_NAMES, TOWER, pixtral_trunk, rotate_rows_and_columns
 
 LAYER_NAMES: dict[str, str | tuple[str, ...]] = {
     "before_mixer": "layer_norm1",

@@ -8,8 +8,7 @@ from quire.config.hf_config import HFConfig
 from quire.models.residual import SANDWICH, LayerNorm, Norm, RMSNorm
 from quire.models.sight import Group, Normed, Patches, Product, Stage, Standard
 from quire.models.spec import Attention, DecoderSpec, GatedMLP, LearnedPositions, VisionSpec, WeightNames
-from quire.models.vision.pixtral import NO_TOKENS, TOWER
-from quire.models.vision.qwen_vl import rotate_rows_and_columns
+from quire.models.vision.any_size import NO_TOKENS, TOWER, rotate_rows_and_columns
 
 NAMES = WeightNames(
     prefixes=("", "model."),

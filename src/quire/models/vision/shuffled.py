@@ -9,6 +9,7 @@ from quire.errors import ConfigError
 from quire.models.residual import Joint, LayerNorm, Norm, RMSNorm
 from quire.models.sight import Gated, Group, Normed, Patches, Product, Stage
 from quire.models.spec import MLP, Attention, DecoderSpec, LearnedPositions, VisionSpec, WeightNames
+from quire.models.vision.any_size import NO_TOKENS, TOWER, rotate_rows_and_columns
 from quire.models.vision.clip import (
     CLIP_NAMES,
     GEMMA3_NAMES,
@@ -19,8 +20,6 @@ from quire.models.vision.clip import (
     tower_names,
     up_to_layer,
 )
-from quire.models.vision.pixtral import NO_TOKENS, TOWER
-from quire.models.vision.qwen_vl import rotate_rows_and_columns
 
 INTERN_NAMES = WeightNames(
     prefixes=("", "model."),

@@ -1,11 +1,12 @@
-"""The encoders of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: images of any size, two-dimensional rotation, four patches an embedding."""
+"""Encoders of images of any size, whose heads turn by row and column: Pixtral; Qwen2-VL, Qwen2.5-VL and Qwen3-VL, of whose
+patches four make an embedding; GLM-4.1V and later, with stretched positions and a gated projector."""
 
 import dataclasses
 
 from quire.config.hf_config import HFConfig
 from quire.models.residual import LayerNorm, Norm, RMSNorm
 from quire.models.rope import Rope
-from quire.models.sight import Group, Normed, Patches, Product, Stage
+from quire.models.sight import Gated, Group, Normed, Patches, Product, Stage
 from quire.models.spec import (
     MLP,
     Attention,
@@ -16,7 +17,6 @@ from quire.models.spec import (
     VisionSpec,
     WeightNames,
 )
-from quire.models.vision.pixtral import NO_TOKENS
 
 NAMES = WeightNames(
     prefixes=("", "model.", "vlm.", "thinker."),
@@ -173,3 +173,111 @@ def qwen3_vision(hf: HFConfig) -> VisionSpec:
     )
     trunk = dataclasses.replace(trunk, taps=tapped)
     return VisionSpec(trunk, _merger(hidden, patches.merge, outputs, norm), tuple(taps))
+
+
+GLM_NAMES = dataclasses.replace(
+    GATED_NAMES.but(
+        drop=("merge_up",),
+        positions="visual.embeddings.position_embedding",
+        embedding_norm="visual.post_conv_layernorm",
+        final_norm="visual.post_layernorm",
+        downsample="visual.downsample",
+        merge="visual.merger.proj",
+        merge_norm="visual.merger.post_projection_norm",
+        merge_gate_up=("visual.merger.gate_proj", "visual.merger.up_proj"),
+        merge_down="visual.merger.down_proj",
+    ),
+    flattened=("downsample",),
+)
+
+
+def glm_ocr_vision(hf: HFConfig) -> VisionSpec:
+    """GLM-OCR: no learned positions, but norms of queries and keys, and biases."""
+    usual = {"hidden_size": 1024, "num_heads": 16, "out_hidden_size": 1536, "attention_bias": True}
+    vision = HFConfig(usual | {"intermediate_size": 4096} | hf.vision_config.to_dict())
+    wide = vision.out_hidden_size * vision.get("in_channels", 3)
+    seen = glm_vision(HFConfig({"vision_config": vision.to_dict() | {"intermediate_size": wide}}))
+    bias = bool(vision.attention_bias)
+    names = GLM_NAMES.but(("positions", "embedding_norm"), q_norm="attn.q_norm", k_norm="attn.k_norm")
+    trunk = dataclasses.replace(
+        seen.trunk.with_patches(stretch="", norms_first=False),
+        weights=names,
+        mlp=GatedMLP(vision.intermediate_size, act=vision.get("hidden_act", "silu"), bias=bias),
+        learned_positions=None,
+        embedding_norm=None,
+    )
+    return dataclasses.replace(seen, trunk=trunk.with_attention(qk_norm=trunk.norm, out_bias=bias))
+
+
+def glm_vision(hf: HFConfig) -> VisionSpec:
+    """GLM-4.1V, GLM-4.5V and GLM-4.6V."""
+    hf = HFConfig({"hidden_size": 1536, "depth": 24, "num_heads": 12} | hf.vision_config.to_dict())
+    hidden, outputs, act = hf.hidden_size, hf.get("out_hidden_size", 4096), hf.get("hidden_act", "silu")
+    norm, patches = RMSNorm(hf.get("rms_norm_eps", 1e-5)), patches_of(hf, bias=True, stretch="cubic", norms_first=True)
+    positions = (hf.get("image_size", 336) // patches.size) ** 2
+    trunk = patches_trunk(hf, hidden, GatedMLP(outputs, act=act), norm, patches, GLM_NAMES, positions)
+    trunk = trunk.with_attention(qkv_bias=bool(hf.get("attention_bias", False)), out_bias=False)
+    projector = (
+        Group(patches.merge**2, by_column=True),
+        Product("downsample", outputs),
+        Product("merge", outputs, bias=False),
+        Normed("merge_norm", LayerNorm(1e-5), act="gelu"),
+        Product("merge_gate_up", 2 * hf.get("intermediate_size", 13696), bias=False, parts=2),
+        Gated(act, gate_first=True),
+        Product("merge_down", outputs, bias=False),
+    )
+    return VisionSpec(dataclasses.replace(trunk, embedding_norm=norm, final_norm=True), projector)
+
+
+TOWER = "vision_tower."
+"""What checkpoints call an encoder."""
+NO_TOKENS = 1
+"""The vocabulary of an encoder, which has neither tokens nor logits: as small as a spec may say."""
+PIXTRAL_NAMES = WeightNames(
+    prefixes=("", "model."),
+    layer=TOWER + "transformer.layers.{layer}.",
+    modules={
+        "patch": TOWER + "patch_conv",
+        "embedding_norm": TOWER + "ln_pre",
+        "before_mixer": "attention_norm",
+        "qkv": ("attention.q_proj", "attention.k_proj", "attention.v_proj"),
+        "out": "attention.o_proj",
+        "before_mlp": "ffn_norm",
+        "gate_up": ("feed_forward.gate_proj", "feed_forward.up_proj"),
+        "down": "feed_forward.down_proj",
+        "merge_norm": "multi_modal_projector.norm",
+        "merge": "multi_modal_projector.patch_merger.merging_layer",
+        "up_projection": "multi_modal_projector.linear_1",
+        "down_projection": "multi_modal_projector.linear_2",
+    },
+)
+
+
+def pixtral_trunk(hf: HFConfig) -> DecoderSpec:
+    """The layers that `vision_config` describes."""
+    hidden, heads = hf.get("hidden_size", 1024), hf.get("num_attention_heads", 16)
+    head_dim = hf.get("head_dim") or hidden // heads
+    parameters = hf.to_dict().get("rope_parameters") or {}
+    pairs, norm = head_dim // 4, RMSNorm(1e-5)
+    # Even frequencies turn by the row, odd ones by the column.
+    exponents = tuple((2 * pair + axis) * 2 / head_dim for axis in (0, 1) for pair in range(pairs))
+    rope = Rope(
+        float(parameters.get("rope_theta") or hf.get("rope_theta", 10000.0)),
+        head_dim,
+        axes=(0,) * pairs + (1,) * pairs,
+        exponents=exponents,
+    )
+    return DecoderSpec(
+        vocab=NO_TOKENS,
+        hidden=hidden,
+        layers=hf.get("num_hidden_layers", 24),
+        mixer=Attention(heads, heads, head_dim, rope, causal=False),
+        mlp=GatedMLP(hf.get("intermediate_size", 4096), act=hf.get("hidden_act", "gelu")),
+        norm=norm,
+        weights=PIXTRAL_NAMES,
+        max_positions=1,
+        embedding_norm=norm,
+        final_norm=False,
+        tied_embeddings=True,
+        patches=Patches(hf.get("patch_size", 16), hf.get("num_channels", 3)),
+    )
