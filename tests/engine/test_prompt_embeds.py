@@ -20,8 +20,8 @@ from quire.entrypoints.http.state import ServerSettings, ServerState
 from quire.entrypoints.server.app import build_app
 from quire.errors import ConfigError, RequestError
 from quire.executor import selector
-from quire.multimodal import prompt_embeds
-from quire.multimodal.prompt_embeds import decode_embeds, embeds_items, read_embeds
+from quire.multimodal import given_embeds
+from quire.multimodal.given_embeds import decode_embeds, embeds_items, read_embeds
 
 SETTINGS: dict[str, Any] = {
     "dtype": "float32", "max_model_len": 128, "max_num_seqs": 8, "max_logprobs": -1, "enable_prompt_embeds": True,
@@ -95,7 +95,7 @@ def test_a_device_that_works_beside_the_host_gives_the_same(
 
 
 def test_prompts_that_begin_alike_share_pages_and_others_do_not(llama: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(prompt_embeds, "PIECE", 32)
+    monkeypatch.setattr(given_embeds, "PIECE", 32)
     llm, oracle = LLM(str(llama), **SETTINGS), load_oracle(llama)
     first = drawn(oracle, 70)
     other_end, other = torch.cat([first[:40], drawn(oracle, 30, 1)]), drawn(oracle, 70, 2)

@@ -140,7 +140,7 @@ import asyncio, sys
 from quire import LLM, LoRARequest, SamplingParams
 from quire.config.hub.listing import HubSettings
 from quire.entrypoints.http.adapter_finder import ServedAdapters
-from quire.lora.resolvers import active_resolvers
+from quire.lora.resolver import active_resolvers
 if __name__ == "__main__":
     served = ServedAdapters([{"name": "style", "path": "owner/style"}])
     print(served.listed()[0].root, served.find("style").lora_path)

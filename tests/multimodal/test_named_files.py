@@ -9,7 +9,7 @@ from tests.oracles.tiny_vision import draw_image, make_tiny_vision
 
 from quire import LLM, SamplingParams
 from quire.errors import RequestError
-from quire.multimodal.named_files import open_named
+from quire.multimodal.media_source import open_named
 
 PIXELS = draw_image(1, 30, 30)
 PARAMS = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)

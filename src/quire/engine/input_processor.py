@@ -28,10 +28,9 @@ from quire.errors import RequestError
 from quire.inputs import PromptType, has_media, plain_text
 from quire.media import EMBEDS, MediaItem
 from quire.multimodal.encoder_half import EncoderHalf
-from quire.multimodal.media_source import in_threads
-from quire.multimodal.named_files import as_given, opener
+from quire.multimodal.given_embeds import PLACEHOLDER, embeds_items, read_embeds
+from quire.multimodal.media_source import as_given, in_threads, opener
 from quire.multimodal.processor import MediaProcessor
-from quire.multimodal.prompt_embeds import PLACEHOLDER, embeds_items, read_embeds
 from quire.outputs import LateChunkingMetadata
 from quire.parsers.choice import AUTO, NONE, apply_response_template, apply_strings, choose_formats
 from quire.parsers.thinking import check_budget, find_prompt_thinking

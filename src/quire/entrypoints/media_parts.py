@@ -17,7 +17,7 @@ from typing import Any, cast
 from quire.errors import RequestError
 from quire.guards import is_mapping, is_sequence
 from quire.media import AUDIO, AUDIO_EMBEDS, IMAGE, IMAGE_EMBEDS, MADE_BEFORE, VIDEO
-from quire.multimodal.image_embeds import decode_item_embeds
+from quire.multimodal.given_embeds import decode_item_embeds
 from quire.multimodal.image_files import decode_base64
 from quire.multimodal.media_source import Decoders, MediaSource, decoders
 from quire.multimodal.video_files import reading_of

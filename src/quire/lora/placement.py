@@ -7,6 +7,7 @@ Legend: R rank, K inputs, N outputs, S segments.
 """
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import cast
 
@@ -35,7 +36,6 @@ from quire.lora.several import (
     stack_names,
     vector_part,
 )
-from quire.lora.spellings import other_spellings
 from quire.lora.virtual import embedding_part, key_parts, key_tables
 from quire.lora.vocabularies import OF_TOKENS, fill_up, tokens_of, too_many, with_rows
 from quire.models.spec import DecoderSpec
@@ -474,3 +474,30 @@ def _embedding_part(update: Update, vocab: int, dtype: torch.dtype) -> AdapterPa
     assert update.down is not None and update.up is not None
     up_RD = update.scale * update.up.float().T
     return AdapterPart(update.down.T.to(dtype).contiguous(), up_RD.to(dtype).contiguous(), 1)
+
+
+_PAIRS = (
+    (r"\.shared_experts\.", ".shared_mlp."),
+    (r"\.gate_proj$", ".linear_gate"),
+    (r"\.g_proj$", ".gate_proj"),
+    (r"\.self_attn\.o_proj$", ".attention.dense"),
+    (r"\.mlp\.router$", ".block_sparse_moe.gate"),
+    (r"^embed_out$", "lm_head"),
+    (r"^lm_head$", "head"),
+    (r"\.self_attn\.(q_a|q_b|kv|o_a|o_b)_proj$", r".attn.w\1"),
+    (r"\.self_attn\.compressor\.(gate|kv)_proj$", r".attn.compressor.w\1"),
+    (r"\.self_attn\.compressor\.indexer\.(gate|kv)_proj$", r".attn.indexer.compressor.w\1"),
+    (r"\.self_attn\.compressor\.indexer\.(q_b)_proj$", r".attn.indexer.w\1"),
+    (r"\.mlp\.shared_experts\.gate_proj$", ".ffn.shared_experts.w1"),
+    (r"\.mlp\.shared_experts\.down_proj$", ".ffn.shared_experts.w2"),
+    (r"\.mlp\.shared_experts\.up_proj$", ".ffn.shared_experts.w3"),
+)
+"""Patterns of names, and what checkpoints have in their place."""
+
+
+def other_spellings(name: str) -> Iterator[str]:
+    """What a checkpoint may call the matrix that Transformers calls so."""
+    for theirs, ours in _PAIRS:
+        spelled, count = re.subn(theirs, ours, name)
+        if count:
+            yield spelled

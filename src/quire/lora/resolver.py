@@ -4,9 +4,15 @@ A plugin registers one with `LoRAResolverRegistry.register_resolver(NAME, RESOLV
 """
 
 import abc
+import asyncio
+import re
 from collections.abc import Iterable
+from pathlib import Path
 
-from quire.adapters import LoRARequest
+from quire import envs
+from quire.adapters import CONFIG, LoRARequest, read_config
+from quire.config.hub import find_adapter
+from quire.config.hub.listing import HubSettings
 from quire.plugins.registry import Registry
 
 
@@ -39,3 +45,62 @@ class _Resolvers(Registry[LoRAResolver]):
 
 LoRAResolverRegistry = _Resolvers("LoRA resolver", "lora_resolver")
 """All resolvers that plugins and programs have added."""
+
+
+_PART = r"[\w@=+-][\w.@=+-]*"
+_NAME = re.compile(rf"{_PART}(/{_PART})*")
+"""Names that stay below a folder: parts that do not begin with a dot."""
+
+
+class FilesystemResolver(LoRAResolver):
+    """An adapter's name is its folder within one folder.
+
+    Args:
+        lora_cache_dir: that folder.
+    """
+
+    def __init__(self, lora_cache_dir: str) -> None:
+        self.lora_cache_dir = lora_cache_dir
+
+    async def resolve_lora(self, base_model_name: str, lora_name: str) -> LoRARequest | None:
+        if not _NAME.fullmatch(lora_name):
+            return None
+        return await asyncio.to_thread(_of_folder, Path(self.lora_cache_dir) / lora_name, base_model_name, lora_name)
+
+
+class HfHubResolver(LoRAResolver):
+    """An adapter's name is a repository, `owner/name`, or a folder in one, `owner/name/folder`.
+
+    Args:
+        repositories: those that may be asked for.
+        hub: how the hub is asked.
+    """
+
+    def __init__(self, repositories: Iterable[str], hub: HubSettings) -> None:
+        self._repositories, self._hub = frozenset(repositories), hub
+
+    async def resolve_lora(self, base_model_name: str, lora_name: str) -> LoRARequest | None:
+        if not _NAME.fullmatch(lora_name) or "/".join(lora_name.split("/")[:2]) not in self._repositories:
+            return None
+        folder = await asyncio.to_thread(find_adapter, lora_name, self._hub)
+        return await asyncio.to_thread(_of_folder, Path(folder), base_model_name, lora_name)
+
+
+def _of_folder(folder: Path, base: str, name: str) -> LoRARequest | None:
+    """The adapter in a folder; None: there is none, or one of another model, as its file says."""
+    if not (folder / CONFIG).is_file():
+        return None
+    its_base = read_config(str(folder)).get("base_model_name_or_path")
+    if its_base and Path(str(its_base)).name != Path(base).name:
+        return None
+    return LoRARequest(name, 1, str(folder), its_base)
+
+
+def active_resolvers(hub: HubSettings) -> dict[str, LoRAResolver]:
+    """By name, whom to ask, in this order: those that plugins have added, then Quire's own that the environment turns on."""
+    found = {name: LoRAResolverRegistry.get_resolver(name) for name in LoRAResolverRegistry}
+    if folder := envs.QUIRE_LORA_RESOLVER_CACHE_DIR:
+        found["lora_filesystem_resolver"] = FilesystemResolver(folder)
+    if repositories := envs.QUIRE_LORA_RESOLVER_HF_REPO_LIST:
+        found["lora_hf_hub_resolver"] = HfHubResolver(repositories, hub)
+    return found

@@ -19,9 +19,8 @@ from quire.logger import init_logger
 from quire.media import AUDIO, IMAGE, VIDEO
 from quire.multimodal.byte_pixels import BytePixels, leaves_bytes
 from quire.multimodal.content import require_library
-from quire.multimodal.deepseek_tiles import DeepseekTiles
-from quire.multimodal.granite_frames import GraniteFrames
 from quire.multimodal.image_families import FAMILIES
+from quire.multimodal.own_processors import DeepseekTiles, GraniteFrames
 from quire.multimodal.whole_processor import WholeProcessor, read_processor
 
 logger = init_logger(__name__)

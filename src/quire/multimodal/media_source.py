@@ -1,5 +1,6 @@
 """Where images, videos and sounds come from that a request names by URL: data in the URL, the web, and files that the operator
-opens.
+opens. And files that `multi_modal_data` names by their paths: for programs that run the engine themselves, never for a server's
+clients.
 
 Files are fetched and decoded by a bounded number of threads. Waiting for the network and decoding have threads of their own: slow
 hosts hold up nothing that is here already. Knows URLs; knows no message.
@@ -14,15 +15,20 @@ import urllib.request
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 from quire import envs
 from quire.config import MultiModalConfig, limits
 from quire.config.multimodal import VideoReading
+from quire.errors import RequestError
+from quire.guards import is_mapping
 from quire.media import AUDIO, IMAGE, VIDEO
+from quire.multimodal.audio import as_sounds
 from quire.multimodal.audio_files import SampleBudget, open_audio
+from quire.multimodal.content import PARAM, as_list
 from quire.multimodal.image_files import EXAMPLES, NAMES, PixelBudget, decode_image, most_bytes, read_data_url
-from quire.multimodal.video_files import PICTURES, decode_video, read_pictures
+from quire.multimodal.video import as_videos
+from quire.multimodal.video_files import PICTURES, decode_video, read_pictures, reading_of
 from quire.multimodal.web_fetch import MediaError, WebFetcher
 
 Parameters = ParamSpec("Parameters")
@@ -135,3 +141,51 @@ def _num_decoders() -> int:
 def _refuse(url: str, kind: str) -> Any:
     shown = url[:40] + ("…" if len(url) > 40 else "")
     raise MediaError(f"{shown!r} is not supported; give {NAMES[kind]} as {EXAMPLES[kind]}, or by an https URL")
+
+
+_LISTS: Mapping[str, Callable[[Any], list[Any]]] = {IMAGE: as_list, VIDEO: as_videos, AUDIO: as_sounds}
+
+
+OpenMedia = Callable[..., Any]
+"""Gives a prompt's media, with what files hold in the place of their paths; it may be told the prompt's `media_io_kwargs`."""
+
+
+def opener(settings: MultiModalConfig | None) -> OpenMedia:
+    """Opens files that a prompt names."""
+    usual = VideoReading() if settings is None else settings.video_reading
+    return lambda data, io=None: open_named(data, reading_of(usual, io))
+
+
+def as_given(data: Any, io: Any = None) -> Any:
+    """Opens no file."""
+    return data
+
+
+def open_named(data: Any, reading: VideoReading | None = None) -> Any:
+    """A prompt's media, with images, videos and sounds in the place of paths (text or `pathlib.Path`).
+    Raises RequestError: a file cannot be read."""
+    if not is_mapping(data):
+        return data
+    opened = dict(cast("Mapping[str, Any]", data))
+    for modality, listed in _LISTS.items():
+        items = listed(opened.get(modality))
+        if any(isinstance(item, str | os.PathLike) for item in items):
+            decode, most = decoders(reading or VideoReading())[modality], most_bytes(modality)
+            opened[modality] = [
+                _open(item, f"{modality} {number}", decode, most) if isinstance(item, str | os.PathLike) else item
+                for number, item in enumerate(items)
+            ]
+    return opened
+
+
+def _open(path: str | os.PathLike[str], where: str, decode: Callable[[bytes], Any], most: int) -> Any:
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(most + 1)
+        if len(content) > most:
+            raise MediaError(f"it has more than {most} bytes")
+        return decode(content)
+    except (OSError, ValueError) as error:  # MediaError is a ValueError, as is what a path with a zero byte raises
+        reason = error.strerror if isinstance(error, OSError) else error
+        message = f"{where} of the prompt: {str(path)[:200]!r} cannot be read: {reason}"
+        raise RequestError(message, param=PARAM) from None

@@ -24,7 +24,7 @@ from quire.media import AUDIO, EMBEDS, IMAGE, MADE_BEFORE, MODALITIES, SPAN, VID
 from quire.multimodal.audio import as_sounds, read_audio
 from quire.multimodal.checkpoint_processors import feature_extractor, image_processor, video_options, whole_processor
 from quire.multimodal.content import PARAM, as_list, content_key, name_key, read_image, read_uuids
-from quire.multimodal.image_embeds import GivenEmbeds
+from quire.multimodal.given_embeds import GivenEmbeds
 from quire.multimodal.image_families import (
     EMBEDDED,
     FAMILIES,

@@ -24,7 +24,7 @@ from quire.entrypoints.http.admission import AdmissionGate
 from quire.entrypoints.http.decoding import MAX_BODY_BYTES, BodyDecoder
 from quire.entrypoints.http.errors import HTTPError, bad_field, not_ready
 from quire.entrypoints.http.siblings import Siblings
-from quire.lora.resolvers import active_resolvers
+from quire.lora.resolver import active_resolvers
 from quire.metrics.prometheus import HttpMetrics
 from quire.parsers.choice import AUTO, AnswerFormats, apply_response_template, apply_strings, choose_formats
 

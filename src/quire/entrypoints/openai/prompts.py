@@ -18,7 +18,7 @@ from quire.entrypoints.media_parts import MediaMessages
 from quire.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest, PromptItem, TokenizeRequest
 from quire.errors import ConfigError, RequestError
 from quire.media import IMAGE
-from quire.multimodal.prompt_embeds import decode_embeds
+from quire.multimodal.given_embeds import decode_embeds
 from quire.request import TokenIds, token_array
 from quire.tokenizers.interface import Tokenizer, check_template_variables
 
