@@ -48,9 +48,10 @@ from quire.model_loader.safetensors_reader import SafetensorsReader
 from quire.model_loader.sharded_state import MAX_BYTES, PATTERN, copy_description, load_state, save_state
 from quire.model_loader.towers import borrow_towers, build_decoder
 from quire.model_loader.wrapped_readers import JoinedReader, MistralReader
+from quire.models.patterns import text_only
 from quire.models.registry import BESIDE_TRANSFORMERS, TRANSFORMERS, Entry, ModelRegistry
 from quire.models.spec import DecoderSpec
-from quire.models.text_part import knows_text, text_only
+from quire.models.text_part import knows_text
 from quire.platforms.interface import Capabilities, Platform, UploadStream
 from quire.quantization.method import QuantizedLinear
 from quire.quantization.registry import linear_method

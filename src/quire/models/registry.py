@@ -87,7 +87,7 @@ class Entry:
             ConfigError: no layer looks at other tokens.
         """
         from quire.models.defaults import completed
-        from quire.models.text_part import beside_other_parts, nested_text
+        from quire.models.patterns import beside_other_parts, nested_text
 
         own = CLASSES_OF_OTHERS.get(hf.get("model_type", ""), self.architecture)
         if own != self.architecture:
