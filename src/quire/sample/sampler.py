@@ -12,7 +12,6 @@ Legend: S rows of the batch, N rows with some feature, V vocabulary, R rows in a
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +31,7 @@ from quire.sample.penalties import are_penalized, count_seen
 from quire.sample.row_tables import AllowedTable, EditTable, MaskTable, SeenTable
 from quire.sample.sampling_rows import SamplingRows
 from quire.sampling_params import SamplingParams
+from quire.spec_decode.rejection import Rejection
 
 IntArray = npt.NDArray[np.int32]
 NEEDS_TOKENS = 256
@@ -61,25 +61,6 @@ class Sampled:
         }
 
 
-class Redraw(Protocol):
-    """Puts other tokens in the place of what was drawn, before anything is told or counted of it."""
-
-    @property
-    def is_on(self) -> bool: ...
-
-    def replace(
-        self,
-        logits_SV: torch.Tensor,
-        columns: SampleColumns,
-        threshold_S: torch.Tensor | None,
-        rows_S: IntArray,
-        positions_S: IntArray,
-        out_S: torch.Tensor,
-    ) -> None:
-        """The logits are those after all edits; below its threshold nothing of a row was drawn."""
-        ...
-
-
 class Sampler:
     """Samples tokens for rows. Kernels must have been selected (`ops.select`).
 
@@ -94,7 +75,7 @@ class Sampler:
 
     Attributes:
         table: the rows' parameters, from which a step's columns are packed.
-        redraw: has the last word on draws, where there is one.
+        redraw: puts other tokens in the place of what was drawn, before anything is told or counted of it, where there is one.
 
     Raises:
         ValueError: `logprobs_mode` is unknown.
@@ -112,7 +93,7 @@ class Sampler:
         if logprobs_mode not in LOGPROBS_MODES:
             raise ValueError(f"logprobs_mode={logprobs_mode!r} must be one of {', '.join(LOGPROBS_MODES)}")
         self.table = SamplingRows(max_rows, vocab_size, logits_processors or [], grammars)
-        self.redraw: Redraw | None = None
+        self.redraw: Rejection | None = None
         self._vocab_size = vocab_size
         self._memory, self._device = memory, memory.device()
         self._is_processed = logprobs_mode.startswith("processed")

@@ -32,7 +32,7 @@ _CHANCES, _REDRAWS = 0x5DEECE66D1CE4E5B, 0x2545F4914F6CDD1D
 
 
 class Rejection:
-    """Replaces draws of one step at a time; what a sampler takes as `Redraw`.
+    """Replaces draws of one step at a time (`Sampler.redraw`).
 
     Attributes:
         probabilities: of a row's drafts.
@@ -64,7 +64,10 @@ class Rejection:
         positions_S: IntArray,
         out_S: torch.Tensor,
     ) -> None:
-        """Put drafts that are accepted in the place of draws, and other draws in the place of those that are not."""
+        """Put drafts that are accepted in the place of draws, and other draws in the place of those that are not.
+
+        The logits are those after all edits; below its threshold nothing of a row was drawn.
+        """
         where: list[int] = []
         drafts: list[int] = []
         parts: list[torch.Tensor] = []

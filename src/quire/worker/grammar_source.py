@@ -1,21 +1,17 @@
 """A worker's grammars: `quire.structured_output` with this model's tokenizer, which is read when the first request asks."""
 
 import concurrent.futures
-from collections.abc import Collection, Sequence
-
-import numpy as np
-import numpy.typing as npt
 
 from quire.config import EngineConfig
 from quire.sampling_params import SamplingParams
-from quire.structured_output.grammars import Filling, RowGrammar, shared_grammars
+from quire.structured_output.grammars import RowGrammar, shared_grammars
 from quire.structured_output.states import States
 from quire.structured_output.vocabulary import Vocabulary, read_vocabulary
 from quire.tokenizers.loader import get_tokenizer, has_tokenizer
 
 
 class WorkerGrammars:
-    """What a sampler takes as `GrammarSource`.
+    """What a sampler takes as `GrammarSource`; `forced`, `room` and `begin_fill` are those of `Grammars`.
 
     Args:
         jumps: whether tokens that are certain are to be asked for, unless the operator has decided it.
@@ -29,6 +25,7 @@ class WorkerGrammars:
             config.model.vocab_size,
             config.structured_outputs,
         )
+        self.forced, self.room, self.begin_fill = self._grammars.forced, self._grammars.room, self._grammars.begin_fill
         self._enable_in_reasoning = config.structured_outputs.enable_in_reasoning
         self._reading: concurrent.futures.Future[None] | None = None
         is_off = config.structured_outputs.disable_jump_forward
@@ -50,23 +47,6 @@ class WorkerGrammars:
         constraint, ends = params.structured_outputs, params.eos_token_ids
         thinking = None if self._enable_in_reasoning else params.thinking
         return self._grammars.start(constraint, ends, self._load_vocabulary, thinking)
-
-    def forced(self, rows: Sequence[tuple[RowGrammar, Sequence[int]]]) -> dict[int, list[int]]:
-        """As `Grammars.forced`."""
-        return self._grammars.forced(rows)
-
-    def room(self, row: RowGrammar, output_token_ids: Sequence[int], token_ids: list[int]) -> int:
-        """As `Grammars.room`."""
-        return self._grammars.room(row, output_token_ids, token_ids)
-
-    def begin_fill(
-        self,
-        rows: Sequence[tuple[RowGrammar, Sequence[int]]],
-        masks_NW: npt.NDArray[np.int32],
-        alone: Collection[int] | None = None,
-    ) -> Filling:
-        """As `Grammars.begin_fill`."""
-        return self._grammars.begin_fill(rows, masks_NW, alone)
 
     def prepare(self, wait: bool = False) -> None:
         """Have another thread do what the first request with a grammar would wait for, unless there is no tokenizer; or wait

@@ -6,20 +6,14 @@ Legend: B requests of the step, S logits rows that fit at once, N prompt positio
 """
 
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 import torch
 
 from quire.core.output import IntArray, SchedulerOutput, TokenLogprobs
 from quire.layers.interface import CausalLM, StepInputs
+from quire.sample.sampler import Sampler
 from quire.worker.batch_state import BatchState
-
-
-class LogprobsSource(Protocol):
-    """A sampler, as far as prompts are concerned."""
-
-    def compute_prompt_logprobs(self, logits_NV: torch.Tensor, token_ids_N: IntArray, row: int) -> TokenLogprobs: ...
 
 
 class PromptLogprobs:
@@ -33,7 +27,7 @@ class PromptLogprobs:
     def __init__(
         self,
         model: CausalLM,
-        sampler: LogprobsSource,
+        sampler: Sampler,
         max_logits: int,
         round_up: Callable[[int], int] = lambda count: count,
         tell: Callable[[int, int], None] = lambda row, count: None,

@@ -3,37 +3,17 @@
 Knows rows, pages and who keeps state of a row. Knows nothing of how a step is computed.
 """
 
-from collections.abc import Sequence
-from typing import Protocol
-
 from quire.core.output import NewRequestData, SchedulerOutput
-from quire.sampling_params import SamplingParams
+from quire.sample.sampler import Sampler
 from quire.worker.batch_state import BatchState
 from quire.worker.page_store import PageStore
 from quire.worker.prompt_logprobs import PromptLogprobs
 
 
-class RowSampler(Protocol):
-    """A sampler, as far as rows come and go."""
-
-    def add_row(
-        self,
-        row: int,
-        params: SamplingParams,
-        prompt_token_ids: Sequence[int],
-        output_token_ids: Sequence[int],
-        seed: int,
-    ) -> None: ...
-
-    def remove_row(self, row: int) -> None: ...
-
-    def put_tokens(self, row: int, position: int, token_ids: list[int]) -> None: ...
-
-
 def apply_diff(
     plan: SchedulerOutput,
     state: BatchState,
-    sampler: RowSampler,
+    sampler: Sampler,
     prompt_logprobs: PromptLogprobs,
     pages: PageStore | None,
 ) -> None:
@@ -58,7 +38,7 @@ def apply_diff(
         sampler.put_tokens(row, position, token_ids)
 
 
-def _add_row(request: NewRequestData, state: BatchState, sampler: RowSampler, prompt_logprobs: PromptLogprobs) -> None:
+def _add_row(request: NewRequestData, state: BatchState, sampler: Sampler, prompt_logprobs: PromptLogprobs) -> None:
     state.add_row(request)
     params = request.sampling_params
     if params is None:
