@@ -11,6 +11,7 @@ from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.core.output import ModelRunnerOutput, SchedulerOutput
 from quire.errors import RequestError
+from quire.executor import wire
 from quire.media import MediaItem
 from quire.request import EngineRequest
 
@@ -70,23 +71,26 @@ class Executor(abc.ABC):
 
     def prepare(self, request: EngineRequest) -> None:
         """Have the workers compile what a request needs, beside their steps. What cannot be compiled is told of by its row."""
+        assert request.sampling_params is not None
+        self._begin(request, wire.Compile(request.sampling_params))
 
     def load_adapter(self, request: EngineRequest, slot: int) -> None:
         """Have the workers load a request's adapter into a place, beside their steps; `prepared` tells of the end."""
-        raise NotImplementedError(f"{type(self).__name__} has no adapters")
+        assert request.adapter is not None
+        self._begin(request, wire.LoadAdapter(request.adapter, slot))
 
     def fetch_pages(self, request: EngineRequest, names: list[bytes]) -> None:
         """Have the workers' connectors bring pages to their hosts, beside their steps; `prepared` tells of the end."""
-        raise NotImplementedError(f"{type(self).__name__} has no connector")
-
-    def encodes_beside(self) -> bool:
-        """Whether `encode_media` can be asked for."""
-        return False
+        self._begin(request, wire.FetchPages(request.request_id, names))
 
     def encode_media(self, request: EngineRequest, items: list[MediaItem]) -> None:
         """Have the workers' encoders compute a request's items beside their steps; `prepared` tells of the end. What cannot be
         computed there is computed by the step that needs it."""
-        raise NotImplementedError(f"{type(self).__name__} has no encoders")
+        self._begin(request, wire.EncodeMedia(items))
+
+    def _begin(self, request: EngineRequest, what: wire.Preparation) -> None:
+        """Have the workers prepare something for a request."""
+        raise NotImplementedError(f"{type(self).__name__} prepares nothing")
 
     def problems(self) -> dict[str, str]:
         """By id of a request that `prepared` has told since the last call, why its adapter or pages could not be had."""
@@ -95,6 +99,10 @@ class Executor(abc.ABC):
     def prepared(self, wait_s: float) -> list[str]:
         """Ids of requests whose preparation has ended since the last call, well or not; waits at most so long for the first."""
         return []
+
+    def encodes_beside(self) -> bool:
+        """Whether `encode_media` can be asked for."""
+        return False
 
     def prepare_to_serve(self, wait: bool = False) -> None:
         """Begin, in other threads, what the first request of a kind would wait for; or wait until it is done."""

@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -31,22 +31,8 @@ from quire.executor.broadcast_ring import Broadcast, RingWriter
 from quire.executor.host_network import rank_process
 from quire.executor.interface import Executor
 from quire.executor.rank_processes import RankProcesses
-from quire.executor.wire import (
-    Answer,
-    Call,
-    EncodeMedia,
-    End,
-    FetchPages,
-    LoadAdapter,
-    Prepare,
-    Prepared,
-    Problem,
-    Result,
-    Start,
-    Step,
-)
+from quire.executor.wire import Answer, Call, End, Prepare, Prepared, Problem, Result, Start, Step
 from quire.logger import init_logger
-from quire.media import MediaItem
 from quire.patch import marks
 from quire.platforms.interface import WorkerProcess
 from quire.processes import read_message
@@ -68,9 +54,9 @@ class _Preparing:
     """What the ranks prepare for a request; `ranks` have not answered."""
 
     request_id: str
-    grammar: bytes | None
-    features: list[str]
     ranks: set[int]
+    grammar: bytes | None = None
+    features: list[str] = dataclasses.field(default_factory=list[str])
     problem: str | None = None
 
 
@@ -183,30 +169,16 @@ class MultiprocExecutor(Executor):
             self._known_grammars.move_to_end(grammar)
         return self._used_features.issuperset(features_of(params))
 
-    def prepare(self, request: EngineRequest) -> None:
-        params = request.sampling_params
-        assert params is not None
-        self._send(Prepare(self._begin(request, _grammar_key(params), features_of(params)), params))
-
-    def load_adapter(self, request: EngineRequest, slot: int) -> None:
-        assert request.adapter is not None
-        self._send(LoadAdapter(self._begin(request), request.adapter, slot))
-
-    def fetch_pages(self, request: EngineRequest, names: list[bytes]) -> None:
-        self._send(FetchPages(self._begin(request), request.request_id, names))
-
     def encodes_beside(self) -> bool:
         return all(self._call("encodes_beside"))
 
-    def encode_media(self, request: EngineRequest, items: list[MediaItem]) -> None:
-        self._send(EncodeMedia(self._begin(request), items))
-
-    def _begin(self, request: EngineRequest, grammar: bytes | None = None, features: Sequence[str] = ()) -> int:
-        """The number of what all ranks are to prepare."""
+    def _begin(self, request: EngineRequest, what: wire.Preparation) -> None:
         self._calls += 1
-        ranks = set(range(self._size))
-        self._preparing[self._calls] = _Preparing(request.request_id, grammar, list(features), ranks)
-        return self._calls
+        preparing = _Preparing(request.request_id, set(range(self._size)))
+        if isinstance(what, wire.Compile):
+            preparing.grammar, preparing.features = _grammar_key(what.params), features_of(what.params)
+        self._preparing[self._calls] = preparing
+        self._send(Prepare(self._calls, what))
 
     def problems(self) -> dict[str, str]:
         problems, self._problems = self._problems, {}

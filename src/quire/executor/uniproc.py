@@ -14,10 +14,10 @@ from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.core.output import ModelRunnerOutput, SchedulerOutput
 from quire.errors import EngineError
+from quire.executor import wire
 from quire.executor.host_network import rank_process
 from quire.executor.interface import Executor, find_method
 from quire.executor.selector import make_worker
-from quire.media import MediaItem
 from quire.patch import bootstrap, settle
 from quire.request import EngineRequest
 
@@ -61,20 +61,8 @@ class UniprocExecutor(Executor):
     def is_prepared(self, request: EngineRequest) -> bool:
         return self._worker.is_prepared(request.sampling_params)
 
-    def prepare(self, request: EngineRequest) -> None:
-        self._preparing[request.request_id] = self._worker.prepare(request.sampling_params)
-
-    def load_adapter(self, request: EngineRequest, slot: int) -> None:
-        self._preparing[request.request_id] = self._worker.load_adapter(request.adapter, slot)
-
-    def fetch_pages(self, request: EngineRequest, names: list[bytes]) -> None:
-        self._preparing[request.request_id] = self._worker.fetch_pages(request.request_id, names)
-
-    def encodes_beside(self) -> bool:
-        return self._worker.encodes_beside()
-
-    def encode_media(self, request: EngineRequest, items: list[MediaItem]) -> None:
-        self._preparing[request.request_id] = self._worker.encode_media(items)
+    def _begin(self, request: EngineRequest, what: wire.Preparation) -> None:
+        self._preparing[request.request_id] = wire.begin(self._worker, what)
 
     def problems(self) -> dict[str, str]:
         problems, self._problems = self._problems, {}
@@ -86,9 +74,12 @@ class UniprocExecutor(Executor):
             concurrent.futures.wait(preparing.values(), wait_s, concurrent.futures.FIRST_COMPLETED)
         done = [request_id for request_id, future in preparing.items() if future.done()]
         for request_id in done:
-            if (error := preparing.pop(request_id).exception()) is not None:
-                self._problems[request_id] = str(error)
+            if (problem := wire.describe_failure(preparing.pop(request_id))) is not None:
+                self._problems[request_id] = problem
         return done
+
+    def encodes_beside(self) -> bool:
+        return self._worker.encodes_beside()
 
     def prepare_to_serve(self, wait: bool = False) -> None:
         self._worker.prepare_to_serve(wait)

@@ -38,34 +38,41 @@ class Call(msgspec.Struct, tag="call", array_like=True):
     kwargs: dict[str, Any] = {}
 
 
-class Prepare(msgspec.Struct, tag="prepare", array_like=True):
-    """Compile a request's grammar beside the steps; every rank answers with a `Prepared` when that has ended."""
+class Compile(msgspec.Struct, tag="prepare", array_like=True):
+    """What a request is sampled with: its grammar, and the kernels of features."""
 
-    number: int
     params: SamplingParams
 
 
 class LoadAdapter(msgspec.Struct, tag="load_adapter", array_like=True):
-    """Load an adapter into a place beside the steps; every rank answers with a `Prepared` when that has ended."""
+    """An adapter, into a place."""
 
-    number: int
     adapter: LoRARequest
     slot: int
 
 
 class FetchPages(msgspec.Struct, tag="fetch_pages", array_like=True):
-    """Bring pages to the host beside the steps; every rank answers with a `Prepared` when that has ended."""
+    """Pages that are elsewhere."""
 
-    number: int
     request_id: str
     names: list[bytes]
 
 
 class EncodeMedia(msgspec.Struct, tag="encode_media", array_like=True):
-    """Compute embeddings beside the steps; every rank answers with a `Prepared` when that has ended."""
+    """Embeddings of items."""
+
+    items: list[MediaItem]
+
+
+Preparation = Compile | LoadAdapter | FetchPages | EncodeMedia
+"""Each is tagged with the worker's method that begins it, and has its arguments."""
+
+
+class Prepare(msgspec.Struct, tag="prepare", array_like=True):
+    """Prepare something beside the steps; every rank answers with a `Prepared` when that has ended."""
 
     number: int
-    items: list[MediaItem]
+    what: Preparation
 
 
 class End(msgspec.Struct, tag="end", array_like=True):
@@ -113,13 +120,13 @@ class Answer(msgspec.Struct, tag="answer", array_like=True):
 
 
 class Prepared(msgspec.Struct, tag="prepared", array_like=True):
-    """A preparation has ended; `problem` says why an adapter or pages cannot be had."""
+    """A preparation has ended; `problem` says why it has failed."""
 
     number: int
     problem: str | None = None
 
 
-ToWorker = Start | Step | Call | Prepare | LoadAdapter | FetchPages | EncodeMedia | End
+ToWorker = Start | Step | Call | Prepare | End
 FromWorker = Result | Answer | Prepared
 
 
@@ -133,10 +140,15 @@ decode_problem: Callable[[bytes], Problem] = decoder(Problem)
 """A worker's last words."""
 
 
-def prepared(number: int, future: "concurrent.futures.Future[Any]") -> Prepared:
-    """What is told of a preparation that has ended."""
+def begin(worker: Any, what: Preparation) -> "concurrent.futures.Future[Any]":
+    """Have a worker prepare something."""
+    return getattr(worker, what.__struct_config__.tag)(*msgspec.structs.astuple(what))
+
+
+def describe_failure(future: "concurrent.futures.Future[Any]") -> str | None:
+    """Why a preparation that has ended has failed; None: it has not."""
     error = future.exception()
-    return Prepared(number, None if error is None else str(error))
+    return None if error is None else str(error)
 
 
 def problem_of(error: BaseException, at_ns: int) -> Problem:

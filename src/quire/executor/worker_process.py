@@ -6,6 +6,7 @@ waits for the steps' results, in order, so that submitting never waits for an ea
 
 import contextlib
 import dataclasses
+import functools
 import os
 import queue
 import sys
@@ -28,20 +29,7 @@ from quire.executor.broadcast_ring import RingReader
 from quire.executor.interface import find_method
 from quire.executor.selector import make_worker
 from quire.executor.socket_ring import SocketReader
-from quire.executor.wire import (
-    Answer,
-    Call,
-    EncodeMedia,
-    End,
-    FetchPages,
-    LoadAdapter,
-    Prepare,
-    Prepared,
-    Problem,
-    Result,
-    Start,
-    Step,
-)
+from quire.executor.wire import Answer, Call, End, Prepare, Prepared, Problem, Result, Start, Step
 from quire.logger import init_logger, set_process_label, trace_this_thread_if_asked
 from quire.patch import check_same, settle
 from quire.platforms.host import usable_cpus
@@ -129,15 +117,8 @@ class WorkerProcess:
                     self._submit(plan)
                 case Call() as call:
                     self._answer(call)
-                case Prepare(number=number, params=params):
-                    compiled = self._worker.prepare(params)
-                    compiled.add_done_callback(lambda _, number=number: self._send(Prepared(number)))
-                case LoadAdapter(number=number, adapter=adapter, slot=slot):
-                    self._tell_end(number, self._worker.load_adapter(adapter, slot))
-                case FetchPages(number=number, request_id=request_id, names=names):
-                    self._tell_end(number, self._worker.fetch_pages(request_id, names))
-                case EncodeMedia(number=number, items=items):
-                    self._tell_end(number, self._worker.encode_media(items))
+                case Prepare(number=number, what=what):
+                    wire.begin(self._worker, what).add_done_callback(functools.partial(self._tell_end, number))
                 case Start(config=config, patches=patches):
                     self._config, self._patches = self._as_mine(config_from_plain(config)), patches
                 case End():
@@ -147,8 +128,8 @@ class WorkerProcess:
             self._worker.shutdown()
 
     def _tell_end(self, number: int, future: "concurrent.futures.Future[Any]") -> None:
-        """Answer when a preparation has ended."""
-        future.add_done_callback(lambda ended: self._send(wire.prepared(number, ended)))
+        """A preparation has ended."""
+        self._send(Prepared(number, wire.describe_failure(future)))
 
     # Steps.
 

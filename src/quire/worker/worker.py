@@ -6,7 +6,7 @@ Knows its platform and configuration. Leaves steps to the model runner.
 import concurrent.futures
 import dataclasses
 import gc
-import threading
+import itertools
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -423,21 +423,10 @@ class Worker:
 
 def _all_of(futures: "list[concurrent.futures.Future[Any]]") -> "concurrent.futures.Future[Any]":
     """Ends when all of them have, however they end."""
-    if len(futures) == 1:
-        return futures[0]
-    left, lock = len(futures), threading.Lock()
     together: concurrent.futures.Future[Any] = concurrent.futures.Future()
-
-    def one_has_ended(_: object) -> None:
-        nonlocal left
-        with lock:
-            left -= 1
-            is_last = left == 0
-        if is_last:
-            together.set_result(None)
-
+    left = itertools.count(len(futures) - 1, -1)  # one call to it is done as a whole, whichever thread makes it
     for future in futures:
-        future.add_done_callback(one_has_ended)
+        future.add_done_callback(lambda _: next(left) or together.set_result(None))
     if not futures:
         together.set_result(None)
     return together
