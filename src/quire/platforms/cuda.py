@@ -91,27 +91,11 @@ class CudaRuntime(TorchGpuRuntime):
         import torch
 
         super().__init__("cuda", index)
-        self._kernels = kernels
+        if kernels is not None:  # it answers what is asked about kernels
+            self.rehearse, self.await_kernels = kernels.rehearse, kernels.await_steps
+            self.is_compiled, self.hasten = kernels.is_compiled, kernels.hasten
+            self.settled, self.started, self.close = kernels.finish, kernels.save, kernels.close
         torch.backends.cuda.matmul.allow_tf32 = False
-
-    def rehearse(self, launch_all: Callable[[], Any], *, feature: str = "") -> None:
-        if self._kernels is not None:
-            self._kernels.rehearse(launch_all, feature=feature)
-
-    def await_kernels(self) -> None:
-        if self._kernels is not None:
-            self._kernels.await_steps()
-
-    def is_compiled(self, feature: str) -> bool:
-        return self._kernels is None or self._kernels.is_compiled(feature)
-
-    def hasten(self, feature: str) -> None:
-        if self._kernels is not None:
-            self._kernels.hasten(feature)
-
-    def settled(self) -> None:
-        if self._kernels is not None:
-            self._kernels.finish()
 
     def profiler_activities(self) -> list[Any]:
         import torch
@@ -120,14 +104,6 @@ class CudaRuntime(TorchGpuRuntime):
 
     def vendor_profiler(self) -> VendorProfiler:
         return _CudaProfiler()
-
-    def started(self) -> None:
-        if self._kernels is not None:
-            self._kernels.save()
-
-    def close(self) -> None:
-        if self._kernels is not None:
-            self._kernels.close()
 
     def capture(self, function: Callable[[], Any]) -> RecordedStep | None:
         import torch
