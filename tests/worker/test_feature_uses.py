@@ -156,9 +156,9 @@ def test_a_server_runs_its_first_sizes_before_it_is_ready_and_answers_as_without
     engine = make_engine(monkeypatch, llama)
     graphs = engine.executor._worker.runner._graphs
     shape = graphs.mixed_shape(32, 5, 1, 32, True)
-    assert shape not in graphs._ready
+    assert shape not in graphs._captures.ready
     engine.executor.prepare_to_serve(wait=True)
-    assert shape in graphs._ready and graphs.num_captured == 0
+    assert shape in graphs._captures.ready and graphs.num_captured == 0
     prompts = make_prompts()
     assert run(engine, greedy_requests(prompts)) == greedy_oracle(llama, prompts)
     engine.executor.shutdown()

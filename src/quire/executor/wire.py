@@ -85,6 +85,15 @@ class Result(msgspec.Struct, tag="result", array_like=True):
     output: ModelRunnerOutput
 
 
+_ERRORS: dict[str, type[Exception]] = {
+    "config": ConfigError,
+    "request": RequestError,
+    "memory": MemoryError,
+    "value": ValueError,
+}
+"""What a problem is raised as, by its kind; whatever else happens is an engine's error."""
+
+
 class Problem(msgspec.Struct, array_like=True):
     """An error on its way to the parent. `at_ns` is the host's monotonic clock: the earliest error is the cause of others.
 
@@ -100,15 +109,16 @@ class Problem(msgspec.Struct, array_like=True):
 
     def to_error(self, who: str = "") -> Exception:
         """The exception; `who` is put before the message of an engine's error."""
-        if self.kind == "config":
-            return ConfigError(self.message, setting=self.setting)
-        if self.kind == "request":
-            return RequestError(f"{who}: {self.message}" if who else self.message, param=self.setting)
-        if self.kind == "memory":
-            return MemoryError(self.message)
-        if self.kind == "value":
-            return ValueError(self.message)
-        return EngineError(f"{who}: {self.message}" if who else self.message)
+        named = f"{who}: {self.message}" if who else self.message
+        match self.kind:
+            case "config":
+                return ConfigError(self.message, setting=self.setting)
+            case "request":
+                return RequestError(named, param=self.setting)
+            case "memory" | "value":
+                return _ERRORS[self.kind](self.message)
+            case _:
+                return EngineError(named)
 
 
 class Answer(msgspec.Struct, tag="answer", array_like=True):
@@ -153,12 +163,6 @@ def describe_failure(future: "concurrent.futures.Future[Any]") -> str | None:
 
 def problem_of(error: BaseException, at_ns: int) -> Problem:
     """An error as data."""
-    if isinstance(error, ConfigError):
-        return Problem("config", str(error), error.setting, at_ns)
-    if isinstance(error, RequestError):
-        return Problem("request", str(error), error.param, at_ns)
-    if isinstance(error, MemoryError):
-        return Problem("memory", str(error), None, at_ns)
-    if isinstance(error, ValueError):
-        return Problem("value", str(error), None, at_ns)
-    return Problem("engine", describe(error), None, at_ns)
+    kind = next((kind for kind, known in _ERRORS.items() if isinstance(error, known)), "engine")
+    setting = error.setting if isinstance(error, ConfigError) else getattr(error, "param", None)
+    return Problem(kind, describe(error) if kind == "engine" else str(error), setting, at_ns)

@@ -15,7 +15,7 @@ import torch
 
 from quire.core.output import IntArray, ModelRunnerOutput, SchedulerOutput
 from quire.layers.interface import StepInputs
-from quire.platforms.interface import DeviceRuntime, RecordedStep
+from quire.platforms.interface import DeviceRuntime
 from quire.sample.sampler import Sampler
 from quire.sample.sampling_rows import FILTER
 from quire.spec_decode.verification import Verified
@@ -24,7 +24,7 @@ from quire.worker.device_inputs import DeviceInputs
 from quire.worker.draft_batch import BEFORE, CAPACITY, LAST, LENGTH
 from quire.worker.drafter import Drafter, HeadDrafter
 from quire.worker.input_prep import PreparedBatch
-from quire.worker.step_graphs import StepGraphs, StepShape
+from quire.worker.step_graphs import Captures, StepGraphs, StepShape
 
 FIRST, DRAWS, PLACE = 4, 5, 6
 """Fields of a row behind those of `DraftBatch`: its first draw in the step, how many it has, and which of the step's tokens is
@@ -65,7 +65,7 @@ class DeviceDrafting:
     Args:
         graphs: rounds numbers of rows.
         out_S: where a step's draws are.
-        is_captured: whether passes are captured as graphs.
+        is_captured: whether passes are captured as graphs, if the drafter's can be.
     """
 
     def __init__(
@@ -81,18 +81,16 @@ class DeviceDrafting:
         is_captured: bool,
     ) -> None:
         self._drafter, self._runtime, self._inputs, self._state = drafter, runtime, inputs, state
-        self._sampler, self._round, self._out_S, self._is_captured = sampler, graphs.num_logits, out_S, is_captured
+        self._sampler, self._round, self._out_S = sampler, graphs.num_logits, out_S
         buffers = inputs.buffers
         drafter.make_batch(list(buffers.tables_GRP), buffers.slots_GT.dtype)
         self._fields_FN = torch.zeros(NUM_FIELDS, state.max_rows, dtype=torch.int32, device=runtime.device())
-        self._graphs: dict[Hashable, RecordedStep] = {}
-        self._ready: set[Hashable] = set()
+        self._captures = Captures(runtime, is_enabled=is_captured and drafter.model.can_replay)
         self._later: torch.Tensor | None = None
 
     def forget_recorded(self) -> None:
         """Weights or pages are going to be others."""
-        self._graphs.clear()
-        self._ready.clear()
+        self._captures.forget()
 
     def begin(self, plan: SchedulerOutput, read: Callable[[SchedulerOutput], None]) -> npt.NDArray[np.bool_] | None:
         """Before a step is prepared: catch up with its rows. Returns which of them can have guesses; None where the drafter has
@@ -131,12 +129,12 @@ class DeviceDrafting:
             self._guess(shape, step)
         else:
 
-            def run() -> None:
+            def run(_: Hashable) -> None:
                 if drafter.reads_steps and not has_prompts:
                     self.read(step)
                 self._guess(shape, step)
 
-            is_usual = self._run((shape, drafted.shape if follows else None), run)
+            is_usual = self._captures.run((shape, drafted.shape if follows else None), run)
         if count and plan.num_drafts:
             drafts_KN = drafter.batch.drafts_KN[: plan.num_drafts]
             drafted.host_KN = self._runtime.host_empty(drafts_KN.shape, torch.int32)
@@ -228,23 +226,6 @@ class DeviceDrafting:
         fields[LENGTH, :count] = buffers.columns.positions_S[first_N] + 1
         self._fields_FN[PLACE, :count] = buffers.logits_index_S[first_N]
 
-    def _run(self, key: Hashable, function: Callable[[], None]) -> bool:
-        """Replay what was captured, or capture what runs for the second time. Whether it will take as long again."""
-        graph = self._graphs.get(key)
-        is_usual = graph is not None or not self._is_captured
-        if graph is None and self._is_captured and key in self._ready:
-            graph = self._runtime.capture(function)
-            if graph is None:
-                self._is_captured = False
-            else:
-                self._graphs[key] = graph
-        if graph is not None:
-            graph.replay(0, 0)
-            return is_usual
-        function()
-        self._ready.add(key)
-        return is_usual
-
     def take(self, drafted: DraftedStep, output: ModelRunnerOutput) -> None:
         """The guesses have arrived, and the step's tokens are with their rows."""
         if drafted.host_KN is not None:
@@ -255,21 +236,3 @@ class DeviceDrafting:
         for count in sizes:
             for is_filtered in (False, True):
                 self._guess(_Shape(count, min(2, self._drafter.most), is_filtered, 1 + self._drafter.most), step(count))
-
-
-def make_device_drafting(
-    drafter: Drafter | None,
-    runtime: DeviceRuntime,
-    inputs: DeviceInputs,
-    state: BatchState,
-    sampler: Sampler,
-    graphs: StepGraphs,
-    out_S: torch.Tensor,
-    *,
-    is_captured: bool,
-) -> DeviceDrafting | None:
-    """A drafter's work, if there is one; takes what `DeviceDrafting` takes."""
-    if drafter is None:
-        return None
-    can_capture = is_captured and drafter.model.can_replay
-    return DeviceDrafting(drafter, runtime, inputs, state, sampler, graphs, out_S, is_captured=can_capture)

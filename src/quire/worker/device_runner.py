@@ -29,7 +29,7 @@ from quire.sample.grammar_masks import GrammarMasks
 from quire.sample.sampler import Sampled, Sampler
 from quire.sampling_params import SamplingParams
 from quire.spec_decode.verification import Draws, Verified
-from quire.worker.device_drafting import DraftedStep, make_device_drafting
+from quire.worker.device_drafting import DeviceDrafting, DraftedStep
 from quire.worker.feature_uses import FeatureUses
 from quire.worker.input_prep import PreparedBatch
 from quire.worker.pooling import PooledRows, Pooler
@@ -167,6 +167,7 @@ class DeviceRunner(Runner):
             jumps=False,
             round_up=lambda count: self._graphs.num_logits(count),
         )
+        self._drafting: DeviceDrafting | None = None
         self._features: FeatureUses | None = None
         if self._pooler is None:
             self._features = FeatureUses(runtime, self._make_feature_batches)
@@ -191,8 +192,10 @@ class DeviceRunner(Runner):
         self._inputs.token_types = None if self._pooler is None else self._pooler.token_types
         self._inputs.see_beside(self._cross)
         self._graphs = self._make_graphs()
-        parts = (self._runtime, self._inputs, self._state, self._sampler, self._graphs, self._out_S)
-        self._drafting = make_device_drafting(self._drafter, *parts, is_captured=not self._config.model.enforce_eager)
+        if self._drafter is not None:
+            parts = (self._runtime, self._inputs, self._state, self._sampler, self._graphs, self._out_S)
+            is_captured = not self._config.model.enforce_eager
+            self._drafting = DeviceDrafting(self._drafter, *parts, is_captured=is_captured)
         self._slots.allocate()
         self._prepare_empty()
         self._runtime.rehearse(self._compute_all)
@@ -302,7 +305,8 @@ class DeviceRunner(Runner):
         slot = self._slots.begin()
         self._inputs.upload(batch)
         shape = self._with_adapters(plan, batch, self._shape_of(plan, batch, self._sampler.is_plain(wanted)))
-        shape = shape.seeing(self._see_media(plan, self._inputs.arrays.query_start_B))
+        if self._see_media(plan, self._inputs.arrays.query_start_B) is not None:
+            shape = dataclasses.replace(shape, has_media=True)
         slot.is_usual = self._run_layers(plan, shape)
         pending = PendingStep(self, plan.step_id, batch, slot, self._sampler)
         if batch.first_B is not None:
@@ -467,7 +471,8 @@ class DeviceRunner(Runner):
         self._inputs.upload(batch)
         shape = self._with_adapters(plan, batch, self._shape_of(plan, batch, False))
         first_B = self._inputs.arrays.query_start_B
-        shape = shape.seeing(self._see_media(plan, first_B))
+        if self._see_media(plan, first_B) is not None:
+            shape = dataclasses.replace(shape, has_media=True)
         self._run_layers(plan, shape)
         hidden_TD, empty = self._hidden[shape.num_tokens][: plan.total_num_tokens], batch.rows_S[:0]
         pending = PendingStep(self, plan.step_id, PreparedBatch(empty, empty), slot, self._sampler)

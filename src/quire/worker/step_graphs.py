@@ -6,8 +6,9 @@ Knows sizes; knows nothing of models.
 
 import bisect
 import dataclasses
-from collections.abc import Callable, Iterator
-from typing import Self
+import functools
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any
 
 import torch
 
@@ -59,9 +60,54 @@ class StepShape:
     has_adapters: bool = False
     has_media: bool = False
 
-    def seeing(self, media: object) -> Self:
-        """The same, with media where the step has any."""
-        return self if media is None else dataclasses.replace(self, has_media=True)
+
+class Captures:
+    """Work that is captured as a graph when it is done for the second time; the first time has made every kernel ready. Each
+    function is given its key.
+
+    Attributes:
+        is_enabled: until something cannot be captured.
+        graphs, ready: by key, what was captured; what was done once.
+    """
+
+    def __init__(self, runtime: DeviceRuntime, *, is_enabled: bool) -> None:
+        self._runtime, self.is_enabled = runtime, is_enabled
+        self.graphs: dict[Hashable, RecordedStep] = {}
+        self.ready: set[Hashable] = set()
+
+    def run(self, key: Hashable, function: Callable[[Any], None], *, is_graph: bool = True) -> bool:
+        """Replay what was captured, capture what is done again, or do it. Whether it will take as long again."""
+        graph, is_graph = self.graphs.get(key), is_graph and self.is_enabled
+        is_usual = graph is not None or not is_graph
+        if graph is None and is_graph and key in self.ready:
+            graph = self.capture(key, function)
+        if graph is not None:
+            graph.replay(0, 0)
+            return is_usual
+        function(key)
+        if is_graph:
+            self.ready.add(key)
+        return is_usual
+
+    def capture(self, key: Hashable, function: Callable[[Any], None]) -> RecordedStep | None:
+        """Capture it now; None where that is not possible, and is not tried again."""
+        try:
+            graph = self._runtime.capture(functools.partial(function, key))
+        except RuntimeError as error:
+            logger.warning("%s cannot be captured, steps run eagerly from now on: %s", key, error)
+            graph = None
+        if graph is None:
+            self.is_enabled = False
+            self.ready.discard(key)
+        else:
+            self.graphs[key] = graph
+        return graph
+
+    def forget(self, is_meant: Callable[[Any], bool] = lambda key: True) -> None:
+        """What these consist of is going, or is other work from now on."""
+        for key in filter(is_meant, [*self.graphs, *self.ready]):
+            self.graphs.pop(key, None)
+            self.ready.discard(key)
 
 
 class StepGraphs:
@@ -89,31 +135,29 @@ class StepGraphs:
         graph_tokens: int = MAX_GRAPH_TOKENS,
     ) -> None:
         max_draws = max(max_draws, max_rows)
-        self._runtime, self._run, self._prepare_empty = runtime, run, prepare_empty
+        self._run, self._prepare_empty = run, prepare_empty
         self._max_tokens = max_tokens
-        self._is_enabled, self._has_logits = is_enabled, has_logits
+        self._captures, self._has_logits = Captures(runtime, is_enabled=is_enabled), has_logits
         self._decode_sizes = [*(size for size in DECODE_SIZES if size < max_rows), max_rows]
         self._draw_sizes = [*(size for size in DECODE_SIZES if size < max_draws), max_draws]
         self._requests = [*(size for size in MIXED_REQUESTS if size < max_draws), max_draws]
         self._tokens = [size for size in MIXED_TOKENS if size <= min(graph_tokens, max_tokens)]
-        self._graphs: dict[StepShape, RecordedStep] = {}
-        self._ready: set[StepShape] = set()
         self._to_capture: Iterator[StepShape] = iter(self._common_shapes() if is_enabled else ())
 
     @property
     def num_captured(self) -> int:
         """Graphs there are."""
-        return len(self._graphs)
+        return len(self._captures.graphs)
 
     def decode_shape(self, requests: int, samples: bool) -> StepShape:
         """Of a step in which every request computes one token."""
         size = self._decode_sizes[bisect.bisect_left(self._decode_sizes, requests)]
         logits = size if self._has_logits else 0
-        return StepShape(size, size, logits, 1, samples and logits > 0, self._is_enabled)
+        return StepShape(size, size, logits, 1, samples and logits > 0, self._captures.is_enabled)
 
     def masked_draw(self, num_logits: int) -> StepShape:
         """Of the draw alone, by masks, after a step with this many logits."""
-        return StepShape(0, 0, num_logits, 0, True, self._is_enabled)
+        return StepShape(0, 0, num_logits, 0, True, self._captures.is_enabled)
 
     def mixed_shape(
         self,
@@ -128,7 +172,7 @@ class StepGraphs:
     ) -> StepShape:
         """Of any other step; `requests` is not less than `num_logits`."""
         is_narrow &= self._has_logits
-        if self._is_enabled and self._tokens and tokens <= self._tokens[-1]:
+        if self._captures.is_enabled and self._tokens and tokens <= self._tokens[-1]:
             size = self._tokens[bisect.bisect_left(self._tokens, tokens)]
             bound = min(self._requests[bisect.bisect_left(self._requests, requests)], size)
             logits = bound if self._has_logits else 0
@@ -142,17 +186,7 @@ class StepGraphs:
 
     def run(self, shape: StepShape) -> bool:
         """Submit a step whose inputs are on the device. Whether later ones of its shape will take as long."""
-        graph = self._graphs.get(shape)
-        is_usual = graph is not None or not shape.is_graph
-        if graph is None and shape.is_graph and shape in self._ready:
-            graph = self._capture(shape)
-        if graph is not None:
-            graph.replay(shape.num_tokens, shape.num_logits)
-            return is_usual
-        self._run(shape)
-        if shape.is_graph:
-            self._ready.add(shape)
-        return is_usual
+        return self._captures.run(shape, self._run, is_graph=shape.is_graph)
 
     def shapes(self) -> list[StepShape]:
         """One of every kind that steps have: the common ones, some of which every token's hidden state is wanted, some that are
@@ -184,18 +218,18 @@ class StepGraphs:
     def capture_next(self) -> bool:
         """Capture one more of the common shapes, the device being idle; false where none is left."""
         for shape in self._to_capture:
-            if shape not in self._graphs:
+            if shape not in self._captures.graphs:
                 try:
-                    if shape not in self._ready:
+                    if shape not in self._captures.ready:
                         self._prepare_empty()
                         self._run(shape)
-                        self._ready.add(shape)
+                        self._captures.ready.add(shape)
                 except torch.OutOfMemoryError as error:
                     logger.warning("no memory is left to prepare steps of %s and larger ones: %s", shape, error)
                     self._to_capture = iter(())
                     return False
-                self._capture(shape)
-                return self._is_enabled
+                self._captures.capture(shape, self._run)
+                return self._captures.is_enabled
         return False
 
     def run_first(self) -> None:
@@ -215,17 +249,15 @@ class StepGraphs:
     def renew_adapters(self, *, can_replay: bool) -> None:
         """Steps with adapters consist of other work from now on: forget their graphs, and capture the commonest when idle, if
         that can be done."""
-        self._graphs = {shape: graph for shape, graph in self._graphs.items() if not shape.has_adapters}
-        self._ready = {shape for shape in self._ready if not shape.has_adapters}
+        self._captures.forget(lambda shape: shape.has_adapters)
         waiting = [shape for shape in self._to_capture if not shape.has_adapters]
-        if self._is_enabled and can_replay:
+        if self._captures.is_enabled and can_replay:
             waiting += [dataclasses.replace(shape, has_adapters=True) for shape in self._common_shapes()]
         self._to_capture = iter(waiting)
 
     def clear(self) -> None:
         """Forget every graph (the pages that they point to are going)."""
-        self._graphs.clear()
-        self._ready.clear()
+        self._captures.forget()
 
     def _common_shapes(self) -> Iterator[StepShape]:
         """Commonest first: small decode batches, short prompts alone, then larger ones."""
@@ -235,16 +267,3 @@ class StepGraphs:
             for requests in (4, 64):
                 if requests <= tokens:
                     yield self.mixed_shape(tokens, min(requests, self._requests[-1]), 1, tokens, True)
-
-    def _capture(self, shape: StepShape) -> RecordedStep | None:
-        try:
-            graph = self._runtime.capture(lambda: self._run(shape))
-        except RuntimeError as error:
-            logger.warning("a step of %s cannot be captured, steps run eagerly from now on: %s", shape, error)
-            graph = None
-        if graph is None:
-            self._is_enabled = False
-            self._ready.discard(shape)
-            return None
-        self._graphs[shape] = graph
-        return graph
