@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import importlib.util
+import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from quire.errors import ConfigError
 from quire.extras import pip_install
@@ -56,30 +57,6 @@ def _dotted(capability: tuple[int, int]) -> str:
     return ".".join(map(str, capability))
 
 
-class _CudaProfiler:
-    """Nsight, told where to look by the CUDA profiler interface and NVTX ranges."""
-
-    def start(self) -> None:
-        import torch
-
-        torch.cuda.profiler.start()
-
-    def stop(self) -> None:
-        import torch
-
-        torch.cuda.profiler.stop()
-
-    def push_range(self, name: str) -> None:
-        import torch
-
-        torch.cuda.nvtx.range_push(name)
-
-    def pop_range(self) -> None:
-        import torch
-
-        torch.cuda.nvtx.range_pop()
-
-
 class CudaRuntime(TorchGpuRuntime):
     """One GPU, and the stream that the worker's thread submits to.
 
@@ -102,8 +79,13 @@ class CudaRuntime(TorchGpuRuntime):
 
         return [torch.profiler.ProfilerActivity.CUDA]
 
-    def vendor_profiler(self) -> VendorProfiler:
-        return _CudaProfiler()
+    def vendor_profiler(self) -> VendorProfiler | None:
+        """Nsight, told where to look by the CUDA profiler interface and NVTX ranges."""
+        import torch
+
+        profiler, ranges = torch.cuda.profiler, torch.cuda.nvtx
+        where = {"push_range": ranges.range_push, "pop_range": ranges.range_pop}
+        return cast(VendorProfiler, types.SimpleNamespace(start=profiler.start, stop=profiler.stop, **where))
 
     def capture(self, function: Callable[[], Any]) -> RecordedStep | None:
         import torch

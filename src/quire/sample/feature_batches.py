@@ -75,7 +75,7 @@ class FeatureBatches:
             elif name == features.PROMPT_LOGPROBS:
                 self._compute_prompt_logprobs(count)
         if name == features.FORMS:
-            self._steps_sampler.reserve_masks()
+            self._steps_sampler.masks.reserve(0, 0)
 
     def _logits(self, count: int) -> torch.Tensor:
         """[S, V]: a few large ones, as models make them, and many that are equal."""
@@ -106,10 +106,10 @@ class FeatureBatches:
 
     def _sample_masked(self, count: int) -> None:
         sampler = self._sampler
-        masks_NW, numbers_S = sampler.reserve_masks(1, count)
+        masks_NW, numbers_S = sampler.masks.reserve(1, count)
         masks_NW.fill(-1)
         numbers_S[0] = 0
-        sampler.upload_lines(1)
+        sampler.masks.upload(1)
         sampler.compute_masked(self._logits(count), self._columns, self._out_S[:count])
 
     def _compute_prompt_logprobs(self, count: int) -> None:

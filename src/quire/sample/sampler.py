@@ -74,7 +74,7 @@ class Sampler:
         grammars: follows rows with `structured_outputs` through their grammars.
 
     Attributes:
-        table: the rows' parameters, from which a step's columns are packed.
+        table: the rows' parameters, from which a step's columns are packed. masks: of rows with a grammar.
         redraw: puts other tokens in the place of what was drawn, before anything is told or counted of it, where there is one.
 
     Raises:
@@ -93,6 +93,7 @@ class Sampler:
         if logprobs_mode not in LOGPROBS_MODES:
             raise ValueError(f"logprobs_mode={logprobs_mode!r} must be one of {', '.join(LOGPROBS_MODES)}")
         self.table = SamplingRows(max_rows, vocab_size, logits_processors or [], grammars)
+        self.put_tokens = self.table.put_tokens
         self.redraw: Rejection | None = None
         self._vocab_size = vocab_size
         self._memory, self._device = memory, memory.device()
@@ -101,7 +102,7 @@ class Sampler:
         self._seen = SeenTable(memory)
         self._edits = EditTable(memory)
         self._allowed = AllowedTable(vocab_size, memory)
-        self._masks = MaskTable(max_rows, vocab_size, memory)
+        self.masks = MaskTable(max_rows, vocab_size, memory)
         # One line a figure: slots of the three tables (-1 for none), then the bits of three penalties.
         self._figures_FR = np.full((6, max_rows), -1, dtype=np.int32)
         self._seen_slot_R, self._edit_slot_R, self._allowed_slot_R = self._figures_FR[:3]
@@ -206,21 +207,13 @@ class Sampler:
         """Whether all earlier tokens must have been given to `append_tokens` before `sample`."""
         return bool(wanted & NEEDS_TOKENS)
 
-    def reserve_masks(self, num_masks: int = 0, batch: int = 0) -> tuple[IntArray, IntArray]:
-        """Memory for masks, as `MaskTable.reserve` gives it; made when it is asked for first."""
-        return self._masks.reserve(num_masks, batch)
-
-    def upload_lines(self, num_lines: int) -> None:
-        """So many masks, and all rows' numbers, go to the device."""
-        self._masks.upload(num_lines)
-
     def begin_masks(self, rows_S: IntArray, positions_S: IntArray) -> GrammarMasks | None:
         """Have the masks of rows with a grammar made for `sample`, while the device computes their logits; None where there
         are none. All earlier tokens must have been given to `append_tokens`."""
         members = np.flatnonzero(self._has_grammar_R[rows_S])
         if not len(members) or self.table.grammars is None:
             return None
-        masks_NW, numbers_S = self.reserve_masks(len(members), len(rows_S))
+        masks_NW, numbers_S = self.masks.reserve(len(members), len(rows_S))
         followed: list[tuple[int, int, RowConstraints]] = []
         objects = self.table.objects
         for index, row, position in zip(
@@ -247,13 +240,13 @@ class Sampler:
     def upload_masks(self, masks: GrammarMasks, rows_S: IntArray) -> Sampled:
         """The rows' masks go to the device, before a draw that reads them there; whose mask means nothing has an error."""
         wrong = masks.finish()
-        self.upload_lines(masks.num_lines)
+        self.masks.upload(masks.num_lines)
         return Sampled([], {int(rows_S[index]): message for index, message in wrong.items()})
 
     def compute_masked(self, logits_SV: torch.Tensor, columns: SampleColumns, out_S: torch.Tensor) -> None:
         """Sample rows that are masked alone, and rows without a mask; it may be captured."""
         count = len(logits_SV)
-        numbers_S, masks_RW = self._masks.numbers_R[:count], self._masks.masks_RW
+        numbers_S, masks_RW = self.masks.numbers_R[:count], self.masks.masks_RW
         if ops.is_native("allowed_gumbel_argmax"):
             inverse_S, seed_S = columns.inverse_temperature_S[:count], columns.seed_S[:count]
             ops.allowed_gumbel_argmax(
@@ -329,10 +322,6 @@ class Sampler:
             objects.output_token_ids[number : number + 1] = (token_id,)  # `put_tokens` may have been here
         return self.table.find_forced(rows_S, positions_S)
 
-    def put_tokens(self, row: int, position: int, token_ids: list[int]) -> None:
-        """Tokens that nobody has to draw stand from this position on."""
-        self.table.put_tokens(row, position, token_ids)
-
     def compute_prompt_logprobs(self, logits_NV: torch.Tensor, token_ids_N: IntArray, row: int) -> TokenLogprobs:
         """Logprobs of a row's own prompt tokens; the number of alternatives is the row's `prompt_logprobs`. Waits for the
         device."""
@@ -385,7 +374,7 @@ class Sampler:
         forced: list[tuple[int, int]] = []
         if masks is not None:
             errors.update(self.upload_masks(masks, rows_S).errors)
-            ops.keep_allowed(logits_SV, self._masks.numbers_R[: len(rows_S)], self._masks.masks_RW)
+            ops.keep_allowed(logits_SV, self.masks.numbers_R[: len(rows_S)], self.masks.masks_RW)
         is_constrained_S = (self.table.features_R[rows_S] & features.CONSTRAINTS) > 0
         for index in np.flatnonzero(is_constrained_S).tolist():
             row, position = int(rows_S[index]), int(positions_S[index])

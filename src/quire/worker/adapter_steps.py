@@ -6,14 +6,11 @@ a slot is known by the store.
 Legend: T tokens of the step, S tokens that need logits, B requests, R rows, G groups of rows with one slot.
 """
 
-import concurrent.futures
-import contextlib
 from typing import Any
 
 import numpy as np
 import torch
 
-from quire.adapters import LoRARequest
 from quire.config.engine import EngineConfig
 from quire.config.hub.listing import HubSettings
 from quire.core.output import IntArray, SchedulerOutput
@@ -149,11 +146,6 @@ class AdapterSteps:
         return self.store.heads[self._slot_R[row]]
 
     @property
-    def version(self) -> int:
-        """Changes with what steps with adapters consist of."""
-        return self.store.version
-
-    @property
     def can_replay(self) -> bool:
         """Whether a step with adapters can be recorded, or captured as a graph."""
         return self._adapters.can_replay
@@ -232,10 +224,6 @@ class AdapterSteps:
         memory = {"expected": count, "rank": rank, "reserved_bytes": self.reserved_bytes, "loaded_bytes": loaded}
         return memory | {"loads_by_recipe": self.store.num_followed}
 
-    def rehearsed(self) -> contextlib.AbstractContextManager[None]:
-        """Within this, steps with adapters have them on every matrix."""
-        return self.store.rehearsed()
-
     def use(self, *, has_adapters: bool) -> None:
         """Whether the step that is computed next has adapters."""
         self._adapters.is_active = has_adapters
@@ -243,7 +231,3 @@ class AdapterSteps:
     def write_random(self, folder: str, rank: int, seed: int, targets: list[str], scale: float) -> int:
         """Write an adapter of random numbers; how many matrices it changes."""
         return write_random_adapter(self._places, folder, rank, seed, targets, self._dtype, scale)
-
-    def load(self, request: LoRARequest, slot: int) -> "concurrent.futures.Future[None]":
-        """Have an adapter brought to a slot that no row has."""
-        return self.store.load(request, slot)

@@ -507,8 +507,8 @@ class DeviceRunner(Runner):
         if adapters is None or not adapters.begin(plan, self._state.num_computed_R, is_prepared=True):
             return shape
         adapters.prepare(batch.rows_S)
-        if adapters.version != self._adapters_version:
-            self._adapters_version = adapters.version
+        if adapters.store.version != self._adapters_version:
+            self._adapters_version = adapters.store.version
             self._runtime.synchronize()
             self._graphs.renew_adapters(can_replay=adapters.can_replay)
         return dataclasses.replace(shape, has_adapters=True, is_graph=shape.is_graph and adapters.can_replay)
@@ -552,7 +552,7 @@ class DeviceRunner(Runner):
                 sizes = [self._graphs.num_logits(min(size, self._max_rows)) for size in (1, 2, 16, self._max_rows)]
                 self._drafting.rehearse(sizes, lambda size: self._step_of(self._graphs.decode_shape(size, True)))
             if self._adapters is not None:
-                with self._adapters.rehearsed():
+                with self._adapters.store.rehearsed():
                     for shape in self._graphs.shapes():
                         self._compute(dataclasses.replace(shape, has_adapters=True))
         self._logits.clear()

@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 
+from quire.attention.selector import Selection
 from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheSpec, describe_memory
 from quire.core.kv_planner import plan_kv_cache
 from quire.errors import ConfigError
 from quire.kernels import ops
 from quire.layers.decoder import Decoder
+from quire.layers.interface import CausalLM
 from quire.lora.placement import Places
 from quire.model_loader.loader import build_model, check_fit
 from quire.platforms.interface import DeviceRuntime, Platform
@@ -26,12 +28,10 @@ def explain_without_weights(config: EngineConfig, platform: Platform) -> dict[st
         ConfigError: no spec for the architecture, or no backend or format for its layers.
     """
     runtime = platform.runtime(config)
-    platform.select_kernels(deterministic=config.model.deterministic)
-    tokens, rows = config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs
-    model, selection = build_model(config, platform, torch.device("meta"), tokens, rows)
+    model, selection = _built(config, platform)
     numbers = model.describe()
     if config.lora is not None and isinstance(model, Decoder):
-        count, rank = config.lora.expected(rows)
+        count, rank = config.lora.expected(config.scheduler.max_num_seqs)
         places = Places(model.spec, model.sources, model.plan, lambda module: None)
         numbers["adapter_bytes"] = count * places.num_bytes(rank, model.dtype)
     return {
@@ -42,12 +42,17 @@ def explain_without_weights(config: EngineConfig, platform: Platform) -> dict[st
     }
 
 
+def _built(config: EngineConfig, platform: Platform) -> tuple[CausalLM, Selection]:
+    """The model without memory, on the kernels that would be chosen."""
+    platform.select_kernels(deterministic=config.model.deterministic)
+    tokens, rows = config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs
+    return build_model(config, platform, torch.device("meta"), tokens, rows)
+
+
 def describe_without_weights(config: EngineConfig, platform: Platform) -> tuple[dict[str, Any], list[KVCacheSpec]]:
     """The model in numbers (`parameters`, `weight_bytes`, `workspace_bytes` …), and what each layer keeps in pages.
     Raises ConfigError: no spec for the architecture, or no backend or format for its layers."""
-    platform.select_kernels(deterministic=config.model.deterministic)
-    tokens, rows = config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs
-    model, _ = build_model(config, platform, torch.device("meta"), tokens, rows)
+    model, _ = _built(config, platform)
     return model.describe(), model.kv_cache_specs()
 
 
@@ -58,9 +63,7 @@ def check_without_weights(config: EngineConfig, platform: Platform) -> None:
         ConfigError: no spec for the architecture, no backend or format for its layers, or more weights than the device has
             memory.
     """
-    platform.select_kernels(deterministic=config.model.deterministic)
-    tokens, rows = config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs
-    model, _ = build_model(config, platform, torch.device("meta"), tokens, rows)
+    model, _ = _built(config, platform)
     memory = platform.memory_bytes()
     if memory is not None:
         check_fit(model, memory, "are all that the device has")

@@ -52,13 +52,13 @@ class FeatureUses:
 
     def is_ready(self, params: SamplingParams) -> bool:
         """Whether a request finds all that it needs."""
-        return not self._left or self._needs(params).isdisjoint(self._left)
+        return not self._left or set(self._left).isdisjoint(features_of(params))
 
     def when_ready(self, params: SamplingParams) -> concurrent.futures.Future[None]:
         """Ends when a request finds all that it needs; this is done before what nobody waits for."""
         future: concurrent.futures.Future[None] = concurrent.futures.Future()
         with self._changed:
-            needs = self._needs(params) & set(self._left)
+            needs = set(self._left).intersection(features_of(params))
             if needs and not self._is_stopped:
                 self._waiting.append((needs, future))
                 for name in needs:
@@ -78,10 +78,6 @@ class FeatureUses:
         """Wait for the thread's end, after `stop`."""
         if self._thread is not None:
             self._thread.join(timeout=10)
-
-    @staticmethod
-    def _needs(params: SamplingParams) -> set[str]:
-        return set(features_of(params))
 
     def _run(self, name: str) -> None:
         assert self._batches is not None

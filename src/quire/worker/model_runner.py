@@ -129,9 +129,9 @@ class ModelRunner(Runner):
             return self._inputs.prepare(plan)
         if (
             adapters.begin(plan, self._state.num_computed_R, is_prepared=False)
-            and self._with_adapters.version != adapters.version
+            and self._with_adapters.version != adapters.store.version
         ):
-            self._with_adapters = self._record(adapters.version)
+            self._with_adapters = self._record(adapters.store.version)
         batch = self._inputs.prepare(plan)
         adapters.prepare(batch.rows_S)
         return batch

@@ -170,6 +170,8 @@ class Runner(abc.ABC):
             ranks = communicator if divides and communicator is not None else SingleRank()
             is_beside = self._capabilities.async_output.value
             self._media = MediaSteps(self._model, max_tokens, media.encoder_budget, runtime, ranks, is_beside=is_beside)
+        kept = (self._adapters, self._axes, self._media, self._cross)
+        self._kept_by_row = [each for each in kept if each is not None]
 
     def _images(self, plan: SchedulerOutput, query_start_B: IntArray) -> dict[int, torch.Tensor]:
         """Vectors of the rows of a pooling step that are images."""
@@ -343,13 +345,8 @@ class Runner(abc.ABC):
             self._states.keep(plan.drafts, self._state, self._pages)
         if self._pooler is not None:
             self._pooler.apply_diff(plan, self._state.num_computed_R[plan.rows])
-        if self._adapters is not None:
-            self._adapters.apply_diff(plan)
-        if self._axes is not None:
-            self._axes.apply_diff(plan)
-        for kept in (self._media, self._cross):
-            if kept is not None:
-                kept.apply_diff(plan)
+        for kept in self._kept_by_row:
+            kept.apply_diff(plan)
         nothing = plan.rows[:0]
         return None if plan.total_num_tokens else ModelRunnerOutput(plan.step_id, rows=nothing, token_ids=nothing)
 

@@ -252,7 +252,7 @@ class Worker:
 
     def load_adapter(self, adapter: LoRARequest, slot: int) -> "concurrent.futures.Future[None]":
         """Have an adapter loaded in another thread into a place that no row has; the future's error says why it cannot be."""
-        return self.runner.adapters.load(adapter, slot)
+        return self.runner.adapters.store.load(adapter, slot)
 
     def embeds_widths(self) -> dict[str, int]:
         """Columns of embeddings that may stand in a prompt, by modality."""

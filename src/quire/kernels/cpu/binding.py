@@ -148,7 +148,7 @@ def dtype_number(dtype: torch.dtype, what: str) -> int:
     return number
 
 
-_Pack = structure("_Pack", pointers="source packed", longs="n k source_stride", ints="dtype")
+_PACK = Operation("pack", "source:any packed:any", longs="n k source_stride", ints="dtype")
 
 
 def pack_panels(matrices_MNK: torch.Tensor) -> torch.Tensor:
@@ -161,7 +161,7 @@ def pack_panels(matrices_MNK: torch.Tensor) -> torch.Tensor:
         lib.recorder.refuse("a weight was packed")
     for number, matrix_NK in enumerate(matrices_MNK):
         matrix_NK = matrix_NK if matrix_NK.stride(1) == 1 else matrix_NK.contiguous()
-        out = packed.data_ptr() + number * size * packed.element_size()
-        call = _Pack(matrix_NK.data_ptr(), out, n, k, matrix_NK.stride(0), DTYPES[packed.dtype])
-        run("pack", call, panels, matrix_NK, packed)
+        out = packed[number * size : (number + 1) * size]
+        sizes = {"n": n, "k": k, "source_stride": matrix_NK.stride(0)}
+        _PACK(panels, source=matrix_NK, packed=out, **sizes, dtype=DTYPES[packed.dtype])
     return packed
