@@ -49,6 +49,10 @@ class SampleColumns:
     top_p_S: Tensor
     min_p_S: Tensor
 
+    def on(self, device: torch.device) -> "SampleColumns":
+        """The same on a device."""
+        return SampleColumns(*(getattr(self, field.name).to(device) for field in dataclasses.fields(self)))
+
 
 @dataclasses.dataclass
 class StepBuffers:

@@ -11,16 +11,15 @@ import time
 from collections import deque
 from typing import Any
 
-import numpy as np
 import torch
 
 from quire.attention.interface import LONG_CONTEXT, SHORT_TOKENS
 from quire.config import EngineConfig
-from quire.core.output import IntArray, ModelRunnerOutput, SchedulerOutput, TokenLogprobs
+from quire.core.output import ModelRunnerOutput, SchedulerOutput, TokenLogprobs
 from quire.distributed.communicator import Communicator, SingleRank
 from quire.errors import EngineError
 from quire.kernels import ops
-from quire.kernels.step import HEADER, allocate_columns
+from quire.kernels.step import HEADER
 from quire.layers.interface import StepInputs
 from quire.logger import init_logger
 from quire.platforms.interface import DeviceRuntime, Platform
@@ -28,10 +27,10 @@ from quire.sample.feature_batches import FeatureBatches
 from quire.sample.grammar_masks import GrammarMasks
 from quire.sample.sampler import Sampled, Sampler
 from quire.sampling_params import SamplingParams
-from quire.spec_decode.verification import Draws, Verified
+from quire.spec_decode.verification import Verified
 from quire.worker.device_drafting import DeviceDrafting, DraftedStep
 from quire.worker.feature_uses import FeatureUses
-from quire.worker.input_prep import PreparedBatch
+from quire.worker.input_prep import InputPreparation, PreparedBatch
 from quire.worker.pooling import PooledRows, Pooler
 from quire.worker.runner import Runner, lost_output
 from quire.worker.step_graphs import MAX_GRAPH_TOKENS, StepGraphs, StepShape
@@ -183,12 +182,9 @@ class DeviceRunner(Runner):
         """Workspaces of libraries, and captured graphs."""
         return RESERVED_BYTES
 
-    def _warm_up(self, block_size: int) -> None:
+    def _warm_up(self, inputs: InputPreparation, block_size: int) -> None:
         """Run an empty step, so that the kernels are ready."""
-        slots = np.dtype(self._capabilities.slot_dtype.value)
-        host = self._parts.input_preparation(self._state, self._max_tokens, block_size, slots, self._max_draws)
-        host.axes = self._axes
-        self._inputs = self._parts.device_inputs(host, self._sampler.table, block_size, self._runtime)
+        self._inputs = self._parts.device_inputs(inputs, self._sampler.table, block_size, self._runtime)
         self._inputs.token_types = None if self._pooler is None else self._pooler.token_types
         self._inputs.see_beside(self._cross)
         self._graphs = self._make_graphs()
@@ -373,7 +369,8 @@ class DeviceRunner(Runner):
         self._late = None
         slot, count = late.step.slot, len(late.step.batch.rows_S)
         if late.step.drafted is not None and self._sampler.needs_rounds(late.step.batch.rows_S):
-            late.step.verified = self._verify_in_rounds(late, late.step.drafted)
+            logits_SV, drafts = self._logits[late.shape.num_logits], late.step.drafted.drafts
+            late.step.verified = self._verify_in_rounds(logits_SV, late.step.batch, drafts)
             self._end_slot(late)
             return
         try:
@@ -440,28 +437,6 @@ class DeviceRunner(Runner):
         )
         ops.keep_tokens(out_S, columns.rows_S[:count], self._inputs.buffers.last_token_R)
         late.step.set_sampled(sampled)
-
-    def _verify_in_rounds(self, late: _LateDraw, plan: SchedulerOutput) -> Verified:
-        """Draw one token a row at a time, and wait for each: no other step is in flight."""
-        batch = late.step.batch
-        assert batch.first_B is not None
-        logits_SV = self._logits[late.shape.num_logits]
-        rows_S, positions_S = batch.rows_S, batch.positions_S
-        return self.acceptance.in_rounds(logits_SV, rows_S, positions_S, batch.first_B, plan.drafts, self._draw_now)
-
-    def _draw_now(self, logits_NV: torch.Tensor, rows_N: IntArray, positions_N: IntArray) -> Draws:
-        """The tokens of rows at these positions, each row once."""
-        sampler, out_N = self._sampler, self._out_S[: len(rows_N)]
-        host = allocate_columns(len(rows_N), torch.device("cpu"))
-        sampler.table.pack(rows_N, positions_N, host)
-        columns = dataclasses.replace(
-            host, **{field.name: getattr(host, field.name).to(self._device) for field in dataclasses.fields(host)}
-        )
-        wanted, masks = sampler.wanted(rows_N, positions_N), sampler.begin_masks(rows_N, positions_N)
-        sampled = sampler.sample(logits_NV, columns, rows_N, positions_N, wanted, out_N, masks)
-        tokens_N: IntArray = out_N.cpu().numpy().copy()
-        logprobs = sampler.finish(sampled, {name: tensor.cpu() for name, tensor in sampled.tensors.items()})
-        return Draws(tokens_N, logprobs, sampled.errors, sampler.append_tokens(rows_N, tokens_N, positions_N))
 
     def _pool(self, plan: SchedulerOutput, pooler: Pooler) -> PendingStep:
         """Submit a step of pooling requests, which get no tokens."""

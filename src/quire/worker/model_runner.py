@@ -14,15 +14,12 @@ import torch
 from quire.config import EngineConfig
 from quire.core.output import IntArray, ModelRunnerOutput, SchedulerOutput
 from quire.distributed.communicator import Communicator
-from quire.kernels.step import allocate_columns
 from quire.layers.interface import StepInputs
 from quire.logger import init_logger
 from quire.platforms.interface import DeviceRuntime, Platform, RecordedStep
 from quire.sample.grammar_masks import GrammarMasks
-from quire.sample.sampling_rows import RANDOM
-from quire.spec_decode.verification import Draws
 from quire.worker.host_drafting import HostDrafting
-from quire.worker.input_prep import PreparedBatch
+from quire.worker.input_prep import InputPreparation, PreparedBatch
 from quire.worker.pooling import Pooler
 from quire.worker.runner import Runner
 
@@ -55,7 +52,6 @@ class ModelRunner(Runner):
         # Recording tells token rows from logits rows by their number, so the two must differ.
         max_tokens = max(config.scheduler.max_num_batched_tokens, config.max_logits + 1)
         super().__init__(config, platform, runtime, communicator, max_tokens=max_tokens, jumps=True)
-        self._columns = allocate_columns(self._max_draws, self._device)
         self._recorded, self._with_adapters = _Recorded(), _Recorded()
         self._drafting: HostDrafting | None = None
 
@@ -64,12 +60,11 @@ class ModelRunner(Runner):
         kept = 0 if self._drafter is None else self._drafter.drawing.buffer_bytes
         return sum(model.buffer_bytes for model in self.weights) + kept
 
-    def _warm_up(self, block_size: int) -> None:
+    def _warm_up(self, inputs: InputPreparation, block_size: int) -> None:
         """Run the step once, one token into the null page, and record it."""
-        slots = np.dtype(self._capabilities.slot_dtype.value)
-        self._inputs = self._parts.input_preparation(self._state, self._max_tokens, block_size, slots, self._max_draws)
+        self._inputs = inputs
         if self._axes is not None:
-            self._inputs.axes, self._inputs.step.axes = self._axes, torch.from_numpy(self._axes.axes_TA)
+            self._inputs.step.axes = torch.from_numpy(self._axes.axes_TA)
         if self._pooler is not None:
             self._inputs.step.token_types = self._pooler.token_types
             self._inputs.step.sampled = None
@@ -179,7 +174,7 @@ class ModelRunner(Runner):
         rows_S, positions_S = batch.rows_S, batch.positions_S
         if not len(rows_S):
             return ModelRunnerOutput(step_id=step_id, rows=rows_S, token_ids=rows_S)
-        draws = self._draw(logits_SV, rows_S, positions_S, masks)
+        draws = self._draw_now(logits_SV, rows_S, positions_S, masks)
         self._state.append_tokens(rows_S, positions_S, draws.token_ids)
         return ModelRunnerOutput(
             step_id,
@@ -190,38 +185,15 @@ class ModelRunner(Runner):
             row_errors=draws.errors,
         )
 
-    def _draw(
-        self, logits_SV: torch.Tensor, rows_S: IntArray, positions_S: IntArray, masks: GrammarMasks | None
-    ) -> Draws:
-        """The tokens of rows at these positions, each row once, or several times if it needs nothing but logits."""
-        sampler, out_S = self._sampler, self._out_S[: len(rows_S)]
-        wanted = sampler.wanted(rows_S, positions_S)
-        if wanted:
-            sampler.table.pack(rows_S, positions_S, self._columns)
-        if masks is not None and sampler.is_masked_alone(wanted, rows_S):
-            sampled = sampler.upload_masks(masks, rows_S)
-            sampler.compute_masked(logits_SV, self._columns, out_S)
-        else:
-            sampled = sampler.sample(logits_SV, self._columns, rows_S, positions_S, wanted, out_S, masks)
-        token_ids_S = out_S.numpy().copy()
-        if wanted <= RANDOM:
-            return Draws(token_ids_S)
-        logprobs = sampler.finish(sampled, sampled.tensors)
-        return Draws(token_ids_S, logprobs, sampled.errors, sampler.append_tokens(rows_S, token_ids_S, positions_S))
-
     def _verify(
         self, plan: SchedulerOutput, logits_SV: torch.Tensor, batch: PreparedBatch, first_B: IntArray
     ) -> ModelRunnerOutput:
         """The next tokens of a step in which rows have drafts."""
         rows_S, positions_S = batch.rows_S, batch.positions_S
-
-        def draw(logits_NV: torch.Tensor, rows_N: IntArray, positions_N: IntArray) -> Draws:
-            return self._draw(logits_NV, rows_N, positions_N, self._sampler.begin_masks(rows_N, positions_N))
-
         if self._sampler.needs_rounds(rows_S):
-            verified = self.acceptance.in_rounds(logits_SV, rows_S, positions_S, first_B, plan.drafts, draw)
+            verified = self._verify_in_rounds(logits_SV, batch, plan.drafts)
         else:
-            tokens_S = self._draw(logits_SV, rows_S, positions_S, None).token_ids
+            tokens_S = self._draw_now(logits_SV, rows_S, positions_S, None).token_ids
             verified = self.acceptance.count(rows_S, positions_S, first_B, tokens_S, plan.drafts)
         return self.take_verified(plan, verified)
 

@@ -23,6 +23,7 @@ from quire.core.output import IntArray, ModelRunnerOutput, SchedulerOutput
 from quire.distributed.communicator import Communicator, SingleRank
 from quire.distributed.stage_link import StageLink
 from quire.errors import EngineError
+from quire.kernels.step import allocate_columns
 from quire.layers.decoder import Decoder
 from quire.layers.encoder.cross_decoder import CrossDecoder
 from quire.layers.interface import CausalLM, MediaInputs, StepInputs
@@ -31,10 +32,12 @@ from quire.logger import init_logger
 from quire.media import EMBEDS, MADE_BEFORE, MediaItem
 from quire.model_loader import load_model
 from quire.platforms.interface import DeviceMemory, DeviceRuntime, Platform
+from quire.sample.grammar_masks import GrammarMasks
 from quire.sample.logits_processor import load_logits_processors, load_plugin_processors
+from quire.sample.sampling_rows import RANDOM
 from quire.sampling_params import SamplingParams
 from quire.spec_decode.rejection import Rejection
-from quire.spec_decode.verification import Acceptance, Verified
+from quire.spec_decode.verification import Acceptance, Draws, Verified
 from quire.worker.adapter_steps import AdapterSteps
 from quire.worker.axis_positions import AxisPositions
 from quire.worker.components import resolve_components
@@ -42,7 +45,7 @@ from quire.worker.cross_steps import CrossSteps
 from quire.worker.drafter import make_drafter
 from quire.worker.drawn_image import check_drawn_image
 from quire.worker.grammar_source import WorkerGrammars
-from quire.worker.input_prep import PreparedBatch
+from quire.worker.input_prep import InputPreparation, PreparedBatch
 from quire.worker.kept_states import KeptStates
 from quire.worker.media_steps import MediaSteps, check_takes_embeds
 from quire.worker.page_connector import KVConnectorWorker
@@ -131,6 +134,7 @@ class Runner(abc.ABC):
         self.rejection = Rejection()
         if config.speculative is not None and config.speculative.is_probabilistic:
             self._sampler.redraw = self.rejection
+        self._columns = allocate_columns(self._max_draws, torch.device("cpu"))
         self._out_S = torch.zeros(self._max_draws, dtype=torch.int32, device=self._device)
         self._pages: PageStore | None = None
         self._drafter = make_drafter(config, platform, runtime, self._model, max_tokens)
@@ -305,11 +309,15 @@ class Runner(abc.ABC):
         if self._drafter is not None:
             sizes = (kv_cache.num_blocks, kv_cache.block_size)
             self._drafter.bind(pages[own:], groups[own:], self._state, *sizes)
-        self._warm_up(kv_cache.block_size)
+        slots = np.dtype(self._capabilities.slot_dtype.value)
+        sizes = (self._max_tokens, kv_cache.block_size, slots, self._max_draws)
+        inputs = self._parts.input_preparation(self._state, *sizes)
+        inputs.axes = self._axes
+        self._warm_up(inputs, kv_cache.block_size)
 
     @abc.abstractmethod
-    def _warm_up(self, block_size: int) -> None:
-        """Make what holds a step's inputs, and pay for first calls; a page has `block_size` tokens."""
+    def _warm_up(self, inputs: InputPreparation, block_size: int) -> None:
+        """Steps are going to be prepared in these inputs: pay for first calls; a page has `block_size` tokens."""
 
     def free_pages(self) -> None:
         """Give the cache back; rows are forgotten with it."""
@@ -395,6 +403,37 @@ class Runner(abc.ABC):
         """A step's tokens have arrived. A row with states may go back to before them, where the device has only its last one."""
         if self._states.has_groups:
             self._state.token_ids_RL[rows_S, positions_S] = tokens_S
+
+    def _draw_now(
+        self, logits_SV: torch.Tensor, rows_S: IntArray, positions_S: IntArray, masks: GrammarMasks | None
+    ) -> Draws:
+        """The tokens of rows at these positions, waited for: each row once, or several times if it needs nothing but logits."""
+        sampler, columns, out_S = self._sampler, self._columns, self._out_S[: len(rows_S)]
+        wanted = sampler.wanted(rows_S, positions_S)
+        if wanted:
+            sampler.table.pack(rows_S, positions_S, columns)
+            columns = columns if self._runtime.is_host else columns.on(self._device)
+        if masks is not None and sampler.is_masked_alone(wanted, rows_S):
+            sampled = sampler.upload_masks(masks, rows_S)
+            sampler.compute_masked(logits_SV, columns, out_S)
+        else:
+            sampled = sampler.sample(logits_SV, columns, rows_S, positions_S, wanted, out_S, masks)
+        token_ids_S: IntArray = out_S.cpu().numpy().copy()
+        if wanted <= RANDOM:
+            return Draws(token_ids_S)
+        logprobs = sampler.finish(sampled, {name: tensor.cpu() for name, tensor in sampled.tensors.items()})
+        return Draws(token_ids_S, logprobs, sampled.errors, sampler.append_tokens(rows_S, token_ids_S, positions_S))
+
+    def _verify_in_rounds(
+        self, logits_SV: torch.Tensor, batch: PreparedBatch, drafts: dict[int, list[int]]
+    ) -> Verified:
+        """Draw one token a row at a time, and wait for each: no other step is in flight."""
+
+        def draw(logits_NV: torch.Tensor, rows_N: IntArray, positions_N: IntArray) -> Draws:
+            return self._draw_now(logits_NV, rows_N, positions_N, self._sampler.begin_masks(rows_N, positions_N))
+
+        assert batch.first_B is not None
+        return self.acceptance.in_rounds(logits_SV, batch.rows_S, batch.positions_S, batch.first_B, drafts, draw)
 
     def _begin_verifying(self, plan: SchedulerOutput, batch: PreparedBatch) -> None:
         """The step's draws are of rows with drafts, or of rows without."""
