@@ -36,7 +36,7 @@ def test_tokens_are_the_same_after_steps_that_were_lost(
     prompts = make_prompts()
     engine = make_engine(monkeypatch, path, depth=depth, max_num_batched_tokens=32, enforce_eager=True)
     runner = engine.executor._worker.runner  # type: ignore[attr-defined]
-    shortage = Shortage(runner._model.forward, 9, lambda _: int(runner._inputs.arrays.shape[0]))
+    shortage = Shortage(runner._model.forward, 9, lambda _: int(runner._inputs.host.shape[0]))
     monkeypatch.setattr(runner._model, "forward", shortage)
     assert run(engine, greedy_requests(prompts)) == greedy_oracle(path, prompts)
     assert shortage.raised > 0

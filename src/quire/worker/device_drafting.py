@@ -99,7 +99,7 @@ class DeviceDrafting:
         Args:
             read: has the drafter read the tokens of a step, which is to be prepared for it.
         """
-        return self._drafter.begin(plan, len(self._inputs.arrays.input_ids_T), read)
+        return self._drafter.begin(plan, len(self._inputs.host.input_ids_T), read)
 
     def read(self, step: StepInputs) -> None:
         """Have the drafter read a step whose inputs are on the device."""
@@ -147,7 +147,7 @@ class DeviceDrafting:
         if not has_prompts or plan.needs_sample.all():
             return
         rows = plan.rows[~plan.needs_sample]
-        ends = self._inputs.arrays.query_start_B[1 : len(plan.rows) + 1][~plan.needs_sample] - 1
+        ends = self._inputs.host.query_start_B[1 : len(plan.rows) + 1][~plan.needs_sample] - 1
         next_ids = self._state.token_ids_RL[rows, self._state.num_computed_R[rows]]
         self._later = self._runtime.upload(np.stack([ends, next_ids]).astype(np.int32))
 
@@ -167,7 +167,7 @@ class DeviceDrafting:
                 fields[LENGTH, index] = position + len(known) - 1
                 fields[BEFORE, index], fields[LAST, index] = known[-2:]
                 first = int(fields[FIRST, index])
-                fields[PLACE, index] = self._inputs.arrays.logits_index_S[first] + len(known) - 2
+                fields[PLACE, index] = self._inputs.host.logits_index_S[first] + len(known) - 2
         uploaded = self._runtime.upload(words)
         self._fields_FN.copy_(uploaded[:-1].view(NUM_FIELDS, room))
         self._drafter.batch.live.copy_(uploaded[-1:])

@@ -34,20 +34,21 @@ class DeviceInputs:
         table: sampling parameters of the rows.
 
     Attributes:
+        host: what it was given.
         token_types: what `StepInputs.token_types` is, for models that read it; to be set before the first step.
     """
 
     _cross: CrossOnDevice | None = None
 
     def __init__(self, host: InputPreparation, table: SamplingRows, block_size: int, runtime: DeviceRuntime) -> None:
-        self._state, self._table, self._host = host.state, table, host
-        self.arrays, state = host.arrays, host.state
+        self._state, self._table, self.host = host.state, table, host
+        state = host.state
         self.groups = len(state.tables_RP)
         self._block_size = block_size
         self._runtime = runtime
-        sizes = (len(self.arrays.input_ids_T), state.max_rows, self.groups, state.row_pages, MAX_UPDATES)
-        slots = torch.int32 if self.arrays.slots_GT[0].dtype == np.int32 else torch.int64
-        self.buffers = allocate(*sizes, runtime.device(), slots, len(self.arrays.logits_index_S))
+        sizes = (len(host.input_ids_T), state.max_rows, self.groups, state.row_pages, MAX_UPDATES)
+        slots = torch.int32 if host.slots_GT[0].dtype == np.int32 else torch.int64
+        self.buffers = allocate(*sizes, runtime.device(), slots, len(host.logits_index_S))
         words = self.buffers.packet.shape[0]
         self._packets = [runtime.pinned(torch.zeros(words, dtype=torch.int32)) for _ in range(NUM_PACKETS)]
         self._views = [packet.numpy() for packet in self._packets]
@@ -75,7 +76,7 @@ class DeviceInputs:
 
     def prepare(self, plan: SchedulerOutput) -> PreparedBatch:
         """The step on the host; its tokens count as computed from now on."""
-        return self._host.prepare(plan)
+        return self.host.prepare(plan)
 
     def upload(self, batch: PreparedBatch) -> None:
         """Copy the prepared step into the device's packet."""
@@ -84,7 +85,7 @@ class DeviceInputs:
             self._send_updates(updates[0][:MAX_UPDATES], updates[1][:MAX_UPDATES])
             updates = (updates[0][MAX_UPDATES:], updates[1][MAX_UPDATES:])
         packet = self._views[self._next]
-        arrays = self._host.arrays
+        arrays = self.host
         tokens, requests, max_query_len, max_seq_len = arrays.shape.tolist()
         samples = len(batch.rows_S)
         packet[:6] = (tokens, requests, samples, max_query_len, max_seq_len, len(updates[0]))
@@ -107,14 +108,14 @@ class DeviceInputs:
 
     def _send_axes(self, tokens: int) -> None:
         """The tokens' positions on several axes, if the model has them."""
-        if self._axes is not None and self._host.axes is not None:
+        if self._axes is not None and self.host.axes is not None:
             packet = self._axis_packets[self._next]
-            packet.numpy()[:tokens] = self._host.axes.axes_TA[:tokens]
+            packet.numpy()[:tokens] = self.host.axes.axes_TA[:tokens]
             self._axes[:tokens].copy_(packet[:tokens], non_blocking=True)
 
     def _pack_samples(self, fields: IntArray, batch: PreparedBatch) -> None:
         rows_S, table = batch.rows_S, self._table
-        fields[0] = self._host.arrays.logits_index_S[: len(rows_S)]
+        fields[0] = self.host.logits_index_S[: len(rows_S)]
         fields[1] = rows_S
         fields[2] = batch.positions_S
         table.inverse_temperature_R.view(np.int32).take(rows_S, out=fields[3], mode="clip")

@@ -301,7 +301,7 @@ class DeviceRunner(Runner):
         slot = self._slots.begin()
         self._inputs.upload(batch)
         shape = self._with_adapters(plan, batch, self._shape_of(plan, batch, self._sampler.is_plain(wanted)))
-        if self._see_media(plan, self._inputs.arrays.query_start_B) is not None:
+        if self._see_media(plan, self._inputs.host.query_start_B) is not None:
             shape = dataclasses.replace(shape, has_media=True)
         slot.is_usual = self._run_layers(plan, shape)
         pending = PendingStep(self, plan.step_id, batch, slot, self._sampler)
@@ -317,7 +317,7 @@ class DeviceRunner(Runner):
         if starts_B is not None:
             step = self._inputs.step(shape.num_tokens, shape.num_requests, shape.num_logits, shape.max_query_len)
             pending.prompt_logprobs = self._prompt_logprobs.compute(
-                plan, starts_B, self._inputs.arrays.query_start_B, self._state, dataclasses.replace(step)
+                plan, starts_B, self._inputs.host.query_start_B, self._state, dataclasses.replace(step)
             )
             slot.drawn.record()
             slot.end.record()
@@ -445,7 +445,7 @@ class DeviceRunner(Runner):
         slot = self._slots.begin()
         self._inputs.upload(batch)
         shape = self._with_adapters(plan, batch, self._shape_of(plan, batch, False))
-        first_B = self._inputs.arrays.query_start_B
+        first_B = self._inputs.host.query_start_B
         if self._see_media(plan, first_B) is not None:
             shape = dataclasses.replace(shape, has_media=True)
         self._run_layers(plan, shape)
@@ -461,9 +461,9 @@ class DeviceRunner(Runner):
         requests = max(len(plan.rows), len(batch.rows_S))
         if batch.is_decode:
             return self._graphs.decode_shape(requests, is_plain)
-        max_query_len = int(self._inputs.arrays.shape[2])
+        max_query_len = int(self._inputs.host.shape[2])
         counts_B = plan.num_scheduled_tokens
-        contexts_B = self._inputs.arrays.seq_lens_B[: len(counts_B)] - counts_B
+        contexts_B = self._inputs.host.seq_lens_B[: len(counts_B)] - counts_B
         is_short_B = (counts_B > 1) & (counts_B <= SHORT_TOKENS) & (contexts_B >= LONG_CONTEXT)
         return self._graphs.mixed_shape(
             plan.total_num_tokens,

@@ -147,7 +147,7 @@ class HostDrafting:
 
     def _point(self, drafter: HeadDrafter, plan: SchedulerOutput) -> None:
         """The token behind each token of the step, and each row's last one that the model computed."""
-        state, arrays, counts = self._state, self._inputs.arrays, plan.num_scheduled_tokens
+        state, arrays, counts = self._state, self._inputs, plan.num_scheduled_tokens
         rows_T, positions_T = np.repeat(plan.rows, counts), arrays.positions_T[: plan.total_num_tokens]
         drafter.ids_T.numpy()[: len(rows_T)] = state.token_ids_RL[rows_T, positions_T + 1]
         starts_N = arrays.query_start_B[: len(plan.rows)][plan.needs_sample]

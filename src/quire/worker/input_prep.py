@@ -38,20 +38,6 @@ class PreparedBatch:
     first_B: IntArray | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class HostInputs:
-    """The buffers that a step is prepared in, for those who carry them elsewhere."""
-
-    input_ids_T: IntArray
-    positions_T: IntArray
-    slots_GT: list[npt.NDArray[Any]]
-    query_start_B: IntArray
-    seq_lens_B: IntArray
-    rows_B: IntArray
-    logits_index_S: IntArray
-    shape: npt.NDArray[np.int64]
-
-
 class InputPreparation:
     """Fills one `StepInputs` in place for each step.
 
@@ -64,7 +50,7 @@ class InputPreparation:
 
     Attributes:
         state: the rows.
-        step: what a model reads; `arrays`: the buffers behind it.
+        step: what a model reads. The arrays are the buffers behind it, under the names of `StepInputs` and `AttentionMetadata`.
         axes: positions on several axes, for models that have them: a token's plain position then is its place in the step.
     """
 
@@ -78,30 +64,20 @@ class InputPreparation:
         self._block_size = block_size
         max_requests = state.max_rows
         max_logits = max(max_logits, max_requests)
-        self._input_ids_T = np.zeros(max_tokens, dtype=np.int32)
-        self._positions_T = np.zeros(max_tokens, dtype=np.int32)
-        self._logits_index_S = np.zeros(max_logits, dtype=np.int32)
-        self._query_start_B = np.zeros(max_requests + 1, dtype=np.int32)
-        self._seq_lens_B = np.zeros(max_requests, dtype=np.int32)
-        self._rows_B = np.zeros(max_requests, dtype=np.int32)
-        self._shape = np.zeros(4, dtype=np.int64)
-        self._slots_T = [np.zeros(max_tokens, dtype=slot_dtype) for _ in state.tables_RP]
+        self.input_ids_T = np.zeros(max_tokens, dtype=np.int32)
+        self.positions_T = np.zeros(max_tokens, dtype=np.int32)
+        self.logits_index_S = np.zeros(max_logits, dtype=np.int32)
+        self.query_start_B = np.zeros(max_requests + 1, dtype=np.int32)
+        self.seq_lens_B = np.zeros(max_requests, dtype=np.int32)
+        self.rows_B = np.zeros(max_requests, dtype=np.int32)
+        self.shape = np.zeros(4, dtype=np.int64)
+        self.slots_GT = [np.zeros(max_tokens, dtype=slot_dtype) for _ in state.tables_RP]
         self._token_ids = state.token_ids_RL.reshape(-1)
         self._tables = [table.reshape(-1) for table in state.tables_RP]
         # What does not depend on the step; int64, so that row * row_length cannot overflow.
         self._count_up = np.arange(max(max_tokens, max_requests) + 1, dtype=np.int32)
         self._first_token_R = np.arange(state.max_rows, dtype=np.int64) * state.row_length
         self._first_page_R = np.arange(state.max_rows, dtype=np.int64) * state.row_pages
-        self.arrays = HostInputs(
-            self._input_ids_T,
-            self._positions_T,
-            self._slots_T,
-            self._query_start_B,
-            self._seq_lens_B,
-            self._rows_B,
-            self._logits_index_S,
-            self._shape,
-        )
         # The tokens that need logits, each as a request of one.
         self._sample_start_S = np.arange(max_logits + 1, dtype=np.int32)
         self._sample_lens_S = np.zeros(max_logits, dtype=np.int32)
@@ -112,13 +88,13 @@ class InputPreparation:
         self.step = self._build_step()
 
     def _build_step(self) -> StepInputs:
-        requests = (self._query_start_B, self._seq_lens_B, self._rows_B, self._shape)
+        requests = (self.query_start_B, self.seq_lens_B, self.rows_B, self.shape)
         samples = (self._sample_start_S, self._sample_lens_S, self._sample_rows_S, self._sample_shape)
         step, step.sampled = self._build_inputs(*requests), self._build_inputs(*samples)
         return step
 
     def _build_inputs(self, *arrays: npt.NDArray[Any]) -> StepInputs:
-        positions = torch.from_numpy(self._positions_T)
+        positions = torch.from_numpy(self.positions_T)
         query_start, seq_lens, rows, shape = (torch.from_numpy(array) for array in arrays)
         attention = [
             AttentionMetadata(
@@ -131,12 +107,12 @@ class InputPreparation:
                 positions=positions,
                 shape=shape,
             )
-            for table, slots in zip(self.state.block_tables, self._slots_T, strict=True)
+            for table, slots in zip(self.state.block_tables, self.slots_GT, strict=True)
         ]
         return StepInputs(
-            input_ids=torch.from_numpy(self._input_ids_T),
+            input_ids=torch.from_numpy(self.input_ids_T),
             positions=positions,
-            logits_index=torch.from_numpy(self._logits_index_S),
+            logits_index=torch.from_numpy(self.logits_index_S),
             attention=attention,
         )
 
@@ -164,11 +140,11 @@ class InputPreparation:
             batch = self._prepare_mixed(plan, requests)
             max_query_len = int(plan.num_scheduled_tokens.max())
         if self.axes is not None:
-            positions_T = self._positions_T[: plan.total_num_tokens]
+            positions_T = self.positions_T[: plan.total_num_tokens]
             self.axes.fill(plan, positions_T)
             positions_T[:] = self._count_up[: len(positions_T)]
-        seq_lens_B = self._seq_lens_B[:requests]
-        self._rows_B[:requests] = plan.rows
+        seq_lens_B = self.seq_lens_B[:requests]
+        self.rows_B[:requests] = plan.rows
         self.state.num_computed_R[plan.rows] = seq_lens_B
         samples = len(batch.rows_S)
         self._sample_lens_S[:samples], self._sample_rows_S[:samples] = batch.positions_S, batch.rows_S
@@ -181,22 +157,22 @@ class InputPreparation:
     def _prepare_decode(self, plan: SchedulerOutput, requests: int) -> PreparedBatch:
         """Every request computes one token."""
         rows_B = plan.rows
-        positions_B = self._positions_T[:requests]
-        seq_lens_B = self._seq_lens_B[:requests]
+        positions_B = self.positions_T[:requests]
+        seq_lens_B = self.seq_lens_B[:requests]
         self.state.num_computed_R.take(rows_B, out=positions_B, mode="clip")
         np.add(positions_B, 1, out=seq_lens_B)
         self._token_ids.take(
-            self._first_token_R.take(rows_B) + positions_B, out=self._input_ids_T[:requests], mode="clip"
+            self._first_token_R.take(rows_B) + positions_B, out=self.input_ids_T[:requests], mode="clip"
         )
         pages_B, offsets_B = np.divmod(positions_B, self._block_size)
         pages_B = pages_B + self._first_page_R.take(rows_B)
-        for table, slots_T in zip(self._tables, self._slots_T, strict=True):
+        for table, slots_T in zip(self._tables, self.slots_GT, strict=True):
             slots_B = slots_T[:requests]
             np.multiply(table.take(pages_B), self._block_size, out=slots_B)
             slots_B += offsets_B
         if self._counts_up < requests:
-            self._query_start_B[: requests + 1] = self._count_up[: requests + 1]
-            self._logits_index_S[:requests] = self._count_up[:requests]
+            self.query_start_B[: requests + 1] = self._count_up[: requests + 1]
+            self.logits_index_S[:requests] = self._count_up[:requests]
             self._counts_up = requests
         if plan.needs_sample.all():
             return PreparedBatch(rows_B, seq_lens_B.copy())
@@ -208,18 +184,16 @@ class InputPreparation:
         tokens, counts_B, rows_B = plan.total_num_tokens, plan.num_scheduled_tokens, plan.rows
         self._counts_up = 0
         starts_B = self.state.num_computed_R[rows_B]
-        np.add(starts_B, counts_B, out=self._seq_lens_B[:requests])
-        self._query_start_B[0] = 0
-        np.cumsum(counts_B, out=self._query_start_B[1 : requests + 1])
-        positions_T = self._positions_T[:tokens]
-        np.add(self._count_up[:tokens], np.repeat(starts_B - self._query_start_B[:requests], counts_B), out=positions_T)
+        np.add(starts_B, counts_B, out=self.seq_lens_B[:requests])
+        self.query_start_B[0] = 0
+        np.cumsum(counts_B, out=self.query_start_B[1 : requests + 1])
+        positions_T = self.positions_T[:tokens]
+        np.add(self._count_up[:tokens], np.repeat(starts_B - self.query_start_B[:requests], counts_B), out=positions_T)
         rows_T = np.repeat(rows_B, counts_B)
-        self._token_ids.take(
-            self._first_token_R.take(rows_T) + positions_T, out=self._input_ids_T[:tokens], mode="clip"
-        )
+        self._token_ids.take(self._first_token_R.take(rows_T) + positions_T, out=self.input_ids_T[:tokens], mode="clip")
         pages_T, offsets_T = np.divmod(positions_T, self._block_size)
         pages_T = pages_T + self._first_page_R.take(rows_T)
-        for table, slots_T in zip(self._tables, self._slots_T, strict=True):
+        for table, slots_T in zip(self._tables, self.slots_GT, strict=True):
             np.multiply(table.take(pages_T), self._block_size, out=slots_T[:tokens])
             slots_T[:tokens] += offsets_T
         return self._select_sampling(plan, requests)
@@ -229,9 +203,9 @@ class InputPreparation:
         needs_B = plan.needs_sample
         if plan.drafts:
             return self._select_drafts(plan, requests)
-        last_S = self._query_start_B[1 : requests + 1][needs_B] - 1
-        self._logits_index_S[: len(last_S)] = last_S
-        return PreparedBatch(plan.rows[needs_B], self._seq_lens_B[:requests][needs_B])
+        last_S = self.query_start_B[1 : requests + 1][needs_B] - 1
+        self.logits_index_S[: len(last_S)] = last_S
+        return PreparedBatch(plan.rows[needs_B], self.seq_lens_B[:requests][needs_B])
 
     def _select_drafts(self, plan: SchedulerOutput, requests: int) -> PreparedBatch:
         """Logits are wanted at the last token that is known, and at each draft behind it."""
@@ -241,14 +215,14 @@ class InputPreparation:
         ends_B = np.cumsum(draws_B, dtype=np.int32)
         # The last draw of a row is at its last token, the one before it a token earlier, and so on.
         back_S = np.repeat(ends_B, draws_B) - 1 - self._count_up[: ends_B[-1]]
-        self._logits_index_S[: len(back_S)] = (
-            np.repeat(self._query_start_B[1 : requests + 1][needs_B] - 1, draws_B) - back_S
+        self.logits_index_S[: len(back_S)] = (
+            np.repeat(self.query_start_B[1 : requests + 1][needs_B] - 1, draws_B) - back_S
         )
-        positions_S = np.repeat(self._seq_lens_B[:requests][needs_B], draws_B) - back_S
+        positions_S = np.repeat(self.seq_lens_B[:requests][needs_B], draws_B) - back_S
         return PreparedBatch(np.repeat(rows_B, draws_B), positions_S, first_B=ends_B - draws_B)
 
     def _set_counts(self, tokens: int, requests: int, max_query_len: int, max_seq_len: int, logits: int) -> None:
-        self._shape[:] = (tokens, requests, max_query_len, max_seq_len)
+        self.shape[:] = (tokens, requests, max_query_len, max_seq_len)
         _set(self.step, tokens, requests, max_query_len, max_seq_len, logits)
         samples, query_len = (logits, 1) if requests else (0, 0)
         self._sample_shape[:] = (samples, samples, query_len, max_seq_len)

@@ -147,7 +147,7 @@ class ModelRunner(Runner):
         is_ready = None if drafting is None else drafting.begin(plan)
         starts_B = self._state.num_computed_R[plan.rows] if self._prompt_logprobs.is_wanted else None
         batch = self._prepare(plan)
-        self._inputs.step.take_media(self._see_media(plan, self._inputs.arrays.query_start_B))
+        self._inputs.step.take_media(self._see_media(plan, self._inputs.query_start_B))
         if not self.is_last_stage:
             self._run_model()
             return ModelRunnerOutput(plan.step_id, rows=plan.rows[:0], token_ids=plan.rows[:0])
@@ -159,7 +159,7 @@ class ModelRunner(Runner):
             output = self._sample(plan.step_id, self._run_model(), batch, masks)
         if starts_B is not None:
             output.prompt_logprobs = self._prompt_logprobs.compute(
-                plan, starts_B, self._inputs.arrays.query_start_B, self._state, self._whole_step()
+                plan, starts_B, self._inputs.query_start_B, self._state, self._whole_step()
             )
             self._inputs.forget_counts()
         output.step_ms = (time.perf_counter() - begin) * 1e3 - (drafting.begin_ms if drafting is not None else 0.0)
@@ -201,11 +201,11 @@ class ModelRunner(Runner):
         """A step of pooling requests, which get no tokens."""
         starts_B = self._state.num_computed_R[plan.rows]
         self._prepare(plan)
-        self._inputs.step.take_media(self._see_media(plan, self._inputs.arrays.query_start_B))
+        self._inputs.step.take_media(self._see_media(plan, self._inputs.query_start_B))
         hidden_TD = self._run_model()
         nothing = plan.rows[:0]
         output = ModelRunnerOutput(step_id=plan.step_id, rows=nothing, token_ids=nothing, pooled={})
-        first_B = self._inputs.arrays.query_start_B
+        first_B = self._inputs.query_start_B
         if self.is_last_stage:
             for result in pooler.pool(plan, starts_B, first_B, hidden_TD, self._state, self._images(plan, first_B)):
                 result.collect(result.values, output.pooled)
