@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from quire.attention.interface import SHORT_TOKENS, AttentionMetadata
-from quire.core.output import IntArray, SchedulerOutput
+from quire.core.output import IntArray
 from quire.kernels import ops
 from quire.kernels.step import HEADER, SAMPLE_FIELDS, allocate
 from quire.layers.interface import StepInputs
@@ -18,6 +18,7 @@ from quire.sample.sampling_rows import SamplingRows
 from quire.worker.cross_device import CrossOnDevice
 from quire.worker.cross_steps import CrossSteps
 from quire.worker.input_prep import InputPreparation, PreparedBatch
+from quire.worker.step_graphs import StepShape
 
 MAX_UPDATES = 1 << 16
 """Page-table entries that a packet may change; what is more goes before it in packets of its own."""
@@ -73,10 +74,6 @@ class DeviceInputs:
         ops.unpack_step(self.buffers, num_tokens, num_requests)
         if self._cross is not None:
             self._cross.fill()
-
-    def prepare(self, plan: SchedulerOutput) -> PreparedBatch:
-        """The step on the host; its tokens count as computed from now on."""
-        return self.host.prepare(plan)
 
     def upload(self, batch: PreparedBatch) -> None:
         """Copy the prepared step into the device's packet."""
@@ -150,34 +147,20 @@ class DeviceInputs:
         self.buffers.packet[:words].copy_(self._packets[self._next][:words], non_blocking=True)
         self._next = (self._next + 1) % NUM_PACKETS
 
-    def step(
-        self,
-        num_tokens: int,
-        num_requests: int,
-        num_logits: int,
-        max_query_len: int,
-        is_narrow: bool = False,
-        decodes: bool = True,
-        has_short: bool = False,
-    ) -> StepInputs:
-        """What a model reads, with these bounds; kept, since making it costs more than a small kernel.
-
-        Args:
-            is_narrow: nobody wants the hidden states of tokens that need no logits.
-            decodes: a request may compute a single token.
-            has_short: a request computes few tokens behind a long context.
-        """
-        key = (num_tokens, num_requests, num_logits, max_query_len, is_narrow, decodes, has_short)
+    def step(self, shape: StepShape) -> StepInputs:
+        """What a model reads, with these bounds; kept, since making it costs more than a small kernel."""
+        sizes = (shape.num_tokens, shape.num_requests, shape.num_logits, shape.max_query_len)
+        key = (*sizes, shape.is_narrow, shape.decodes, shape.has_short)
         step = self._steps.get(key)
         if step is None:
             if len(self._steps) >= MAX_KEPT_STEPS:  # eager steps come in every size
                 self._steps.clear()
-            step = self._steps[key] = self._build(*key[:4])
+            step = self._steps[key] = self._build(*sizes)
             for metadata in step.attention:
-                metadata.decodes = decodes
-                metadata.short_tokens = SHORT_TOKENS if has_short else 0
-            if is_narrow:
-                step.sampled = self._build_sampled(num_logits)
+                metadata.decodes = shape.decodes
+                metadata.short_tokens = SHORT_TOKENS if shape.has_short else 0
+            if shape.is_narrow:
+                step.sampled = self._build_sampled(shape.num_logits)
             if self._cross is not None:
                 step.attention.append(self._cross.describe(step.attention[0], is_sampled=False))
             if self._cross is not None and step.sampled is not None:

@@ -295,7 +295,7 @@ class DeviceRunner(Runner):
         """Submit a step of requests that get tokens."""
         is_ready = None if self._drafting is None else self._drafting.begin(plan, self._read_behind)
         starts_B = self._state.num_computed_R[plan.rows] if self._prompt_logprobs.is_wanted else None
-        batch = self._inputs.prepare(plan)
+        batch = self._inputs.host.prepare(plan)
         self._begin_verifying(plan, batch)
         wanted = self._sampler.wanted(batch.rows_S, batch.positions_S)
         slot = self._slots.begin()
@@ -315,7 +315,7 @@ class DeviceRunner(Runner):
         else:
             self.draw_late()
         if starts_B is not None:
-            step = self._inputs.step(shape.num_tokens, shape.num_requests, shape.num_logits, shape.max_query_len)
+            step = self._inputs.step(dataclasses.replace(shape, is_narrow=False, decodes=True, has_short=False))
             pending.prompt_logprobs = self._prompt_logprobs.compute(
                 plan, starts_B, self._inputs.host.query_start_B, self._state, dataclasses.replace(step)
             )
@@ -331,7 +331,7 @@ class DeviceRunner(Runner):
 
     def _compute_stage(self, plan: SchedulerOutput) -> PendingStep:
         """Submit a step whose tokens a later stage draws, or whose states it pools."""
-        batch = self._inputs.prepare(plan)
+        batch = self._inputs.host.prepare(plan)
         slot = self._slots.begin()
         self._inputs.upload(batch)
         self._run_layers(plan, self._with_adapters(plan, batch, self._shape_of(plan, batch, False)))
@@ -391,21 +391,17 @@ class DeviceRunner(Runner):
         late.step.slot.drawn.record()
         guessed = late.step.guessed
         if self._drafting is not None and guessed is not None and not late.step.is_taken_in:
-            is_usual = self._drafting.submit(guessed, self._step_of(guessed.shape), late.step.verified)
+            is_usual = self._drafting.submit(guessed, self._inputs.step(guessed.shape), late.step.verified)
             late.step.slot.is_usual &= is_usual
         late.step.slot.end.record()
-
-    def _step_of(self, shape: StepShape) -> StepInputs:
-        sizes = (shape.num_tokens, shape.num_requests, shape.num_logits, shape.max_query_len)
-        return self._inputs.step(*sizes, shape.is_narrow, shape.decodes, shape.has_short)
 
     def _read_behind(self, plan: SchedulerOutput) -> None:
         """Have the drafter read tokens that it has passed over."""
         assert self._drafting is not None
-        batch = self._inputs.prepare(plan)
+        batch = self._inputs.host.prepare(plan)
         self._inputs.upload(batch)
         shape = self._shape_of(plan, batch, False)
-        step = self._step_of(dataclasses.replace(shape, num_logits=0, is_narrow=True))
+        step = self._inputs.step(dataclasses.replace(shape, num_logits=0, is_narrow=True))
         self._unpack(step, shape)
         self._drafting.read(step)
 
@@ -441,7 +437,7 @@ class DeviceRunner(Runner):
     def _pool(self, plan: SchedulerOutput, pooler: Pooler) -> PendingStep:
         """Submit a step of pooling requests, which get no tokens."""
         starts_B = self._state.num_computed_R[plan.rows]
-        batch = self._inputs.prepare(plan)
+        batch = self._inputs.host.prepare(plan)
         slot = self._slots.begin()
         self._inputs.upload(batch)
         shape = self._with_adapters(plan, batch, self._shape_of(plan, batch, False))
@@ -498,7 +494,7 @@ class DeviceRunner(Runner):
             self._sampler.compute_masked(self._logits[count], columns, out_S)
             ops.keep_tokens(out_S, columns.rows_S[:count], buffers.last_token_R)
             return
-        step = self._step_of(shape)
+        step = self._inputs.step(shape)
         step.take_media(self._media.inputs if self._media is not None and shape.has_media else None)
         self._unpack(step, shape)
         step = self._forward(step, is_split=shape.is_narrow and not (shape.is_graph or shape.has_media))
@@ -525,7 +521,7 @@ class DeviceRunner(Runner):
                 self._compute(shape)
             if self._drafting is not None:
                 sizes = [self._graphs.num_logits(min(size, self._max_rows)) for size in (1, 2, 16, self._max_rows)]
-                self._drafting.rehearse(sizes, lambda size: self._step_of(self._graphs.decode_shape(size, True)))
+                self._drafting.rehearse(sizes, lambda size: self._inputs.step(self._graphs.decode_shape(size, True)))
             if self._adapters is not None:
                 with self._adapters.store.rehearsed():
                     for shape in self._graphs.shapes():

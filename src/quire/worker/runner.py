@@ -246,11 +246,6 @@ class Runner(abc.ABC):
     def _workspace_bytes(self) -> int:
         """Device memory of buffers and libraries that only steps will take."""
 
-    @property
-    def grammars(self) -> WorkerGrammars:
-        """What rows with a grammar follow."""
-        return self._grammars
-
     def is_prepared(self, params: SamplingParams) -> bool:
         """Whether a step may have such a request at once: what it needs is compiled."""
         return params.structured_outputs is None or self._grammars.is_compiled(params)
