@@ -103,7 +103,7 @@ class DeviceDrafting:
 
     def read(self, step: StepInputs) -> None:
         """Have the drafter read a step whose inputs are on the device."""
-        self._drafter.compute(self._drafter.readable(dataclasses.replace(step, num_logits=0)))
+        self._drafter.compute(self._drafter.reading(step))
 
     def submit(self, drafted: DraftedStep, step: StepInputs, verified: Verified | None) -> bool:
         """Have guesses made behind a step whose draws are submitted, or are on the host already, and then in `verified`. Whether
@@ -205,9 +205,7 @@ class DeviceDrafting:
             place_N = self._fields_FN[PLACE, :count]
             ids_T[place_N.long()] = drafter.batch.fields_FN[LAST, :count]
             drafter.index_N[:count] = place_N
-        num_logits = count if shape.num_drafts else 0
-        own = {"input_ids": ids_T, "logits_index": drafter.index_N, "features": drafter.features}
-        return dataclasses.replace(step, **own, sampled=None, num_logits=num_logits)
+        return drafter.reading(step, count if shape.num_drafts else 0)
 
     def _accept(self, count: int, width: int, first_N: torch.Tensor) -> None:
         """How many drafts of each row were right, and so which tokens are its last."""

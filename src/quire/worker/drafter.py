@@ -161,12 +161,12 @@ class Drafter:
         self.rows.catch_up(plan, budget, read)
         return self.rows.ready(plan)
 
-    def readable(self, step: StepInputs) -> StepInputs:
-        """A step of the model with tokens that the drafter has."""
+    def reading(self, step: StepInputs, num_logits: int = 0) -> StepInputs:
+        """A step of the model as the drafter reads it: with tokens that it has."""
         if not len(self._readable_T):
-            return step
+            return dataclasses.replace(step, num_logits=num_logits)
         self._readable_T[: step.num_tokens] = self._own_ids(step.input_ids[: step.num_tokens])
-        return dataclasses.replace(step, input_ids=self._readable_T)
+        return dataclasses.replace(step, input_ids=self._readable_T, num_logits=num_logits)
 
     def compute(self, step: StepInputs) -> torch.Tensor:
         """The logits of a pass [N, V]; without any, its tokens are read and nothing is guessed."""
@@ -278,6 +278,10 @@ class HeadDrafter(Drafter):
 
     def _masked(self, step: StepInputs) -> StepInputs:
         return dataclasses.replace(step, features=self._masks)
+
+    def reading(self, step: StepInputs, num_logits: int = 0) -> StepInputs:
+        own = {"input_ids": self.ids_T, "logits_index": self.index_N, "features": self.features}
+        return dataclasses.replace(step, **own, sampled=None, num_logits=num_logits)
 
     def _read_features(self, layers: Sequence[int], max_tokens: int) -> None:
         """Have the model leave what the head reads."""

@@ -3,7 +3,6 @@
 Legend: N rows, T tokens, V vocabulary.
 """
 
-import dataclasses
 import time
 
 import numpy as np
@@ -83,25 +82,12 @@ class HostDrafting:
         self._inputs.set_largest(*self._sizes)
         is_head = isinstance(drafter, HeadDrafter)
         num_logits = rows if is_head else 0
-        self._over_step.record(runtime, self._step(num_logits), self._sizes[0], rows if is_head else self._sizes[1])
+        over_step = drafter.reading(self._inputs.step, num_logits)
+        self._over_step.record(runtime, over_step, self._sizes[0], rows if is_head else self._sizes[1])
         if drafter.is_parallel:  # its tokens and its logits could not be told apart: they are as many
             return
         few = drafter.batch.place(rows, 1 if is_head else 2, 0)
         self._over_rows.record(runtime, few, few.num_tokens, rows + 1 if is_head else rows)
-
-    def _step(self, num_logits: int) -> StepInputs:
-        """The prepared step, as the drafter reads it."""
-        step, drafter = self._inputs.step, self._drafter
-        if not isinstance(drafter, HeadDrafter):
-            return self._drafter.readable(dataclasses.replace(step, num_logits=num_logits))
-        return dataclasses.replace(
-            step,
-            input_ids=drafter.ids_T,
-            logits_index=drafter.index_N,
-            features=drafter.features,
-            sampled=None,
-            num_logits=num_logits,
-        )
 
     def begin(self, plan: SchedulerOutput) -> npt.NDArray[np.bool_] | None:
         """Before a step is prepared: catch up with its rows. Returns which of them can have guesses; None where the drafter has
@@ -113,7 +99,7 @@ class HostDrafting:
 
     def _read(self, plan: SchedulerOutput) -> None:
         self._inputs.prepare(plan)
-        self._over_step.run(self._step(0))
+        self._over_step.run(self._drafter.reading(self._inputs.step))
 
     def propose(self, plan: SchedulerOutput, is_ready: npt.NDArray[np.bool_], output: ModelRunnerOutput) -> None:
         """Have the drafter follow a step whose tokens are known, and guess behind it."""
@@ -130,16 +116,18 @@ class HostDrafting:
         if isinstance(drafter, HeadDrafter):
             self._point(drafter, plan)
         elif reads_all:
-            self._over_step.run(self._step(0))
+            self._over_step.run(self._drafter.reading(self._inputs.step))
         drafter.rows.follow(plan, is_ready, has_read_all=reads_all)
         if not count or plan.num_drafts == 0:
             if is_head:
-                self._over_step.run(self._step(0))
+                self._over_step.run(self._drafter.reading(self._inputs.step))
             return
         self._tell(rows)
 
         def first() -> torch.Tensor:
-            return self._over_step.run(self._step(count)) if is_head else drafter.first_pass(count, self._over_rows.run)
+            if not is_head:
+                return drafter.first_pass(count, self._over_rows.run)
+            return self._over_step.run(drafter.reading(self._inputs.step, count))
 
         is_filtered = bool(self._sampler.wanted(rows) & FILTER)
         drafter.guess(count, plan.num_drafts, first, self._over_rows.run, is_filtered=is_filtered)

@@ -29,6 +29,12 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "softmax": lambda x: torch.softmax(x, dim=-1),
     "sigmoid": torch.sigmoid,
 }
+_DIVISORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "mean": lambda length: length,
+    "mean_sqrt": torch.sqrt,
+    "weighted_mean": lambda length: length * (length + 1) / 2,
+}
+"""By kind of pooling, what its sum over a request of a length is divided by."""
 
 
 @dataclasses.dataclass
@@ -170,13 +176,8 @@ class Pooler:
             now_BD = _reduce(kind, hidden_TD, index_B, counts_B, before_B1)
             if rows_B is not None:
                 now_BD = self._with_before(kind, now_BD, before_B1, rows_B)
-            length_B1 = before_B1 + counts_B.unsqueeze(1)
-            if kind == "mean":
-                now_BD = now_BD / length_B1
-            elif kind == "mean_sqrt":
-                now_BD = now_BD / length_B1.sqrt()
-            elif kind == "weighted_mean":
-                now_BD = now_BD / (length_B1 * (length_B1 + 1) / 2)
+            if kind in _DIVISORS:
+                now_BD = now_BD / _DIVISORS[kind](before_B1 + counts_B.unsqueeze(1))
             parts.append(now_BD)
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
