@@ -12,6 +12,7 @@ import triton
 from quire.kernels.packed import code_bits
 from quire.kernels.triton.launch import await_previous, cdiv, launch_options, num_processors, tl
 from quire.kernels.triton.linear.dot import COUNTERS, split_workspace
+from quire.kernels.triton.packed.tiles import finish, sum_parts
 from quire.kernels.types import PackedWeight
 
 MAX_SPLIT = 8
@@ -106,28 +107,12 @@ def packed_dot_kernel(
         x = tl.load(x_rows + at[:, None], mask=is_column[:, None] & is_row, other=0.0)
         sums = tl.dot(w.to(x.dtype), x, sums, input_precision="ieee")
     if SPLIT > 1:
-        SIZE: tl.constexpr = BLOCK_T * BLOCK_N
-        tile = block_t * tl.num_programs(0) + block_n
-        inner = tl.arange(0, BLOCK_N)[:, None] * BLOCK_T + tl.arange(0, BLOCK_T)[None, :]
-        mine = partial_ptr + (tile * SPLIT).to(tl.int64) * SIZE + inner
-        tl.store(mine + part * SIZE, sums)
-        tl.debug_barrier()
-        if tl.atomic_add(counter_ptr + tile, 1, sem="acq_rel", scope="gpu") == SPLIT - 1:
-            sums = tl.load(mine, cache_modifier=".cg")
-            for other in tl.static_range(1, SPLIT):
-                sums += tl.load(mine + other * SIZE, cache_modifier=".cg")
-            tl.store(counter_ptr + tile, 0)
-            _finish(sums, bias_ptr, out_ptr, row, n, t, num_rows, N, HAS_BIAS)
+        place = block_t * tl.num_programs(0) + block_n
+        sums, is_last = sum_parts(sums, partial_ptr, counter_ptr, place, part, SPLIT, is_row, SPLIT)
+        if is_last:
+            finish(sums, bias_ptr, out_ptr, n, t, num_rows, N, HAS_BIAS, False)
     else:
-        _finish(sums, bias_ptr, out_ptr, row, n, t, num_rows, N, HAS_BIAS)
-
-
-@triton.jit
-def _finish(sums_NT, bias_ptr, out_ptr, row, n, t, num_rows, N, HAS_BIAS: tl.constexpr):
-    if HAS_BIAS:
-        sums_NT += tl.load(bias_ptr + row)[:, None]
-    out = out_ptr + t.to(tl.int64)[:, None] * N + n[None, :]
-    tl.store(out, tl.trans(sums_NT).to(out_ptr.dtype.element_ty), mask=(t < num_rows)[:, None] & (n < N)[None, :])
+        finish(sums, bias_ptr, out_ptr, n, t, num_rows, N, HAS_BIAS, False)
 
 
 def block_k_of(group: int, k: int) -> int:

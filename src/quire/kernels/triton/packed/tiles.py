@@ -204,13 +204,14 @@ def tiles_kernel(
         place = block_t * tl.num_programs(0) + block_n
         sums, is_last = sum_parts(sums, partial_ptr, counter_ptr, place, part, split, is_row, MOST)
         if is_last:
-            _finish(sums, bias_ptr, out_ptr, n, t, num_rows, N, HAS_BIAS, ADD)
+            finish(sums, bias_ptr, out_ptr, n, t, num_rows, N, HAS_BIAS, ADD)
     else:
-        _finish(sums, bias_ptr, out_ptr, n, t, num_rows, N, HAS_BIAS, ADD)
+        finish(sums, bias_ptr, out_ptr, n, t, num_rows, N, HAS_BIAS, ADD)
 
 
 @triton.jit
-def _finish(sums_NT, bias_ptr, out_ptr, n, t, num_rows, N, HAS_BIAS: tl.constexpr, ADD: tl.constexpr):
+def finish(sums_NT, bias_ptr, out_ptr, n, t, num_rows, N, HAS_BIAS: tl.constexpr, ADD: tl.constexpr):
+    """Bias, residual, and out to memory."""
     if HAS_BIAS:
         sums_NT += tl.load(bias_ptr + n, mask=n < N, other=0.0)[:, None]
     out = out_ptr + t.to(tl.int64)[:, None] * N + n[None, :]
