@@ -8,6 +8,7 @@ Prints a table; writes moe.json into $OUT (or the current folder).
 
 import argparse
 import concurrent.futures
+import functools
 import itertools
 import json
 import multiprocessing
@@ -38,6 +39,7 @@ from quire.kernels.types import ExpertScratch, ExpertWeights, LinearWeight, Rout
 HIDDEN, EXPERTS, TOP_K, WIDTH = (64, 8, 2, 32) if SMALL else (2048, 128, 8, 768)
 LAYERS, CAPACITY, EPS = 8, 64 if SMALL else 16384, 1e-6
 ROUTING = Routing(EXPERTS, TOP_K)
+invariant_norm_moe = functools.partial(moe.norm_moe, is_invariant=True)
 BYTES_A_SECOND, FLOPS_A_SECOND = 4.24e12, 784e12
 
 GATE_UPS = [
@@ -155,7 +157,7 @@ class Bench:
             num_tokens = self.shape(count)
             expected = self.expected(start[:count], num_tokens)
             scale = (expected - start[:count]).float().pow(2).mean().sqrt()
-            for name, function in (("fast", moe.norm_moe), ("invariant", moe.invariant_norm_moe)):
+            for name, function in (("fast", moe.norm_moe), ("invariant", invariant_norm_moe)):
                 try:
                     outs = []
                     for _ in range(2):
@@ -275,7 +277,7 @@ class Bench:
     def whole(self, rows: int) -> None:
         """What the product does, and how long it takes."""
         num_tokens = self.shape(rows)
-        for name, function in (("whole", moe.norm_moe), ("invariant", moe.invariant_norm_moe)):
+        for name, function in (("whole", moe.norm_moe), ("invariant", invariant_norm_moe)):
             self.sweep(
                 name, rows, [name], lambda _, layer, f=function: self.mixture(f, self.x_TD[:rows], num_tokens, layer)
             )

@@ -56,14 +56,14 @@ def assert_close(result: torch.Tensor, expected: torch.Tensor, dtype: torch.dtyp
 
 def run_all(module, x_TK, norm_K, plain, pair, kind, residual_TN):
     """The four operations of a module, into poisoned outputs."""
-    rows, n, prefix = x_TK.shape[0], plain.out_features, "invariant_" if module == "invariant" else ""
-    module = linear if prefix else module
+    rows, n = x_TK.shape[0], plain.out_features
+    module, own = (linear, {"is_invariant": True}) if module == "invariant" else (module, {})
     outs = [torch.full((rows, n), float("nan"), dtype=x_TK.dtype, device=DEVICE) for _ in range(3)]
     scratch, wide, residual = torch.empty_like(x_TK), x_TK.new_empty(rows, 2 * n), residual_TN.clone()
-    getattr(module, f"{prefix}linear")(x_TK, plain, outs[0])
-    getattr(module, f"{prefix}norm_linear")(x_TK, norm_K, 1e-5, plain, outs[1], scratch)
-    getattr(module, f"{prefix}norm_linear_gated")(x_TK, norm_K, 1e-5, pair, kind, outs[2], scratch, wide)
-    getattr(module, f"{prefix}linear_add")(x_TK, plain, residual)
+    module.linear(x_TK, plain, outs[0], **own)
+    module.norm_linear(x_TK, norm_K, 1e-5, plain, outs[1], scratch, **own)
+    module.norm_linear_gated(x_TK, norm_K, 1e-5, pair, kind, outs[2], scratch, wide, **own)
+    module.linear_add(x_TK, plain, residual, **own)
     return [*outs, residual]
 
 

@@ -4,6 +4,7 @@ Legend: T tokens, E experts, K experts a token, D hidden, I intermediate.
 """
 
 import dataclasses
+import functools
 import itertools
 
 import pytest
@@ -154,7 +155,7 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("function", [moe.norm_moe, moe.invariant_norm_moe])
+@pytest.mark.parametrize("function", [moe.norm_moe, functools.partial(moe.norm_moe, is_invariant=True)])
 def test_a_normed_mixture_equals_the_reference_and_leaves_padding_alone(name, function):
     case = CASES[name]
     scratch = case.scratch()
@@ -168,7 +169,7 @@ def test_a_normed_mixture_equals_the_reference_and_leaves_padding_alone(name, fu
 @pytest.mark.parametrize(
     "name", ["one token", "a few tokens, one of them padding", "many tokens, most of them padding", "bfloat16"]
 )
-@pytest.mark.parametrize("function", [moe.moe_experts, moe.invariant_moe_experts])
+@pytest.mark.parametrize("function", [moe.moe_experts, functools.partial(moe.moe_experts, is_invariant=True)])
 def test_experts_by_given_ids_equal_the_reference(name, function):
     case = CASES[name]
     generator = torch.Generator().manual_seed(1)
@@ -220,16 +221,18 @@ def test_every_way_to_cut_the_work_gives_the_same(swap, walk, bulk, monkeypatch)
 def test_in_the_invariant_way_a_row_does_not_depend_on_the_others(dtype):
     ops.select("cuda", deterministic=True)  # norms and logits are other operations' work
     case = Case(40, 40, Routing(6, 2), dtype=dtype)
-    whole_TD = case.run(moe.invariant_norm_moe, case.x_TD, case.scratch())
+    whole_TD = case.run(functools.partial(moe.norm_moe, is_invariant=True), case.x_TD, case.scratch())
     for first, last in ((0, 1), (3, 7), (20, 40)):
-        part_TD = case.run(moe.invariant_norm_moe, case.x_TD[first:last], case.scratch())
+        part_TD = case.run(functools.partial(moe.norm_moe, is_invariant=True), case.x_TD[first:last], case.scratch())
         assert torch.equal(part_TD, whole_TD[first:last])
 
 
 def test_deterministic_selection_takes_the_invariant_way():
     ops.select("cuda", deterministic=True)
-    assert ops.choices()["norm_moe"].chosen.function is moe.invariant_norm_moe
-    assert ops.choices()["moe_experts"].chosen.function is moe.invariant_moe_experts
+    for op in ("norm_moe", "moe_experts"):
+        chosen = ops.choices()[op].chosen
+        assert chosen.invariant and chosen.function.__qualname__ == f"invariant_{op}"
+        assert chosen.function.keywords == {"is_invariant": True}
 
 
 @pytest.mark.parametrize("gates", [1, 37])

@@ -1,5 +1,6 @@
 """Packed (not in tiles) and int8 products in Triton against their references; the kernels compile for Hopper without a GPU."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -70,7 +71,7 @@ def test_products_are_the_references(name, n, k, group):
     prepared = module.pack_codes(weight)
     for rows in (1, 3, 20):
         x_TK = torch.randn(rows, k, device=DEVICE)
-        for function in (module.packed_linear, module.invariant_packed_linear):
+        for function in (module.packed_linear, functools.partial(module.packed_linear, is_invariant=True)):
             torch.testing.assert_close(
                 multiply(function, x_TK, prepared), expected_of(x_TK, weight), atol=2e-4, rtol=2e-4
             )
@@ -88,9 +89,11 @@ def test_inputs_in_bfloat16_give_what_rounding_explains(rows):
 def test_a_row_does_not_depend_on_the_batch_where_that_is_asked_for():
     prepared = module.pack_codes(make(70, 256, 32, zero="broken"))
     x_TK = torch.randn(70, 256, device=DEVICE)
-    whole = multiply(module.invariant_packed_linear, x_TK, prepared)
+    whole = multiply(functools.partial(module.packed_linear, is_invariant=True), x_TK, prepared)
     for rows in (1, 5, 33):
-        assert torch.equal(multiply(module.invariant_packed_linear, x_TK[:rows], prepared), whole[:rows])
+        assert torch.equal(
+            multiply(functools.partial(module.packed_linear, is_invariant=True), x_TK[:rows], prepared), whole[:rows]
+        )
 
 
 def test_scales_are_narrowed_only_without_loss():

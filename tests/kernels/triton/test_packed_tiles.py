@@ -1,5 +1,7 @@
 """Codes in tiles: their numbers are exact, products are the references', a row can be made independent of its batch."""
 
+import functools
+
 import pytest
 import torch
 
@@ -70,12 +72,12 @@ def test_products_are_the_references(kind, n, k, group):
     torch.manual_seed(0)
     for rows in (1, 19, 70):
         x_TK = torch.randn(rows, k, device=DEVICE).bfloat16()
-        for function in (module.packed_linear, module.invariant_packed_linear):
+        for function in (module.packed_linear, functools.partial(module.packed_linear, is_invariant=True)):
             out_TN = torch.full((rows + 1, n), float("nan"), device=DEVICE)
             function(x_TK, prepared, out_TN[:-1])
             assert out_TN[-1].isnan().all(), "wrote beyond its rows"
             assert error_of(out_TN[:-1], x_TK, weight) < 1e-5
-        for function in (module.packed_linear_add, module.invariant_packed_linear_add):
+        for function in (module.packed_linear_add, functools.partial(module.packed_linear_add, is_invariant=True)):
             residual_TN = torch.randn(rows, n, device=DEVICE)
             sum_TN = residual_TN.clone()
             function(x_TK, prepared, sum_TN)
@@ -104,10 +106,10 @@ def test_a_row_does_not_depend_on_the_batch_where_that_is_asked_for():
     torch.manual_seed(0)
     x_TK = torch.randn(70, 256, device=DEVICE).bfloat16()
     whole = torch.empty(70, 70, device=DEVICE)
-    module.invariant_packed_linear(x_TK, prepared, whole)
+    functools.partial(module.packed_linear, is_invariant=True)(x_TK, prepared, whole)
     for rows in (1, 33):
         out_TN = torch.empty(rows, 70, device=DEVICE)
-        module.invariant_packed_linear(x_TK[:rows], prepared, out_TN)
+        functools.partial(module.packed_linear, is_invariant=True)(x_TK[:rows], prepared, out_TN)
         assert torch.equal(out_TN, whole[:rows])
 
 

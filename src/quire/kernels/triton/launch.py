@@ -14,6 +14,7 @@ waits where it first needs that one's results. Rules for a kernel that takes `PD
 
 import functools
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -22,11 +23,14 @@ import triton.language as tl
 from triton import knobs
 from triton.language.extra import cuda as _cuda
 
+from quire.kernels.registry import kernel
+
 gdc_wait = _cuda.gdc_wait
 gdc_launch_dependents = _cuda.gdc_launch_dependents
 
 Params = ParamSpec("Params")
 MadeT = TypeVar("MadeT")
+FunctionT = TypeVar("FunctionT", bound=FunctionType)
 
 __all__ = [
     "arrivals",
@@ -39,6 +43,7 @@ __all__ = [
     "num_processors",
     "per_queue",
     "tl",
+    "two_ways",
 ]
 
 
@@ -51,6 +56,20 @@ def await_previous(PDL: tl.constexpr, EARLY: tl.constexpr = False):
         gdc_wait()
         if not EARLY:
             gdc_launch_dependents()
+
+
+def two_ways(op: str) -> Callable[[FunctionT], FunctionT]:
+    """Decorator: the implementation of an operation that is fastest for a number of rows and, called with `is_invariant`, the one
+    whose rows do not depend on the others."""
+
+    def register(function: FunctionT) -> FunctionT:
+        kernel(op, platform="cuda", priority=10, invariant=False)(function)
+        invariant: Any = functools.update_wrapper(functools.partial(function, is_invariant=True), function)
+        invariant.__qualname__ = f"invariant_{function.__name__}"
+        kernel(op, platform="cuda", priority=5)(invariant)
+        return function
+
+    return register
 
 
 def next_power_of_2(count: int) -> int:

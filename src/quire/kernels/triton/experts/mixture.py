@@ -17,10 +17,15 @@ from quire.kernels.triton.experts.few import fits, launch_few_down, launch_few_g
 from quire.kernels.triton.experts.grouped import GroupedConfig, launch_combine, launch_grouped
 from quire.kernels.triton.experts.packed import PackedConfig, launch_packed_experts
 from quire.kernels.triton.experts.route import launch_choose, launch_lists
+from quire.kernels.triton.launch import two_ways
 from quire.kernels.types import ExpertCodes, ExpertScratch, ExpertWeights, LinearWeight, Routing
 
 
-def _config(x_TD: torch.Tensor, experts: ExpertWeights, top_k: int, scratch: ExpertScratch) -> Config:
+def _config(
+    x_TD: torch.Tensor, experts: ExpertWeights, top_k: int, scratch: ExpertScratch, is_invariant: bool
+) -> Config:
+    if is_invariant:
+        return _invariant_config(experts)
     num_experts, item_size = len(scratch.counts_E), experts.down_EDI.element_size()
     config = moe_configs.choose(x_TD.shape[0], num_experts, top_k, item_size)
     if isinstance(config, FewConfig) and not (fits(experts) and _are_plain(experts, scratch)):
@@ -128,8 +133,33 @@ def _experts_of_many(
     launch_combine(out_TD, num_tokens, scratch, top_k, add=add, ids_TK=ids, first=experts.first, count=experts.count)
 
 
-def _experts(
-    config: Config,
+def _few_down(
+    config: FewConfig,
+    experts: ExpertWeights,
+    ids_TK: torch.Tensor,
+    weights_TK: torch.Tensor,
+    num_tokens: torch.Tensor,
+    out_TD: torch.Tensor,
+    scratch: ExpertScratch,
+    *,
+    add: bool,
+) -> None:
+    launch_few_down(
+        experts,
+        num_tokens,
+        ids_TK,
+        weights_TK,
+        out_TD,
+        scratch,
+        add=add,
+        block_n=config.down_n,
+        block_k=config.down_k,
+        num_warps=config.down_warps,
+    )
+
+
+@two_ways("moe_experts")
+def moe_experts(
     x_TD: torch.Tensor,
     ids_TK: torch.Tensor,
     weights_TK: torch.Tensor,
@@ -138,7 +168,13 @@ def _experts(
     num_tokens: torch.Tensor,
     out_TD: torch.Tensor,
     scratch: ExpertScratch,
+    *,
+    is_invariant: bool = False,
 ) -> None:
+    """As `ops.moe_experts`."""
+    if not x_TD.shape[0]:
+        return
+    config = _config(x_TD, experts, ids_TK.shape[1], scratch, is_invariant)
     if isinstance(config, FewConfig):
         launch_few_gate_up(
             x_TD,
@@ -165,67 +201,8 @@ def _experts(
     _experts_of_many(config, x_TD, ids_TK, experts, kind, num_tokens, out_TD, scratch, add=False)
 
 
-def _few_down(
-    config: FewConfig,
-    experts: ExpertWeights,
-    ids_TK: torch.Tensor,
-    weights_TK: torch.Tensor,
-    num_tokens: torch.Tensor,
-    out_TD: torch.Tensor,
-    scratch: ExpertScratch,
-    *,
-    add: bool,
-) -> None:
-    launch_few_down(
-        experts,
-        num_tokens,
-        ids_TK,
-        weights_TK,
-        out_TD,
-        scratch,
-        add=add,
-        block_n=config.down_n,
-        block_k=config.down_k,
-        num_warps=config.down_warps,
-    )
-
-
-@kernel("moe_experts", platform="cuda", priority=10, invariant=False)
-def moe_experts(
-    x_TD: torch.Tensor,
-    ids_TK: torch.Tensor,
-    weights_TK: torch.Tensor,
-    experts: ExpertWeights,
-    kind: str,
-    num_tokens: torch.Tensor,
-    out_TD: torch.Tensor,
-    scratch: ExpertScratch,
-) -> None:
-    """As `ops.moe_experts`."""
-    if x_TD.shape[0]:
-        config = _config(x_TD, experts, ids_TK.shape[1], scratch)
-        _experts(config, x_TD, ids_TK, weights_TK, experts, kind, num_tokens, out_TD, scratch)
-
-
-@kernel("moe_experts", platform="cuda", priority=5)
-def invariant_moe_experts(
-    x_TD: torch.Tensor,
-    ids_TK: torch.Tensor,
-    weights_TK: torch.Tensor,
-    experts: ExpertWeights,
-    kind: str,
-    num_tokens: torch.Tensor,
-    out_TD: torch.Tensor,
-    scratch: ExpertScratch,
-) -> None:
-    """As `ops.moe_experts`; a row's bits do not depend on the others."""
-    if x_TD.shape[0]:
-        config = _invariant_config(experts)
-        _experts(config, x_TD, ids_TK, weights_TK, experts, kind, num_tokens, out_TD, scratch)
-
-
-def _norm_moe(
-    config: Config,
+@two_ways("norm_moe")
+def norm_moe(
     x_TD: torch.Tensor,
     norm_D: torch.Tensor,
     eps: float,
@@ -236,9 +213,15 @@ def _norm_moe(
     num_tokens: torch.Tensor,
     scratch_TD: torch.Tensor,
     scratch: ExpertScratch,
-    bias_E: torch.Tensor | None,
+    bias_E: torch.Tensor | None = None,
+    *,
+    is_invariant: bool = False,
 ) -> None:
+    """As `ops.norm_moe`."""
+    if not x_TD.shape[0]:
+        return
     rows, top_k = x_TD.shape[0], routing.top_k
+    config = _config(x_TD, experts, top_k, scratch, is_invariant)
     logits_TE, ids_TK, weights_TK = scratch.logits_TE[:rows], scratch.ids_TK[:rows], scratch.weights_TK[:rows]
     if isinstance(config, FewConfig) and _is_plain(routing):
         ops.norm_linear(x_TD, norm_D, eps, router, logits_TE, scratch_TD)
@@ -270,43 +253,3 @@ def _norm_moe(
         launch_choose(logits_TE, routing, num_tokens, ids_TK, weights_TK, bias_E, scratch)
     many = config if isinstance(config, ManyConfig) else _invariant_config(experts)
     _experts_of_many(many, scratch_TD, ids_TK, experts, kind, num_tokens, x_TD, scratch, add=True)
-
-
-@kernel("norm_moe", platform="cuda", priority=10, invariant=False)
-def norm_moe(
-    x_TD: torch.Tensor,
-    norm_D: torch.Tensor,
-    eps: float,
-    router: LinearWeight,
-    routing: Routing,
-    experts: ExpertWeights,
-    kind: str,
-    num_tokens: torch.Tensor,
-    scratch_TD: torch.Tensor,
-    scratch: ExpertScratch,
-    bias_E: torch.Tensor | None = None,
-) -> None:
-    """As `ops.norm_moe`."""
-    if x_TD.shape[0]:
-        config = _config(x_TD, experts, routing.top_k, scratch)
-        _norm_moe(config, x_TD, norm_D, eps, router, routing, experts, kind, num_tokens, scratch_TD, scratch, bias_E)
-
-
-@kernel("norm_moe", platform="cuda", priority=5)
-def invariant_norm_moe(
-    x_TD: torch.Tensor,
-    norm_D: torch.Tensor,
-    eps: float,
-    router: LinearWeight,
-    routing: Routing,
-    experts: ExpertWeights,
-    kind: str,
-    num_tokens: torch.Tensor,
-    scratch_TD: torch.Tensor,
-    scratch: ExpertScratch,
-    bias_E: torch.Tensor | None = None,
-) -> None:
-    """As `ops.norm_moe`; a row's bits do not depend on the others."""
-    if x_TD.shape[0]:
-        config = _invariant_config(experts)
-        _norm_moe(config, x_TD, norm_D, eps, router, routing, experts, kind, num_tokens, scratch_TD, scratch, bias_E)

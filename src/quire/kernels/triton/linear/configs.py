@@ -123,6 +123,6 @@ def _dot_of_large(block_t: int, matrix_rows: int, is_normed: bool) -> DotConfig 
     return DotConfig(block_t, 64, 128, 1, stages, 4, norms_first=block_t >= 32)
 
 
-INVARIANT = DotConfig(64, 64, 64, 1, 4, 4)
-INVARIANT_FLOAT = DotConfig(16, 64, 32, 1, 2, 4)
+INVARIANT = DotConfig(64, 64, 64, 1, 4, 4, norms_first=True)
+INVARIANT_FLOAT = DotConfig(16, 64, 32, 1, 2, 4, norms_first=True)
 """The one way in which every row is multiplied where its bits must not depend on the batch."""

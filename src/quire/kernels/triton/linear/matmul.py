@@ -1,13 +1,14 @@
 """Matrix products on an NVIDIA GPU: packs weights and sends each product to the kernel for its number of rows.
 
-A few rows go to `gemv.py`, tens to `dot.py`, more to cuBLAS with norms, activations and sums of their own. The
-kernels named `invariant_…` multiply every row in one way, whatever the number of rows.
+A few rows go to `gemv.py`, tens to `dot.py`, more to cuBLAS with norms, activations and sums of their own. With
+`is_invariant` every row is multiplied in one way, whatever their number.
 """
 
 import torch
 
 from quire.kernels import ops
 from quire.kernels.registry import kernel
+from quire.kernels.triton.launch import two_ways
 from quire.kernels.triton.linear import configs as linear_configs
 from quire.kernels.triton.linear.configs import Config, DotConfig, GemvConfig
 from quire.kernels.triton.linear.dot import launch_dot, split_workspace
@@ -90,7 +91,11 @@ def _multiply(
         )
 
 
-def _choose(x_TK: torch.Tensor, weight: LinearWeight, is_pair: bool = False, is_normed: bool = False) -> Config:
+def _choose(
+    x_TK: torch.Tensor, weight: LinearWeight, is_invariant: bool, is_pair: bool = False, is_normed: bool = False
+) -> Config:
+    if is_invariant:
+        return linear_configs.INVARIANT_FLOAT if weight.dtype == torch.float32 else linear_configs.INVARIANT
     n = weight.out_features // 2 if is_pair else weight.out_features
     item_size = weight.dtype.itemsize
     return linear_configs.choose(x_TK.shape[0], n, weight.in_features, is_pair, is_normed, item_size)
@@ -136,22 +141,22 @@ def _library_add(x_TK: torch.Tensor, weight: LinearWeight, residual_TN: torch.Te
         residual_TN.add_(torch.mm(x_TK, matrix_KN))
 
 
-# Whichever is fastest for the number of rows.
+# Whichever is fastest for the number of rows, or one way for all.
 
 
-@kernel("linear", platform="cuda", priority=10, invariant=False)
-def linear(x_TK: torch.Tensor, weight: LinearWeight, out_TN: torch.Tensor) -> None:
+@two_ways("linear")
+def linear(x_TK: torch.Tensor, weight: LinearWeight, out_TN: torch.Tensor, *, is_invariant: bool = False) -> None:
     """As `ops.linear`."""
     if not x_TK.shape[0]:
         return
-    config = _choose(x_TK, weight)
+    config = _choose(x_TK, weight, is_invariant)
     if config is None:
         _library_linear(x_TK, weight, out_TN)
     else:
         _multiply(config, x_TK, weight, out_TN)
 
 
-@kernel("norm_linear", platform="cuda", priority=10, invariant=False)
+@two_ways("norm_linear")
 def norm_linear(
     x_TD: torch.Tensor,
     norm_D: torch.Tensor,
@@ -159,11 +164,13 @@ def norm_linear(
     weight: LinearWeight,
     out_TN: torch.Tensor,
     scratch_TD: torch.Tensor,
+    *,
+    is_invariant: bool = False,
 ) -> None:
     """As `ops.norm_linear`."""
     if not x_TD.shape[0]:
         return
-    config = _choose(x_TD, weight, is_normed=True)
+    config = _choose(x_TD, weight, is_invariant, is_normed=True)
     if config is None:
         ops.rms_norm(x_TD, norm_D, eps, scratch_TD)
         _library_linear(scratch_TD, weight, out_TN)
@@ -171,7 +178,7 @@ def norm_linear(
         _multiply(config, x_TD, weight, out_TN, norm_K=norm_D, eps=eps, scratch_TK=scratch_TD)
 
 
-@kernel("norm_linear_gated", platform="cuda", priority=10, invariant=False)
+@two_ways("norm_linear_gated")
 def norm_linear_gated(
     x_TD: torch.Tensor,
     norm_D: torch.Tensor,
@@ -181,11 +188,13 @@ def norm_linear_gated(
     out_TI: torch.Tensor,
     scratch_TD: torch.Tensor,
     scratch_T2I: torch.Tensor,
+    *,
+    is_invariant: bool = False,
 ) -> None:
     """As `ops.norm_linear_gated`."""
     if not x_TD.shape[0]:
         return
-    config = _choose(x_TD, weight, is_pair=True, is_normed=True)
+    config = _choose(x_TD, weight, is_invariant, is_pair=True, is_normed=True)
     if config is None:
         ops.rms_norm(x_TD, norm_D, eps, scratch_TD)
         _library_linear(scratch_TD, weight, scratch_T2I)
@@ -194,65 +203,15 @@ def norm_linear_gated(
         _multiply(config, x_TD, weight, out_TI, norm_K=norm_D, eps=eps, scratch_TK=scratch_TD, kind=KINDS.index(kind))
 
 
-@kernel("linear_add", platform="cuda", priority=10, invariant=False)
-def linear_add(x_TK: torch.Tensor, weight: LinearWeight, residual_TN: torch.Tensor) -> None:
+@two_ways("linear_add")
+def linear_add(
+    x_TK: torch.Tensor, weight: LinearWeight, residual_TN: torch.Tensor, *, is_invariant: bool = False
+) -> None:
     """As `ops.linear_add`."""
     if not x_TK.shape[0]:
         return
-    config = _choose(x_TK, weight)
+    config = _choose(x_TK, weight, is_invariant)
     if config is None:
         _library_add(x_TK, weight, residual_TN)
     else:
         _multiply(config, x_TK, weight, residual_TN, add=True)
-
-
-# One way for any number of rows.
-
-
-def _invariant_config(weight: LinearWeight) -> DotConfig:
-    return linear_configs.INVARIANT_FLOAT if weight.dtype == torch.float32 else linear_configs.INVARIANT
-
-
-@kernel("linear", platform="cuda", priority=5)
-def invariant_linear(x_TK: torch.Tensor, weight: LinearWeight, out_TN: torch.Tensor) -> None:
-    """As `ops.linear`; a row's bits do not depend on the others."""
-    if x_TK.shape[0]:
-        _multiply(_invariant_config(weight), x_TK, weight, out_TN)
-
-
-@kernel("norm_linear", platform="cuda", priority=5)
-def invariant_norm_linear(
-    x_TD: torch.Tensor,
-    norm_D: torch.Tensor,
-    eps: float,
-    weight: LinearWeight,
-    out_TN: torch.Tensor,
-    scratch_TD: torch.Tensor,
-) -> None:
-    """As `ops.norm_linear`; a row's bits do not depend on the others."""
-    ops.rms_norm(x_TD, norm_D, eps, scratch_TD)
-    invariant_linear(scratch_TD, weight, out_TN)
-
-
-@kernel("norm_linear_gated", platform="cuda", priority=5)
-def invariant_norm_linear_gated(
-    x_TD: torch.Tensor,
-    norm_D: torch.Tensor,
-    eps: float,
-    weight: LinearWeight,
-    kind: str,
-    out_TI: torch.Tensor,
-    scratch_TD: torch.Tensor,
-    scratch_T2I: torch.Tensor,
-) -> None:
-    """As `ops.norm_linear_gated`; a row's bits do not depend on the others."""
-    ops.rms_norm(x_TD, norm_D, eps, scratch_TD)
-    if x_TD.shape[0]:
-        _multiply(_invariant_config(weight), scratch_TD, weight, out_TI, kind=KINDS.index(kind))
-
-
-@kernel("linear_add", platform="cuda", priority=5)
-def invariant_linear_add(x_TK: torch.Tensor, weight: LinearWeight, residual_TN: torch.Tensor) -> None:
-    """As `ops.linear_add`; a row's bits do not depend on the others."""
-    if x_TK.shape[0]:
-        _multiply(_invariant_config(weight), x_TK, weight, residual_TN, add=True)

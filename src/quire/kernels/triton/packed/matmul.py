@@ -12,7 +12,7 @@ import torch
 
 from quire.kernels import ops, packed
 from quire.kernels.registry import kernel, reference
-from quire.kernels.triton.launch import next_power_of_2
+from quire.kernels.triton.launch import next_power_of_2, two_ways
 from quire.kernels.triton.linear.dot import split_workspace
 from quire.kernels.triton.packed import vector as packed_vector
 from quire.kernels.triton.packed.dot import block_k_of, launch_packed_dot
@@ -88,16 +88,20 @@ def _multiply(
         launch_packed_dot(x_TK, weight, out_TN, block_t=block_t, may_split=True)
 
 
-@kernel("packed_linear", platform="cuda", priority=10, invariant=False)
-def packed_linear(x_TK: torch.Tensor, weight: PackedWeight, out_TN: torch.Tensor) -> None:
+@two_ways("packed_linear")
+def packed_linear(
+    x_TK: torch.Tensor, weight: PackedWeight, out_TN: torch.Tensor, *, is_invariant: bool = False
+) -> None:
     """As `packed.packed_linear`; inputs and values may be rounded to the model's type before they are multiplied."""
-    _multiply(x_TK, weight, out_TN, is_invariant=False)
+    _multiply(x_TK, weight, out_TN, is_invariant)
 
 
-@kernel("packed_linear_add", platform="cuda", priority=10, invariant=False)
-def packed_linear_add(x_TK: torch.Tensor, weight: PackedWeight, residual_TN: torch.Tensor) -> None:
+@two_ways("packed_linear_add")
+def packed_linear_add(
+    x_TK: torch.Tensor, weight: PackedWeight, residual_TN: torch.Tensor, *, is_invariant: bool = False
+) -> None:
     """As `packed.packed_linear_add`."""
-    _multiply(x_TK, weight, residual_TN, is_invariant=False, add=True)
+    _multiply(x_TK, weight, residual_TN, is_invariant, add=True)
 
 
 @kernel("packed_norm_linear_gated", platform="cuda", priority=10, invariant=False)
@@ -119,18 +123,6 @@ def packed_norm_linear_gated(
     else:
         packed_linear(scratch_TD, weight, scratch_T2I)
         ops.gated_activation(scratch_T2I, kind, out_TI)
-
-
-@kernel("packed_linear", platform="cuda", priority=5)
-def invariant_packed_linear(x_TK: torch.Tensor, weight: PackedWeight, out_TN: torch.Tensor) -> None:
-    """As `packed.packed_linear`; a row's bits do not depend on the others."""
-    _multiply(x_TK, weight, out_TN, is_invariant=True)
-
-
-@kernel("packed_linear_add", platform="cuda", priority=5)
-def invariant_packed_linear_add(x_TK: torch.Tensor, weight: PackedWeight, residual_TN: torch.Tensor) -> None:
-    """As `packed.packed_linear_add`; a row's bits do not depend on the others."""
-    _multiply(x_TK, weight, residual_TN, is_invariant=True, add=True)
 
 
 @kernel("pack_int8", platform="cuda", priority=10)
