@@ -11,7 +11,7 @@ import triton.language as tl
 from quire.attention.interface import AttentionMetadata
 from quire.kernels.registry import kernel
 from quire.kernels.triton.attention.rope import load_cos_sin, rotary_partner, to_cache_type
-from quire.kernels.triton.launch import await_previous, cdiv, launch_options, next_power_of_2
+from quire.kernels.triton.launch import await_previous, cdiv, launch_options, next_power_of_2, two_ways
 from quire.kernels.types import HeadWeight, Rope
 
 HEADS_PER_PROGRAM = 16
@@ -57,10 +57,13 @@ def _head_linear(
     )
 
 
-def _launch_head_linear(x_TNK: torch.Tensor, weight: HeadWeight, out_TNM: torch.Tensor, block_t: int) -> None:
+@two_ways("head_linear")
+def head_linear(x_TNK: torch.Tensor, weight: HeadWeight, out_TNM: torch.Tensor, *, is_invariant: bool = False) -> None:
+    """`latent.head_linear`, in blocks that fit the number of rows, or in the same ones for any number."""
     if weight.data is None:
         raise ValueError("this weight was packed by another kernel")
     tokens, m, k = x_TNK.shape[0], weight.out_features, weight.in_features
+    block_t = 64 if is_invariant else 16 if tokens <= 16 else 64 if tokens <= 1024 else 128
     block_m = 64 if block_t == 16 else 128
     _head_linear[(cdiv(tokens, block_t), cdiv(m, block_m), weight.heads)](
         x_TNK,
@@ -80,19 +83,6 @@ def _launch_head_linear(x_TNK: torch.Tensor, weight: HeadWeight, out_TNM: torch.
         num_stages=3,
         **launch_options(),
     )
-
-
-@kernel("head_linear", platform="cuda", priority=10, invariant=False)
-def head_linear(x_TNK: torch.Tensor, weight: HeadWeight, out_TNM: torch.Tensor) -> None:
-    """`latent.head_linear`, in blocks that fit the number of rows."""
-    tokens = x_TNK.shape[0]
-    _launch_head_linear(x_TNK, weight, out_TNM, 16 if tokens <= 16 else 64 if tokens <= 1024 else 128)
-
-
-@kernel("head_linear", platform="cuda", priority=5)
-def head_linear_in_equal_blocks(x_TNK: torch.Tensor, weight: HeadWeight, out_TNM: torch.Tensor) -> None:
-    """`latent.head_linear`, in the same blocks for any number of rows."""
-    _launch_head_linear(x_TNK, weight, out_TNM, 64)
 
 
 @triton.jit
