@@ -17,14 +17,6 @@ from quire.kernels.types import Fp8Scratch, Fp8Weight
 FP8_MAX = 448.0
 FP8_MIN_SCALE = 1e-12
 """Scales are at least this, so that rows of zeros stay zeros."""
-OPERATIONS = (
-    "fp8_quantize",
-    "fp8_linear",
-    "fp8_norm_linear",
-    "fp8_norm_linear_gated",
-    "fp8_linear_add",
-    "fp8_gated_mlp",
-)
 
 
 def quantize(x_TK: Tensor, input_scale: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 from tests.oracles.operations import fp8 as reference
 
 from quire.kernels import registry
-from quire.kernels.fp8 import FP8_MAX, OPERATIONS
+from quire.kernels.fp8 import FP8_MAX
 from quire.kernels.norm import ACTIVATIONS
 from quire.kernels.triton.fp8 import matmul as fp8
 from quire.kernels.triton.fp8.quantize import quantize_rows
@@ -215,14 +215,14 @@ def test_every_operation_agrees_with_its_reference(rows, static, invariant):
     gate_up = make_weight(160, 128, seed=3, input_scale=input_scale)
     down = make_weight(128, 80, seed=4, input_scale=input_scale)
     x, norm = drawn(rows, 128), drawn(128, dtype=torch.float32)
-    kernels = fp8.alike if invariant else fp8.fastest
+    ways = ((reference, {}), (fp8, {"is_invariant": invariant}))
 
     def both(op, shape, start, *arguments):
         """The operation's output of each implementation; the output's place in the arguments is None."""
         results = []
-        for module in (reference, kernels):
+        for module, way in ways:
             out = start.clone() if start is not None else poisoned(rows, shape)
-            getattr(module, op)(*[out if argument is None else argument for argument in arguments], room)
+            getattr(module, op)(*[out if argument is None else argument for argument in arguments], room, **way)
             results.append(out.float())
         return results
 
@@ -246,15 +246,15 @@ def test_a_row_is_the_same_to_the_bit_whatever_stands_beside_it():
     weight, room, x = make_weight(96, 128), scratch(), drawn(70, 128)
     norm = drawn(128, dtype=torch.float32)
     whole = poisoned(70, 96, dtype=torch.float32)
-    fp8.alike.fp8_norm_linear(x, norm, EPS, weight, whole, room)
+    fp8.fp8_norm_linear(x, norm, EPS, weight, whole, room, is_invariant=True)
     for begin, end in ((0, 1), (3, 5), (20, 70)):
         out = poisoned(end - begin, 96, dtype=torch.float32)
-        fp8.alike.fp8_norm_linear(x[begin:end], norm, EPS, weight, out, room)
+        fp8.fp8_norm_linear(x[begin:end], norm, EPS, weight, out, room, is_invariant=True)
         assert torch.equal(out, whole[begin:end])
 
 
 def test_a_deterministic_engine_gets_the_kernels_whose_rows_do_not_depend_on_others():
-    for op in OPERATIONS:
+    for op in (op for op in registry.operations() if op.startswith("fp8_")):
         assert registry.choose(op, "cuda").chosen.platform == "cuda"
         assert registry.choose(op, "cuda", deterministic=True).chosen.invariant
         assert registry.choose(op, "cuda", deterministic=True).chosen.platform == "cuda"
@@ -268,7 +268,7 @@ def test_sums_that_float8_holds_are_exact():
     values = torch.randint(-3, 4, (80, 128), generator=generator).float()
     weight = Fp8Weight(80, 128, torch.float32, values.to(FP8).to(DEVICE), scale=torch.ones(80, device=DEVICE))
     out = poisoned(20, 80, dtype=torch.float32)
-    fp8.fastest.fp8_linear(x.to(DEVICE), weight, out, scratch())
+    fp8.fp8_linear(x.to(DEVICE), weight, out, scratch())
     assert torch.equal(out.cpu(), x @ values.T)
 
 
@@ -288,4 +288,4 @@ def test_a_platform_without_a_gpu_says_why(monkeypatch):
 def test_rows_that_no_program_can_hold_are_refused(monkeypatch):
     monkeypatch.setattr(fp8, "MAX_BLOCK", 64)
     with pytest.raises(ValueError, match="128 inputs; 64 are the most"):
-        fp8.alike.fp8_linear(drawn(3, 128), make_weight(64, 128), poisoned(3, 64), scratch())
+        fp8.fp8_linear(drawn(3, 128), make_weight(64, 128), poisoned(3, 64), scratch(), is_invariant=True)

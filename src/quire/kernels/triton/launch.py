@@ -58,15 +58,15 @@ def await_previous(PDL: tl.constexpr, EARLY: tl.constexpr = False):
             gdc_launch_dependents()
 
 
-def two_ways(op: str) -> Callable[[FunctionT], FunctionT]:
+def two_ways(op: str, **options: Any) -> Callable[[FunctionT], FunctionT]:
     """Decorator: the implementation of an operation that is fastest for a number of rows and, called with `is_invariant`, the one
-    whose rows do not depend on the others."""
+    whose rows do not depend on the others. `options`: as of `registry.kernel`."""
 
     def register(function: FunctionT) -> FunctionT:
-        kernel(op, platform="cuda", priority=10, invariant=False)(function)
+        kernel(op, platform="cuda", priority=10, invariant=False, **options)(function)
         invariant: Any = functools.update_wrapper(functools.partial(function, is_invariant=True), function)
         invariant.__qualname__ = f"invariant_{function.__name__}"
-        kernel(op, platform="cuda", priority=5)(invariant)
+        kernel(op, platform="cuda", priority=5, **options)(invariant)
         return function
 
     return register

@@ -13,13 +13,12 @@ import functools
 import torch
 
 from quire.kernels import ops
-from quire.kernels.fp8 import OPERATIONS
 from quire.kernels.registry import kernel
 from quire.kernels.triton.fp8.quantize import MAX_BLOCK, quantize_rows
 from quire.kernels.triton.fp8.row_products import Tile, block_of, multiply_rows
 from quire.kernels.triton.fp8.scales import apply_scales
 from quire.kernels.triton.fp8.vector import multiply_vectors
-from quire.kernels.triton.launch import compute_capability, interpreted, is_nvidia
+from quire.kernels.triton.launch import compute_capability, interpreted, is_nvidia, two_ways
 from quire.kernels.types import Fp8Scratch, Fp8Weight
 
 VECTOR_ROWS = 1
@@ -46,11 +45,6 @@ def unavailable() -> str | None:
     if capability < MIN_CAPABILITY:
         return f"compute capability {capability[0]}.{capability[1]}; float8 matrix units come with 8.9"
     return None
-
-
-def _cuda(op: str, *, invariant: bool = True):
-    """The faster implementations, whose rows depend on how many they are, go before those whose rows do not."""
-    return kernel(op, platform="cuda", priority=5 if invariant else 10, unavailable=unavailable, invariant=invariant)
 
 
 def tile_of(rows: int, weight: Fp8Weight) -> Tile:
@@ -130,158 +124,161 @@ def _quantized(
     return quantized_TK, scale_T
 
 
-class _Products:
-    """The operations, each row in one way whatever their number, or each number of rows in the fastest way."""
+def _multiply(
+    quantized_TK: torch.Tensor,
+    scale_T: torch.Tensor,
+    weight: Fp8Weight,
+    out: torch.Tensor,
+    scratch: Fp8Scratch,
+    is_invariant: bool,
+    kind: str = "",
+    add: bool = False,
+) -> None:
+    tile = invariant_tile(weight) if is_invariant else tile_of(quantized_TK.shape[0], weight)
+    multiply_rows(quantized_TK, scale_T, weight, out, scratch, tile, kind=kind, add=add)
 
-    def __init__(self, *, invariant: bool) -> None:
-        self._invariant = invariant
-        for op in OPERATIONS[1:]:
-            _cuda(op, invariant=invariant)(getattr(self, op))
 
-    def _takes_vectors(self, rows: int) -> bool:
-        return rows <= VECTOR_ROWS and not self._invariant
+def _linear(
+    x: torch.Tensor,
+    norm_D: torch.Tensor | None,
+    eps: float,
+    weight: Fp8Weight,
+    out_TN: torch.Tensor,
+    scratch: Fp8Scratch,
+    is_invariant: bool,
+) -> None:
+    rows = x.shape[0]
+    if rows <= VECTOR_ROWS and not is_invariant:
+        multiply_vectors(x, weight, out_TN, norm_D=norm_D, eps=eps)
+        return
+    quantized_TK, scale_T = _quantized(x, weight, scratch, norm_D, eps)
+    if is_invariant or not _is_for_cublas(weight, rows, out_TN):
+        _multiply(quantized_TK, scale_T, weight, out_TN, scratch, is_invariant)
+    elif rows < ROWWISE_ROWS:
+        _cublas_unscaled(quantized_TK, weight, out_TN, scratch)
+        apply_scales(out_TN, scale_T, weight, out_TN)
+    else:
+        _cublas(quantized_TK, scale_T, weight, out_TN)
 
-    def _takes_cublas(self, weight: Fp8Weight, rows: int, out: torch.Tensor) -> bool:
-        return not self._invariant and _is_for_cublas(weight, rows, out)
 
-    def _multiply(
-        self,
-        quantized_TK: torch.Tensor,
-        scale_T: torch.Tensor,
-        weight: Fp8Weight,
-        out: torch.Tensor,
-        scratch: Fp8Scratch,
-        kind: str = "",
-        add: bool = False,
-    ) -> None:
-        tile = invariant_tile(weight) if self._invariant else tile_of(quantized_TK.shape[0], weight)
-        multiply_rows(quantized_TK, scale_T, weight, out, scratch, tile, kind=kind, add=add)
+@two_ways("fp8_linear", unavailable=unavailable)
+def fp8_linear(
+    x_TK: torch.Tensor, weight: Fp8Weight, out_TN: torch.Tensor, scratch: Fp8Scratch, *, is_invariant: bool = False
+) -> None:
+    _linear(x_TK, None, 0.0, weight, out_TN, scratch, is_invariant)
 
-    def _linear(
-        self,
-        x: torch.Tensor,
-        norm_D: torch.Tensor | None,
-        eps: float,
-        weight: Fp8Weight,
-        out_TN: torch.Tensor,
-        scratch: Fp8Scratch,
-    ) -> None:
-        rows = x.shape[0]
-        if self._takes_vectors(rows):
-            multiply_vectors(x, weight, out_TN, norm_D=norm_D, eps=eps)
-            return
-        quantized_TK, scale_T = _quantized(x, weight, scratch, norm_D, eps)
-        if not self._takes_cublas(weight, rows, out_TN):
-            self._multiply(quantized_TK, scale_T, weight, out_TN, scratch)
-        elif rows < ROWWISE_ROWS:
-            _cublas_unscaled(quantized_TK, weight, out_TN, scratch)
-            apply_scales(out_TN, scale_T, weight, out_TN)
+
+@two_ways("fp8_norm_linear", unavailable=unavailable)
+def fp8_norm_linear(
+    x_TD: torch.Tensor,
+    norm_D: torch.Tensor,
+    eps: float,
+    weight: Fp8Weight,
+    out_TN: torch.Tensor,
+    scratch: Fp8Scratch,
+    *,
+    is_invariant: bool = False,
+) -> None:
+    _linear(x_TD, norm_D, eps, weight, out_TN, scratch, is_invariant)
+
+
+@two_ways("fp8_norm_linear_gated", unavailable=unavailable)
+def fp8_norm_linear_gated(
+    x_TD: torch.Tensor,
+    norm_D: torch.Tensor,
+    eps: float,
+    weight: Fp8Weight,
+    kind: str,
+    out_TI: torch.Tensor,
+    wide_T2I: torch.Tensor,
+    scratch: Fp8Scratch,
+    *,
+    is_invariant: bool = False,
+) -> None:
+    rows = x_TD.shape[0]
+    if rows <= VECTOR_ROWS and not is_invariant:
+        multiply_vectors(x_TD, weight, out_TI, norm_D=norm_D, eps=eps, kind=kind)
+        return
+    quantized_TK, scale_T = _quantized(x_TD, weight, scratch, norm_D, eps)
+    if not is_invariant and _is_for_cublas(weight, rows, wide_T2I):
+        _cublas(quantized_TK, scale_T, weight, wide_T2I)
+        ops.gated_activation(wide_T2I, kind, out_TI)
+    else:
+        _multiply(quantized_TK, scale_T, weight, out_TI, scratch, is_invariant, kind=kind)
+
+
+@two_ways("fp8_linear_add", unavailable=unavailable)
+def fp8_linear_add(
+    x_TK: torch.Tensor,
+    weight: Fp8Weight,
+    residual_TN: torch.Tensor,
+    delta_TN: torch.Tensor,
+    scratch: Fp8Scratch,
+    *,
+    is_invariant: bool = False,
+) -> None:
+    rows = x_TK.shape[0]
+    if rows <= VECTOR_ROWS and not is_invariant:
+        multiply_vectors(x_TK, weight, residual_TN, add=True)
+    else:
+        _add_quantized(*_quantized(x_TK, weight, scratch), weight, residual_TN, delta_TN, scratch, is_invariant)
+
+
+def _add_quantized(
+    quantized_TK: torch.Tensor,
+    scale_T: torch.Tensor,
+    weight: Fp8Weight,
+    residual_TN: torch.Tensor,
+    delta_TN: torch.Tensor,
+    scratch: Fp8Scratch,
+    is_invariant: bool,
+) -> None:
+    rows = quantized_TK.shape[0]
+    if is_invariant or not _is_for_cublas(weight, rows, delta_TN):
+        _multiply(quantized_TK, scale_T, weight, residual_TN, scratch, is_invariant, add=True)
+    elif rows < ROWWISE_ROWS:
+        _cublas_unscaled(quantized_TK, weight, delta_TN, scratch)
+        apply_scales(delta_TN, scale_T, weight, residual_TN, add=True)
+    else:
+        _cublas(quantized_TK, scale_T, weight, delta_TN)
+        ops.add(delta_TN, residual_TN)
+
+
+@two_ways("fp8_gated_mlp", unavailable=unavailable)
+def fp8_gated_mlp(
+    residual_TD: torch.Tensor,
+    norm_D: torch.Tensor,
+    eps: float,
+    gate_up: Fp8Weight,
+    kind: str,
+    down: Fp8Weight,
+    wide_T2I: torch.Tensor,
+    narrow_TI: torch.Tensor,
+    delta_TD: torch.Tensor,
+    scratch: Fp8Scratch,
+    *,
+    is_invariant: bool = False,
+) -> None:
+    rows = residual_TD.shape[0]
+    if not is_invariant and _is_for_cublas(gate_up, rows, wide_T2I):
+        quantized_TD, scale_T = _quantized(residual_TD, gate_up, scratch, norm_D, eps)
+        product = None
+        if rows < ROWWISE_ROWS:
+            _cublas_unscaled(quantized_TD, gate_up, wide_T2I, scratch)
+            product = (scale_T, gate_up)
         else:
-            _cublas(quantized_TK, scale_T, weight, out_TN)
-
-    def fp8_linear(self, x_TK: torch.Tensor, weight: Fp8Weight, out_TN: torch.Tensor, scratch: Fp8Scratch) -> None:
-        self._linear(x_TK, None, 0.0, weight, out_TN, scratch)
-
-    def fp8_norm_linear(
-        self,
-        x_TD: torch.Tensor,
-        norm_D: torch.Tensor,
-        eps: float,
-        weight: Fp8Weight,
-        out_TN: torch.Tensor,
-        scratch: Fp8Scratch,
-    ) -> None:
-        self._linear(x_TD, norm_D, eps, weight, out_TN, scratch)
-
-    def fp8_norm_linear_gated(
-        self,
-        x_TD: torch.Tensor,
-        norm_D: torch.Tensor,
-        eps: float,
-        weight: Fp8Weight,
-        kind: str,
-        out_TI: torch.Tensor,
-        wide_T2I: torch.Tensor,
-        scratch: Fp8Scratch,
-    ) -> None:
-        rows = x_TD.shape[0]
-        if self._takes_vectors(rows):
-            multiply_vectors(x_TD, weight, out_TI, norm_D=norm_D, eps=eps, kind=kind)
-            return
-        quantized_TK, scale_T = _quantized(x_TD, weight, scratch, norm_D, eps)
-        if self._takes_cublas(weight, rows, wide_T2I):
-            _cublas(quantized_TK, scale_T, weight, wide_T2I)
-            ops.gated_activation(wide_T2I, kind, out_TI)
-        else:
-            self._multiply(quantized_TK, scale_T, weight, out_TI, scratch, kind=kind)
-
-    def fp8_linear_add(
-        self,
-        x_TK: torch.Tensor,
-        weight: Fp8Weight,
-        residual_TN: torch.Tensor,
-        delta_TN: torch.Tensor,
-        scratch: Fp8Scratch,
-    ) -> None:
-        rows = x_TK.shape[0]
-        if self._takes_vectors(rows):
-            multiply_vectors(x_TK, weight, residual_TN, add=True)
-        else:
-            self._add_quantized(*_quantized(x_TK, weight, scratch), weight, residual_TN, delta_TN, scratch)
-
-    def _add_quantized(
-        self,
-        quantized_TK: torch.Tensor,
-        scale_T: torch.Tensor,
-        weight: Fp8Weight,
-        residual_TN: torch.Tensor,
-        delta_TN: torch.Tensor,
-        scratch: Fp8Scratch,
-    ) -> None:
-        rows = quantized_TK.shape[0]
-        if not self._takes_cublas(weight, rows, delta_TN):
-            self._multiply(quantized_TK, scale_T, weight, residual_TN, scratch, add=True)
-        elif rows < ROWWISE_ROWS:
-            _cublas_unscaled(quantized_TK, weight, delta_TN, scratch)
-            apply_scales(delta_TN, scale_T, weight, residual_TN, add=True)
-        else:
-            _cublas(quantized_TK, scale_T, weight, delta_TN)
-            ops.add(delta_TN, residual_TN)
-
-    def fp8_gated_mlp(
-        self,
-        residual_TD: torch.Tensor,
-        norm_D: torch.Tensor,
-        eps: float,
-        gate_up: Fp8Weight,
-        kind: str,
-        down: Fp8Weight,
-        wide_T2I: torch.Tensor,
-        narrow_TI: torch.Tensor,
-        delta_TD: torch.Tensor,
-        scratch: Fp8Scratch,
-    ) -> None:
-        rows = residual_TD.shape[0]
-        if self._takes_cublas(gate_up, rows, wide_T2I):
-            quantized_TD, scale_T = _quantized(residual_TD, gate_up, scratch, norm_D, eps)
-            product = None
-            if rows < ROWWISE_ROWS:
-                _cublas_unscaled(quantized_TD, gate_up, wide_T2I, scratch)
-                product = (scale_T, gate_up)
-            else:
-                _cublas(quantized_TD, scale_T, gate_up, wide_T2I)
-            quantized = _quantized(wide_T2I, down, scratch, kind=kind, product=product)
-            self._add_quantized(*quantized, down, residual_TD, delta_TD, scratch)
-            return
-        self.fp8_norm_linear_gated(residual_TD, norm_D, eps, gate_up, kind, narrow_TI, wide_T2I, scratch)
-        self.fp8_linear_add(narrow_TI, down, residual_TD, delta_TD, scratch)
+            _cublas(quantized_TD, scale_T, gate_up, wide_T2I)
+        quantized = _quantized(wide_T2I, down, scratch, kind=kind, product=product)
+        _add_quantized(*quantized, down, residual_TD, delta_TD, scratch, is_invariant)
+        return
+    fp8_norm_linear_gated(
+        residual_TD, norm_D, eps, gate_up, kind, narrow_TI, wide_T2I, scratch, is_invariant=is_invariant
+    )
+    fp8_linear_add(narrow_TI, down, residual_TD, delta_TD, scratch, is_invariant=is_invariant)
 
 
-@_cuda("fp8_quantize")
+@kernel("fp8_quantize", platform="cuda", priority=5, unavailable=unavailable)
 def fp8_quantize(
     x_TK: torch.Tensor, out_TK: torch.Tensor, scale_T: torch.Tensor, input_scale: torch.Tensor | None = None
 ) -> None:
     quantize_rows(x_TK, out_TK, scale_T, input_scale=input_scale)
-
-
-fastest, alike = _Products(invariant=False), _Products(invariant=True)
