@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.metadata
 import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from tests.attention.fake_libraries import FakeFlash, FakeFlashInfer
 from tests.kernels.triton.conftest import repaired_interpreter  # noqa: F401
 from tests.oracles.dense_attention import draw_step
 from tests.oracles.drawn_cases import expected
-from tests.oracles.interpreter import repair_interpreter
+from tests.oracles.interpreter import cuda_kernels, repair_interpreter
 from tests.oracles.tiny_models import make_tiny_model
 from tests.worker.test_device_runner import make_engine
 from tests.worker.test_end_to_end import greedy_oracle, greedy_requests, make_prompts, run
@@ -38,6 +39,12 @@ CANDIDATES = [
     *("quire.attention.flash:FlashBackend", "quire.attention.flashinfer:FlashInferBackend"),
     *("quire.attention.triton:TritonBackend", "quire.attention.reference:ReferenceBackend"),
 ]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def kernels() -> Iterator[None]:
+    with cuda_kernels():
+        yield
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 
 from tests.kernels.triton.conftest import repaired_interpreter  # noqa: F401
 from tests.oracles.dense_attention import Step, draw_step
+from tests.oracles.interpreter import cuda_kernels
 
 import quire.kernels.ops  # noqa: F401
 from quire.attention.interface import AttentionParams
@@ -118,7 +119,8 @@ def test_triton_kernels_agree_with_dense_attention(lengths, heads, head_dim, mod
 )
 def test_a_decode_step_in_one_triton_kernel_agrees_with_dense_attention(lengths, mode, extra, layout):
     step = draw_step(lengths, make_params((4, 2), 16, mode, 0.0, extra), layout=layout, writes=True)
-    check(step, lambda *arguments: TritonBackend().attend(*arguments, None))
+    with cuda_kernels():
+        check(step, lambda *arguments: TritonBackend().attend(*arguments, None))
 
 
 @pytest.mark.parametrize("mode", [{"causal": False}, {"causal": False, "window": 600}, {"chunk": 1100}])

@@ -1,12 +1,14 @@
 """The Triton backend: what it serves, how a step is divided, and its pages."""
 
 import dataclasses
+from collections.abc import Iterator
 from typing import ClassVar
 
 import pytest
 import torch
 from tests.kernels.triton.conftest import repaired_interpreter  # noqa: F401
 from tests.oracles.drawn_cases import expected
+from tests.oracles.interpreter import cuda_kernels
 from tests.oracles.tiny_models import make_tiny_model
 from tests.worker.test_device_runner import make_engine
 from tests.worker.test_end_to_end import greedy_requests, make_prompts, run
@@ -21,6 +23,12 @@ from quire.kernels.triton.attention import paged_attention as paged_attention
 
 LATENT = {"kind": "mla", "num_heads": 128, "num_kv_heads": 1, "head_dim": 576, "latent": 512}
 REQUEST = AttentionRequest(num_heads=4, num_kv_heads=2, head_dim=64, kv_dtype=torch.bfloat16, block_size=16)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def kernels() -> Iterator[None]:
+    with cuda_kernels():
+        yield
 
 
 def attend(batch: Batch) -> torch.Tensor:

@@ -9,10 +9,26 @@
   looks for overflows of which it then says nothing, and it makes the same types anew for every value.
 """
 
+import contextlib
 import dataclasses
 import functools
 import types
+from collections.abc import Iterator
 from typing import Any
+
+
+@contextlib.contextmanager
+def cuda_kernels() -> Iterator[None]:
+    """Within this, operations call the kernels of the cuda platform."""
+    from quire.kernels import ops, registry, triton
+
+    before = registry.choices()
+    triton.register()
+    ops.select("cuda")
+    try:
+        yield
+    finally:
+        registry.use(before)
 
 
 @functools.cache

@@ -19,7 +19,8 @@ KV_DTYPES = (*QUERY_DTYPES, torch.float8_e4m3fn)
 
 
 class TritonBackend(PagedBackend):
-    """Decode by split keys, prefill by tiles of queries; decode-only steps norm, rotate, write and attend in one kernel."""
+    """Decode by split keys, prefill by tiles of queries, which the registry chose; decode-only steps norm, rotate, write and
+    attend in one kernel."""
 
     name = "triton"
 
@@ -27,36 +28,6 @@ class TritonBackend(PagedBackend):
     def supports(cls, request: AttentionRequest) -> Supports:
         why = _why_not(request)
         return Supports(why is None, why or "Triton kernels")
-
-    def rope_and_cache(
-        self,
-        qkv: torch.Tensor,
-        kv_cache: torch.Tensor,
-        metadata: AttentionMetadata,
-        params: AttentionParams,
-        rope: Rope | None,
-        q_norm: torch.Tensor | None = None,
-        k_norm: torch.Tensor | None = None,
-        eps: float = 0.0,
-    ) -> None:
-        from quire.kernels.triton.attention.rope import rope_and_cache
-
-        heads = (params.num_heads, params.num_kv_heads, params.head_dim)
-        scales = (params.k_scale, params.v_scale)
-        rope_and_cache(qkv, kv_cache, metadata, *heads, rope, q_norm, k_norm, eps, *scales)
-
-    def forward(
-        self,
-        qkv: torch.Tensor,
-        kv_cache: torch.Tensor,
-        metadata: AttentionMetadata,
-        params: AttentionParams,
-        out: torch.Tensor,
-        lse: torch.Tensor | None = None,
-    ) -> None:
-        from quire.kernels.triton.attention.paged_attention import paged_attention
-
-        paged_attention(qkv, kv_cache, metadata, params, out, lse)
 
     def attend(
         self,

@@ -152,7 +152,7 @@ decode_problem: Callable[[bytes], Problem] = decoder(Problem)
 
 def begin(worker: Any, what: Preparation) -> "concurrent.futures.Future[Any]":
     """Have a worker prepare something."""
-    return getattr(worker, what.__struct_config__.tag)(*msgspec.structs.astuple(what))
+    return getattr(worker, str(what.__struct_config__.tag))(*msgspec.structs.astuple(what))
 
 
 def describe_failure(future: "concurrent.futures.Future[Any]") -> str | None:
