@@ -155,28 +155,21 @@ class DeviceInputs:
         if step is None:
             if len(self._steps) >= MAX_KEPT_STEPS:  # eager steps come in every size
                 self._steps.clear()
-            step = self._steps[key] = self._build(*sizes)
+            buffers, columns = self.buffers, self.buffers.columns
+            lengths = (buffers.query_start_B, buffers.seq_lens_B, buffers.rows_B, buffers.shape)
+            step = self._steps[key] = self._describe(*sizes, *lengths)
             for metadata in step.attention:
                 metadata.decodes = shape.decodes
                 metadata.short_tokens = SHORT_TOKENS if shape.has_short else 0
             if shape.is_narrow:
-                step.sampled = self._build_sampled(shape.num_logits)
+                lengths = (buffers.sample_start_S, columns.positions_S, columns.rows_S, buffers.sample_shape)
+                count = shape.num_logits  # each as a request of one token
+                step.sampled = self._describe(count, count, count, 1, *lengths)
             if self._cross is not None:
                 step.attention.append(self._cross.describe(step.attention[0], is_sampled=False))
             if self._cross is not None and step.sampled is not None:
                 step.sampled.attention.append(self._cross.describe(step.sampled.attention[0], is_sampled=True))
         return step
-
-    def _build(self, tokens: int, requests: int, logits: int, max_query_len: int) -> StepInputs:
-        buffers = self.buffers
-        lengths = (buffers.query_start_B, buffers.seq_lens_B, buffers.rows_B, buffers.shape)
-        return self._describe(tokens, requests, logits, max_query_len, *lengths)
-
-    def _build_sampled(self, logits: int) -> StepInputs:
-        """The rows that sample, as requests of one token."""
-        buffers = self.buffers
-        lengths = (buffers.sample_start_S, buffers.columns.positions_S, buffers.columns.rows_S, buffers.sample_shape)
-        return self._describe(logits, logits, logits, 1, *lengths)
 
     def _describe(
         self,

@@ -14,6 +14,7 @@ import triton
 
 from quire.kernels.triton.fp8.quantize import kind_number
 from quire.kernels.triton.launch import await_previous, cdiv, launch_options, next_power_of_2, tl
+from quire.kernels.triton.linear.dot import weight_row
 from quire.kernels.triton.norm.activations import activate
 from quire.kernels.types import Fp8Scratch, Fp8Weight
 
@@ -27,16 +28,6 @@ class Tile(NamedTuple):
     split: int
     warps: int
     stages: int
-
-
-@triton.jit
-def _row_of(pid_n, r, N, KIND: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The weight's row that is a tile's r-th; of a gated pair, gate and up by turns."""
-    if KIND < 0:
-        row = tl.minimum(pid_n * BLOCK_N + r, N - 1)
-    else:
-        row = tl.minimum(pid_n * (BLOCK_N // 2) + r // 2, N - 1) + (r % 2) * N
-    return row
 
 
 @triton.jit
@@ -108,7 +99,7 @@ def _rows_kernel(
 ):
     pid_n, pid_t, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     r = tl.arange(0, BLOCK_N)
-    row = _row_of(pid_n, r, N, KIND, BLOCK_N)
+    row = weight_row(pid_n, r, N, KIND, BLOCK_N)
     t = pid_t * BLOCK_T + tl.arange(0, BLOCK_T)
     is_token = t < T  # rows of padding are not read: a line that all programs read many times over is slow
     token = tl.minimum(t, T - 1).to(tl.int64)

@@ -26,7 +26,7 @@ PARTIAL_VALUES, COUNTERS = 8 << 20, 4096
 
 
 @triton.jit
-def _weight_row(block_n, n, N, KIND: tl.constexpr, BLOCK_N: tl.constexpr):
+def weight_row(block_n, n, N, KIND: tl.constexpr, BLOCK_N: tl.constexpr):
     """The weight's row behind a block's n-th: gate and up by turns in a gated pair; the last again instead of one outside."""
     if KIND >= 0:
         row = tl.minimum(block_n * (BLOCK_N // 2) + n // 2, N - 1) + (n % 2) * N
@@ -64,7 +64,7 @@ def dot_kernel(
     """As `gemv_kernel`; for a gated pair a program's BLOCK_N rows are gate and up by turns."""
     block_n, block_t, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     n = tl.arange(0, BLOCK_N)
-    row = _weight_row(block_n, n, N, KIND, BLOCK_N)
+    row = weight_row(block_n, n, N, KIND, BLOCK_N)
     t = block_t * BLOCK_T + tl.arange(0, BLOCK_T)
     x_rows = x_ptr + tl.minimum(t, num_rows - 1).to(tl.int64) * K
     w_rows = w_ptr + row.to(tl.int64)[:, None] * K
