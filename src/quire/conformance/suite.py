@@ -11,6 +11,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from quire.conformance.contract import Check, Failed, NotClaimed, Outcome, Subject, checks, load_checks
 from quire.descriptors import wait_readable
@@ -92,22 +93,16 @@ def run_checks(
     found: dict[str, Result] = {}
     lock = threading.Lock()
 
-    def take(result: Result) -> None:
-        with lock:
-            found[result.name] = result
-            on_result(result)
-
     def work(waiting: deque[Check]) -> None:
         for result in _results(plan, waiting):
-            take(result)
+            with lock:
+                found[result.name] = result
+                on_result(result)
 
     work(deque(each for each in chosen if each.is_alone))
     others = deque(each for each in chosen if not each.is_alone)
-    threads = [threading.Thread(target=work, args=(others,)) for _ in range(min(plan.jobs, len(others)))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(plan.jobs) as threads:
+        list(threads.map(work, [others] * min(plan.jobs, len(others))))
     return [found[each.name] for each in chosen]
 
 
