@@ -244,14 +244,11 @@ def check_deterministic(subject: Subject) -> str:
     subject.claims_settings(deterministic=True)
     with engine(subject, subject.name, deterministic=True, enable_prefix_caching=False) as llm:
         together = ask(llm)
-        alone = [ask(llm, [prompt], **_params_of(number))[0] for number, prompt in enumerate(prompts_of())]
+        requests = zip(prompts_of(), params_of(len(LENGTHS)), strict=True)
+        alone = [ask(llm, [prompt], [params])[0] for prompt, params in requests]
     for number, (one, other) in enumerate(zip(together, alone, strict=True)):
         expect(one.logprobs == other.logprobs, f"request {number} depends on its batch", other.tokens, one.tokens)
     return f"{len(alone)} requests, {NEW_TOKENS} tokens each"
-
-
-def _params_of(number: int) -> dict[str, Any]:
-    return {"temperature": 0.8, "seed": 11} if number % 2 else {}
 
 
 def check_sleep(level: int, subject: Subject) -> str:

@@ -6,7 +6,8 @@ Knows files and number types; knows nothing of models.
 import abc
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,17 @@ class OwnMemory:
 
     def __getitem__(self, index: Any, /) -> torch.Tensor:
         return self._tensor[index].clone()
+
+
+def list_files(
+    folder: Path,
+    weight_map: dict[str, str],
+    of_folder: Callable[[Sequence[str], Sequence[str], str], list[str]],
+    ignore_patterns: Sequence[str],
+) -> list[str]:
+    """The files of an index, or of a folder without one, which `of_folder` chooses."""
+    names = sorted(os.listdir(folder)) if folder.is_dir() else []
+    return sorted(set(weight_map.values())) or of_folder(names, ignore_patterns, str(folder))
 
 
 def read_index(folder: Path, index_name: str, ignore_patterns: Sequence[str]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from quire.config.checkpoint_files import INDEX_NAME, safetensors_files
 from quire.errors import ConfigError
-from quire.model_loader.checkpoint import DTYPES, TensorInfo, WeightReader, read_index
+from quire.model_loader.checkpoint import DTYPES, TensorInfo, WeightReader, list_files, read_index
 
 MAX_HEADER_BYTES = 100 << 20
 SPAN_BYTES = 128 << 20
@@ -35,8 +35,7 @@ class SafetensorsReader(WeightReader):
         self.path = Path(path)
         self.infos = {}
         weight_map = read_index(self.path, INDEX_NAME, ignore_patterns)
-        files = sorted(set(weight_map.values())) if weight_map else _list_files(self.path, ignore_patterns)
-        for file in files:
+        for file in list_files(self.path, weight_map, safetensors_files, ignore_patterns):
             for name, info in _read_header(self.path / file).items():
                 if weight_map and weight_map.get(name, file) != file:
                     continue
@@ -90,10 +89,6 @@ class SafetensorsReader(WeightReader):
                     span, begin = [], offset
                 span.append(name)
             yield file, span
-
-
-def _list_files(path: Path, ignore_patterns: Sequence[str]) -> list[str]:
-    return safetensors_files(sorted(os.listdir(path)) if path.is_dir() else [], ignore_patterns, str(path))
 
 
 def _damaged(file: Path, why: str) -> ConfigError:

@@ -6,7 +6,6 @@ several in one, come under the names that the library gives these in safetensors
 Knows files; knows nothing of models.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from quire.config.checkpoint_files import PICKLED_INDEX_NAME, pickled_files
 from quire.errors import ConfigError
-from quire.model_loader.checkpoint import DTYPE_NAMES, TensorInfo, WeightReader, read_index
+from quire.model_loader.checkpoint import DTYPE_NAMES, TensorInfo, WeightReader, list_files, read_index
 
 _LIBRARY = "torchao."
 _KINDS = ("Float8Tensor", "Int4Tensor", "Int8Tensor", "IntxUnpackedToInt8Tensor")
@@ -56,7 +55,8 @@ class TorchBinReader(WeightReader):
         self.path = Path(path)
         self._tensors: dict[str, torch.Tensor] = {}
         self.infos = {}
-        for file in _files(self.path, ignore_patterns):
+        weight_map = read_index(self.path, PICKLED_INDEX_NAME, ignore_patterns)
+        for file in list_files(self.path, weight_map, pickled_files, ignore_patterns):
             for name, tensor in _read(self.path / file).items():
                 dtype = DTYPE_NAMES.get(tensor.dtype, str(tensor.dtype))
                 self.add(name, TensorInfo(file, dtype, tuple(tensor.shape), tensor.nbytes, 0))
@@ -67,12 +67,6 @@ class TorchBinReader(WeightReader):
         while self._tensors:
             name = next(iter(self._tensors))
             yield name, self._tensors.pop(name)
-
-
-def _files(path: Path, ignore_patterns: Sequence[str]) -> list[str]:
-    indexed = read_index(path, PICKLED_INDEX_NAME, ignore_patterns)
-    names = sorted(os.listdir(path)) if path.is_dir() else []
-    return sorted(set(indexed.values())) or pickled_files(names, ignore_patterns, str(path))
 
 
 def _stand_ins(file: Path) -> list[Any]:

@@ -175,14 +175,11 @@ class ProcessPatches:
     def _on_import(self, module: types.ModuleType) -> None:
         with self._lock:
             for status in self._here():
-                if status.patch.condition and not self._is_settled(status):
+                if status.patch.condition and self._config is None:
                     continue
                 for target in status.patch.targets:
                     if target.module == module.__name__ and status.is_wanted:
                         self._apply(status, target, is_late=False)
-
-    def _is_settled(self, status: Status) -> bool:
-        return self._config is not None and status.is_wanted
 
     def _apply(self, status: Status, target: Target, *, is_late: bool) -> None:
         try:

@@ -181,11 +181,9 @@ class HuggingFaceHub:
 
     def explain(self, repository: str, error: Exception, progress: str = "") -> Failure:
         """Why a call failed, and what to do; `progress`: how much had come."""
-        known: dict[str, Any] = {"has_token": self._has_token(), "cache": self.cache, "progress": progress}
+        has_token = isinstance(self._token, str) or self._client.get_token() is not None
+        known: dict[str, Any] = {"has_token": has_token, "cache": self.cache, "progress": progress}
         return explain(repository, self._revision, self.endpoint, error, **known)
-
-    def _has_token(self) -> bool:
-        return isinstance(self._token, str) or self._client.get_token() is not None
 
 
 def _again(call: Callable[[], Any]) -> Any:
