@@ -38,6 +38,13 @@ PROCESSOR = {
 }  # fmt: skip
 
 
+VIDEOS = {
+    "size": {"height": 28, "width": 28}, "patch_size": 7, "pooling_size": [3, 3], "num_frames": 5, "max_fps": 2,
+    "do_sample_frames": True,
+}  # fmt: skip
+"""Of videos: groups of nine patches do not fill a frame's sixteen."""
+
+
 def finish(path: Path, processor: dict[str, Any]) -> None:
     """What published checkpoints have otherwise: two tables of tokens of unequal length, and settings of the whole processor."""
     from safetensors.torch import load_file, save_file
@@ -49,6 +56,7 @@ def finish(path: Path, processor: dict[str, Any]) -> None:
     tensors |= {name + "embedding": whole[:-added].clone(), name + "new_embedding": whole[-added:].clone()}
     save_file(tensors, file, metadata={"format": "pt"})
     fields = {"processor_class": "Molmo2Processor", "use_single_crop_col_tokens": False, "image_processor": processor}
+    fields["video_processor"] = VIDEOS
     (path / "processor_config.json").write_text(json.dumps(fields))
 
 
@@ -68,23 +76,28 @@ def publish(path: Path) -> None:
     (path / "config.json").write_text(json.dumps(fields))
 
 
+class TorchPixels:
+    """What Transformers' processors call of torchvision, as torch does it."""
+
+    def resize(self, image: torch.Tensor, size: Any, **options: Any) -> torch.Tensor:
+        """Without antialiasing."""
+        return torch.nn.functional.interpolate(image, (size.height, size.width), mode="bilinear")
+
+    def rescale_and_normalize(
+        self, images: torch.Tensor, rescales: bool, factor: float, normalizes: bool, mean: Any, std: Any
+    ) -> torch.Tensor:
+        """Numbers of the usual size."""
+        shape = (1, 3, 1, 1)
+        return (images.float() * factor - torch.tensor(mean).view(shape)) / torch.tensor(std).view(shape)
+
+
 @functools.cache
 def register_processor() -> None:
     """Molmo 2's own processor, whose pixels come from torch."""
     from transformers import AutoImageProcessor, Molmo2Config
-    from transformers.image_utils import SizeDict
     from transformers.models.molmo2.image_processing_molmo2 import Molmo2ImageProcessor
 
-    class TorchMolmo2ImageProcessor(Molmo2ImageProcessor):
-        def resize(self, image: torch.Tensor, size: SizeDict, **options: Any) -> torch.Tensor:
-            return torch.nn.functional.interpolate(image, (size.height, size.width), mode="bilinear")
-
-        def rescale_and_normalize(
-            self, images: torch.Tensor, rescales: bool, factor: float, normalizes: bool, mean: Any, std: Any
-        ) -> torch.Tensor:
-            shape = (1, 3, 1, 1)
-            return (images.float() * factor - torch.tensor(mean).view(shape)) / torch.tensor(std).view(shape)
-
+    class TorchMolmo2ImageProcessor(TorchPixels, Molmo2ImageProcessor):
         def preprocess(self, images: Any, **options: Any) -> Any:
             fields = {name: getattr(self, name) for name in self.valid_kwargs.__annotations__ if hasattr(self, name)}
             fields |= {name: getattr(self, name) for name in ("resample", "image_mean", "image_std", "rescale_factor")}
@@ -95,6 +108,43 @@ def register_processor() -> None:
 
     backends = dict.fromkeys(("pil", "torchvision"), TorchMolmo2ImageProcessor)
     AutoImageProcessor.register(Molmo2Config, image_processor_classes=backends, exist_ok=True)
+
+
+@functools.cache
+def video_processor() -> Any:
+    """Molmo 2's own processor of videos, without what reads files."""
+    from transformers.models.molmo2.video_processing_molmo2 import Molmo2VideoProcessor
+
+    kind: Any = type("TorchMolmo2VideoProcessor", (TorchPixels, Molmo2VideoProcessor), {})
+    made = kind.__new__(kind)
+    for name, value in VIDEOS.items():
+        setattr(made, name, value)
+    return made
+
+
+def read_film(frames: np.ndarray) -> Any:
+    """What the model reads of a film's frames [T, H, W, 3]."""
+    from transformers.image_utils import SizeDict
+
+    own, pixels = video_processor(), torch.from_numpy(frames).permute(0, 3, 1, 2)
+    numbers = (1 / 255, True, own.image_mean, own.image_std)
+    return own._preprocess(
+        [pixels], SizeDict(**own.size), own.resample, True, *numbers, own.patch_size, own.pooling_size, "pt"
+    )
+
+
+@torch.no_grad()
+def film_logprobs(
+    model: Any, processor: Any, text: str, frames: np.ndarray, times: Sequence[float], answer: Sequence[int]
+) -> tuple[list[int], torch.Tensor]:
+    """The tokens of a text with a film, as Transformers' processor has them, and the logprobs at each place of an answer."""
+    given = read_film(frames)
+    written = processor.get_video_string(given["video_grids"][0], times)
+    ids = processor.tokenizer(text.replace("<|video|>", written), add_special_tokens=False)["input_ids"]
+    ids = [processor.tokenizer.bos_token_id, *ids]
+    kinds = [*processor.create_mm_token_type_ids([ids])[0], *[0] * len(answer)]
+    read = {"input_ids": torch.tensor([[*ids, *answer]]), "mm_token_type_ids": torch.tensor([kinds])}
+    return ids, model(**read, **given).logits[0].log_softmax(-1)[len(ids) - 1 : -1]
 
 
 @torch.no_grad()

@@ -337,7 +337,10 @@ class MediaProcessor:
         if any(family.leads for family in families):
             token_ids = self._led(token_ids, len(processed[IMAGE]))
         if any(family.begins for family in families) and any(processed.values()):
-            begin = whole_processor(self._path).begin
+            try:
+                begin = whole_processor(self._path).begin
+            except Exception as error:  # whatever a checkpoint's processor raises
+                raise RequestError(f"the model's processor cannot be read: {error}", param=PARAM) from error
             token_ids = token_ids if list(token_ids[:1]) == begin else [*begin, *token_ids]
         expanded: list[int] = []
         items: list[MediaItem] = []

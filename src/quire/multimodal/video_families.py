@@ -22,6 +22,7 @@ from quire.multimodal.image_families import (
     IDEFICS,
     INTERN,
     LLAVA_ONEVISION,
+    MOLMO,
     QWEN3_OMNI,
     QWEN_OMNI,
     QWEN_VL,
@@ -110,6 +111,8 @@ def _chosen(video: Video, asked: Options, options: Options) -> Video:
         value = asked.get(name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6):
             raise ValueError(f"{name}={value!r:.80} must be a number above 0")
+    if "max_fps" in options:
+        return _spread(video, asked, options)
     if asked.get("do_sample_frames") is False:
         return video
     count, rate = asked.get("num_frames"), asked.get("fps")
@@ -124,13 +127,56 @@ def _chosen(video: Video, asked: Options, options: Options) -> Video:
     return video if count is None else video.thinned(int(count))
 
 
+def _spread(video: Video, asked: Options, options: Options) -> Video:
+    """Molmo 2: so many frames in steps of one length, from the first one on."""
+    count, wanted = asked.get("num_frames"), asked.get("fps")
+    rate = float(video.rate or wanted or options["max_fps"])
+    video, seconds = dataclasses.replace(video, rate=rate), video.total / rate
+    is_asked = count is not None or wanted is not None
+    is_thinned = is_asked or (video.is_whole and options.get("do_sample_frames"))
+    if not is_thinned or asked.get("do_sample_frames") is False:
+        return video
+    if count is None and wanted is not None:
+        count = seconds * wanted
+    else:
+        count = options["num_frames"] if count is None else count
+        count = min(count, int(seconds * options["max_fps"])) if rate > options["max_fps"] else count
+    count = max(min(int(count), len(video.frames)), 1)
+    kept = (np.arange(count) * (len(video.frames) / count)).astype(np.float32).astype(np.int64)
+    return dataclasses.replace(video, frames=video.frames[kept], places=video.places[kept])
+
+
 def _resized(frames: Frames, height: int, width: int, options: Options) -> Frames:
     if frames.shape[1:3] == (height, width):
         return frames
+    if options.get("antialias") is False:
+        return np.stack([between_pixels(frame, height, width) for frame in frames])
     from PIL import Image
 
     how = Image.Resampling(options["resample"])
     return np.stack([np.asarray(Image.fromarray(frame).resize((width, height), how)) for frame in frames])
+
+
+def between_pixels(frame: Frames, height: int, width: int) -> Frames:
+    """A frame [H, W, 3] brought to a size, each pixel from the nearest four, whatever is left out between: PyTorch's bilinear
+    interpolation without antialiasing, to the bit where that multiplies and adds at once."""
+    above, below, shares_H = _neighbours(frame.shape[0], height)
+    left, right, shares_W = _neighbours(frame.shape[1], width)
+    rows = (frame[above].astype(np.float32), frame[below].astype(np.float32))
+    upper, lower = (_blend(row[:, left], row[:, right], shares_W[:, None]) for row in rows)
+    return np.round(_blend(upper, lower, shares_H[:, None, None])).astype(np.uint8)
+
+
+def _neighbours(size: int, wanted: int) -> tuple[Any, Any, Pixels]:
+    """Of each wanted pixel on an axis, the pixels before and behind its centre, and the latter's share."""
+    scale = np.float32(size) / np.float32(wanted)
+    centres = np.maximum(((np.arange(wanted) + 0.5) * scale - 0.5).astype(np.float32), 0)
+    first = np.minimum(centres.astype(np.int64), size - 1)
+    return first, np.minimum(first + 1, size - 1), (centres - first).astype(np.float32)
+
+
+def _blend(first: Pixels, second: Pixels, share: Pixels) -> Pixels:
+    return (first.astype(np.float64) * (1 - share) + second * share).astype(np.float32)
 
 
 def _normalized(frames: Frames, options: Options) -> Pixels:
@@ -144,13 +190,24 @@ def _normalized(frames: Frames, options: Options) -> Pixels:
 def _arrays(pixels: Pixels, options: Options) -> list[Arrays]:
     """What the encoder reads of each frame, or of as many as are cut together; see `Patches.is_cut`."""
     if "temporal_patch_size" not in options:
-        return [{"pixel_values": frame} for frame in pixels]
+        pooled = {"groups": _groups(pixels, options)} if "pooling_size" in options else {}
+        return [{"pixel_values": frame, **pooled} for frame in pixels]
     size, merge, together = (int(options[name]) for name in ("patch_size", "merge_size", "temporal_patch_size"))
     frames, channels, height, width = pixels.shape
     rows, columns = height // size, width // size
     shape = (frames // together, together, channels, rows // merge, merge, size, columns // merge, merge, size)
     cut = pixels.reshape(shape).transpose(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(shape[0], rows * columns, -1)
     return [{"pixel_values": patches, "image_grid_thw": np.array([[1, rows, columns]])} for patches in cut]
+
+
+def _groups(pixels: Pixels, options: Options) -> npt.NDArray[np.int64]:
+    """Molmo 2: the patches of a frame that become an embedding [E, G]; -1: none, at the edges of what they do not fill."""
+    rows, columns = (size // int(options["patch_size"]) for size in pixels.shape[2:])
+    down, across = map(int, options["pooling_size"])
+    edges = [(more // 2, (more + 1) // 2) for more in (-rows % down, -columns % across)]
+    padded = np.pad(np.arange(rows * columns).reshape(rows, columns), edges, constant_values=-1)
+    cells = padded.reshape(len(padded) // down, down, -1, across).transpose(0, 2, 1, 3)
+    return cells.reshape(-1, down * across)
 
 
 def _joined(groups: Sequence[Arrays]) -> Arrays:
@@ -295,6 +352,19 @@ def _onevision(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
     return Expansion([EMBEDDED] * len(places), {"pixels": pixels, "places": places, "shares": shares})
 
 
+def _molmo(hf: HFConfig, arrays: Arrays, encode: Encode) -> Expansion:
+    """Molmo 2: a frame between two tokens, which are behind the vocabulary as those of its patches are."""
+    groups, names = arrays["groups"], {"frame_start_token_id": 151943, "frame_end_token_id": 151944}
+    own = [hf.text_config.get("vocab_size", 151936) - 1 - hf.get(name, usual) for name, usual in names.items()]
+    places = np.array([own[0], *range(len(groups)), own[1]])
+    found = {"pixels": arrays["pixel_values"], "groups": groups, "places": places}
+    return Expansion([EMBEDDED] * len(places), found)
+
+
+def _molmo_label(options: Options, times: Sequence[float], number: int) -> tuple[str, str]:
+    return f"{' ' if number else ''}{times[0]:.1f} ", ""
+
+
 _CUT: dict[str, Any] = {"patch_size": 14, "merge_size": 2, "temporal_patch_size": 2}
 _HALF: dict[str, Any] = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 _SQUARE: dict[str, Any] = {"size": {"height": 384, "width": 384}}
@@ -370,6 +440,19 @@ ONEVISION_VIDEO = _of(
     preset=CLIP_PIXELS | _SQUARE,
 )
 
+MOLMO_VIDEO = _of(
+    MOLMO,
+    _molmo,
+    marker_text="<|video|>",
+    is_whole=False,
+    size=_one_size,
+    label=_molmo_label,
+    preset=CLIP_PIXELS
+    | _HALF
+    | {"resample": 2, "antialias": False, "size": {"height": 378, "width": 378}, "patch_size": 14}
+    | {"pooling_size": [3, 3], "do_sample_frames": True, "num_frames": 64, "max_fps": 2},
+)
+
 SMOL_VIDEO = _of(
     IDEFICS,
     marker=("video_token_id",),
@@ -393,6 +476,7 @@ VIDEO_FAMILIES: dict[str, VideoFamily] = {
     **dict.fromkeys(("Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration"), GEMMA4_VIDEO),
     "InternVLForConditionalGeneration": INTERN_VIDEO,
     "LlavaOnevisionForConditionalGeneration": ONEVISION_VIDEO,
+    "Molmo2ForConditionalGeneration": MOLMO_VIDEO,
     "SmolVLMForConditionalGeneration": SMOL_VIDEO,
     **dict.fromkeys(QWEN_OMNI, OMNI_VIDEO),
     **dict.fromkeys(QWEN3_OMNI, OMNI3_VIDEO),
