@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import ClassVar
 
@@ -140,6 +141,15 @@ def test_a_server_is_found_by_each_of_its_names_and_forgotten_when_it_is_dead(re
     assert running.find_servers() == [] and not path.exists()
     with pytest.raises(ConfigError, match="no server of this user"):
         running.find_server("mine")
+
+
+def test_a_model_s_own_server_is_meant_before_one_of_several(registry: Path, monkeypatch) -> None:
+    running.register("http://127.0.0.1:1", "mine", ["mine"], False)
+    (path,) = registry.glob("*.json")
+    told = json.loads(path.read_bytes()) | {"url": "http://127.0.0.1:2", "is_several": True, "since": time.time() + 1}
+    (registry / "several.json").write_text(json.dumps(told))
+    assert [each.is_several for each in running.find_servers()] == [True, False], "the latest first"
+    assert not running.find_server("mine").is_several
 
 
 def test_a_server_that_runs_and_cannot_talk_is_named_with_its_address(registry: Path, capsys) -> None:

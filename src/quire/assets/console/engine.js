@@ -137,7 +137,7 @@ class Tiles {
       return h("div", { class: "tile" }, h("dt", {}, label), this.values[name].value, this.values[name].note);
     };
     this.element = h("dl", { class: "tiles" }, tile("running", "Running"), tile("waiting", "Waiting"), tile("rate", "Tokens a second"),
-      tile("pages", "Pages in use"), tile("prefix", "From the prefix cache"), tile("uptime", "Up for"));
+      tile("pages", "Pages in use"), tile("prefix", "Prefix cache"), tile("uptime", "Up for"));
   }
 
   update(state) {

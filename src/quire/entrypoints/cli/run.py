@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         _prepare(args)
         server = start(args.model, words, chosen_port(args))
     elif flags := [word for word in words if word.startswith("-")]:
-        told = f"{server.name} runs already, with the flags it was started with: {', '.join(flags)} changed nothing"
+        told = f"{args.model or server.name} runs already, with the flags it was started with: {', '.join(flags)} changed nothing"
         print(f"{told} (`quire stop {server.name}` first).", file=sys.stderr)
     if args.web and server.is_several:
         raise ConfigError.of("web", f"{server.url} serves several models and has no page: leave --web out")
@@ -71,6 +71,8 @@ def _running(args: argparse.Namespace) -> "RunningServer | None":
     from quire.entrypoints.cli.running import find_servers
 
     servers = [each for each in find_servers() if each.url.startswith("http")]
+    if args.model is not None:  # one of its own before one of several
+        servers.sort(key=lambda each: each.is_several)
     return next((each for each in servers if args.model is None or each.is_called(args.model)), None)
 
 

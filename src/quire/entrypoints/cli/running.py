@@ -97,8 +97,8 @@ def latest_url() -> str:
 
 
 def find_server(word: str) -> RunningServer:
-    """The server that a word means. Raises ConfigError: none does."""
-    servers = find_servers()
+    """The server that a word means: one of that model alone before one of several. Raises ConfigError: none does."""
+    servers = sorted(find_servers(), key=lambda each: each.is_several)
     found = next((each for each in servers if each.is_called(word)), None)
     if found is None:
         names = [name for each in servers for name in (*each.names, each.url)]
