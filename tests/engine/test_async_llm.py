@@ -267,9 +267,9 @@ def test_waiting_for_the_drain_ends_with_the_last_request(engine):
 
 def test_metrics_count_what_was_served(engine):
     async def main():
-        before = engine.metrics.generation_tokens
+        before = engine.metrics.counts["generation_tokens"]
         await collect(engine.generate([5, 6, 7], sampling(max_tokens=9, seed=1), "r"))
-        assert engine.metrics.generation_tokens - before == 9
+        assert engine.metrics.counts["generation_tokens"] - before == 9
         assert engine.metrics.success["length"] > 0
 
     asyncio.run(main())

@@ -72,7 +72,7 @@ def test_two_copies_answer_as_one_and_share_the_work() -> None:
             for i, outputs in enumerate(results):
                 assert outputs[-1].outputs[0].token_ids == oracle([5, i], 30, i)
             steps = [copy.num_steps for copy in engine.metrics.copies]
-            assert min(steps) >= 30 and engine.metrics.num_steps == sum(steps)
+            assert min(steps) >= 30 and engine.metrics.counts["engine_steps"] == sum(steps)
             assert engine.metrics.num_running == 0
             text = PrometheusExposition(engine.metrics, cache_info(engine.config.cache)).exposition()[0].decode()
             assert f'quire:engine_steps_total{{engine="1",model_name="hash"}} {float(steps[1])}' in text

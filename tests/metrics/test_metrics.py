@@ -196,7 +196,11 @@ def test_tenants_have_rows_of_their_own_up_to_a_bound():
 def test_counters_add_up_over_steps():
     metrics = filled()
     metrics.record_step(SchedulerStats(num_preemptions=2, prefix_cache_queries=1))
-    assert (metrics.num_preemptions, metrics.prefix_cache_queries, metrics.num_steps) == (3, 9, 1)
+    assert (
+        metrics.counts["num_preemptions"],
+        metrics.counts["prefix_cache_queries"],
+        metrics.counts["engine_steps"],
+    ) == (3, 9, 1)
     assert metrics.num_running == 0
 
 

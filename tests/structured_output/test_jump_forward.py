@@ -171,7 +171,11 @@ def test_jumped_tokens_are_counted(llama: Path) -> None:
     for outputs in taken:
         if outputs.stats is not None:
             metrics.record_step(outputs.stats)
-    assert metrics.jumped_tokens == engine.scheduler.stats().num_jumped_tokens == len(tokens) - metrics.num_steps
+    assert (
+        metrics.counts["jumped_tokens"]
+        == engine.scheduler.stats().num_jumped_tokens
+        == len(tokens) - metrics.counts["engine_steps"]
+    )
     assert engine.scheduler.inspection.state()["generation_tokens_total"] == len(tokens)
 
 

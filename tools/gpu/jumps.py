@@ -50,13 +50,17 @@ def measure(llm: LLM, rows: int, tokens: int, is_compact: bool) -> dict[str, Any
     for _ in range(ROUNDS + 1):  # the first captures what it needs
         metrics = llm.llm_engine.metrics
         assert metrics is not None
-        steps, jumped, began = metrics.num_steps, metrics.jumped_tokens, time.perf_counter()
+        steps, jumped, began = metrics.counts["engine_steps"], metrics.counts["jumped_tokens"], time.perf_counter()
         answers = llm.generate(["Write about people."] * rows, params, use_tqdm=False)
         seconds = time.perf_counter() - began
         count = sum(len(answer.outputs[0].token_ids) for answer in answers)
         if not best or count / seconds > best["tokens_per_second"]:
-            best = {"tokens_per_second": count / seconds, "tokens": count, "steps": metrics.num_steps - steps}
-            best["jumped"] = metrics.jumped_tokens - jumped
+            best = {
+                "tokens_per_second": count / seconds,
+                "tokens": count,
+                "steps": metrics.counts["engine_steps"] - steps,
+            }
+            best["jumped"] = metrics.counts["jumped_tokens"] - jumped
     return best
 
 

@@ -196,15 +196,13 @@ def _holds_word(text: str, word: str) -> bool:
 
 def _with_decoding(timeline: Timeline, events: list[Event], now: float) -> list[Event]:
     """The events in order of time, and one for all decode steps."""
-    if timeline.first_token is not None and timeline.ended is not None:
-        tokens = timeline.num_tokens - timeline.num_prompt_tokens
-        seconds = timeline.ended - timeline.first_token
-        if tokens > 1:
-            pace = round((tokens - 1) / seconds, 2) if seconds > 0 else 0.0
-            detail = {"tokens": tokens - 1, "s": round(seconds, 6), "tokens_per_second": pace}
-            events.append((timeline.first_token, "decode", detail))
-    elif timeline.first_token is not None:
-        events.append((timeline.first_token, "decode", {"s": round(now - timeline.first_token, 6)}))
+    first, ended, more = timeline.first_token, timeline.ended, timeline.num_tokens - timeline.num_prompt_tokens - 1
+    if first is not None and (ended is None or more > 0):
+        seconds = (now if ended is None else ended) - first
+        detail = {"s": round(seconds, 6)}
+        if ended is not None:
+            detail |= {"tokens": more, "tokens_per_second": round(more / seconds, 2) if seconds > 0 else 0.0}
+        events.append((first, "decode", detail))
     return sorted(events, key=lambda event: event[0])
 
 

@@ -44,7 +44,7 @@ from quire.config.resolve import load_hf_config, resolve_architecture, resolve_d
 from quire.config.speculative import SpeculativeConfig, read_speculative_config
 from quire.core.step_budget import PATIENCE_S
 from quire.engine.copies_here import parallel_settings
-from quire.engine.platform_settings import check_ranks, settle_settings
+from quire.engine.platform_settings import check_ranks, refuse_together, settle_settings
 from quire.engine.settings import OTHER_FORMATS, SAME_FORMATS, SAME_HASHES, EngineSettings
 from quire.engine.vllm_settings import LIST, NO_EFFECT
 from quire.errors import ConfigError
@@ -231,13 +231,8 @@ class Resolver:
             "pipeline_parallel_size": args.pipeline_parallel_size > 1,
             "swap_space": bool(args.swap_space),
         }
-        for setting, is_asked in refused.items():
-            if is_asked:
-                raise ConfigError(
-                    f"{setting} is not supported with {model.architecture}, which has an encoder beside its decoder: "
-                    "leave it out",
-                    setting=setting,
-                )
+        why = f"{model.architecture}, which has an encoder beside its decoder: leave it out"
+        refuse_together(refused, f"{{}} is not supported with {why}")
 
     def _media_folder(self) -> str:
         """The folder whose files requests may name, without links in its path."""

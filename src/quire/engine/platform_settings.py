@@ -77,19 +77,22 @@ def check_stages(config: EngineConfig) -> None:
     """Refuse what stages of a pipeline cannot do. Raises ConfigError."""
     if config.parallel.pipeline_parallel_size == 1:
         return
-    refused = {
-        "enable_lora": (config.lora is not None, "adapters"),
-        "merge_lora": (config.load.merge_lora is not None, "an adapter in the weights"),
-        "enable_prompt_embeds": (config.multimodal is not None and config.multimodal.prompt_embeds, "prompt_embeds"),
-        "speculative_config": (config.speculative is not None, "speculation"),
-        "load_format": (config.load.load_format == "sharded_state", "load_format='sharded_state'"),
+    asked = {
+        "enable_lora": config.lora is not None,
+        "merge_lora": config.load.merge_lora is not None,
+        "enable_prompt_embeds": config.multimodal is not None and config.multimodal.prompt_embeds,
+        "speculative_config": config.speculative is not None,
+        "load_format": config.load.load_format == "sharded_state",
     }
-    for setting, (is_asked, what) in refused.items():
+    stages = config.parallel.pipeline_parallel_size
+    refuse_together(asked, f"pipeline_parallel_size={stages} does not go with {{}} yet: use 1")
+
+
+def refuse_together(asked: Mapping[str, bool], text: str) -> None:
+    """Raises ConfigError for the first setting that is asked for; its name is where `text` has braces."""
+    for setting, is_asked in asked.items():
         if is_asked:
-            message = (
-                f"pipeline_parallel_size={config.parallel.pipeline_parallel_size} does not go with {what} yet: use 1"
-            )
-            raise ConfigError(message, setting=setting)
+            raise ConfigError(text.format(setting), setting=setting)
 
 
 def check_ranks(args: EngineSettings, platform: Platform) -> None:
@@ -135,12 +138,10 @@ def check_ranks(args: EngineSettings, platform: Platform) -> None:
 
 def _check_shared_experts(args: EngineSettings) -> None:
     """Raise ConfigError for what copies that share experts cannot do."""
-    refused = {
+    asked = {
         "pipeline_parallel_size": args.pipeline_parallel_size > 1,
-        "load_format='sharded_state'": args.load_format == "sharded_state",
+        "load_format": args.load_format == "sharded_state",
         "prefill_context_parallel_size": args.prefill_context_parallel_size > 1,
     }
-    for other, is_asked in refused.items():
-        if is_asked:
-            text = f"with enable_expert_parallel it does not go with {other}: leave one of them out."
-            raise ConfigError.of("data_parallel_size", text)
+    text = "data_parallel_size with enable_expert_parallel does not go with {}: leave one of them out"
+    refuse_together(asked, text)

@@ -87,6 +87,22 @@ BOUNDS: dict[str, Sequence[float]] = {
     "step_time": _bounds("0.0005 0.001 0.002 0.003 0.005 0.0075 0.01 0.015 0.02 0.03 0.05 0.1 0.2 0.5 1.0 2.0"),
 }
 """Of histograms, by the family of vLLM's that they belong to; `request_tokens` follows the model's length."""
+COUNTERS = {
+    "prompt_tokens": "Prompt tokens of requests that reached their first token.",
+    "prompt_tokens_cached": "Prompt tokens of finished sequences that the prefix cache gave.",
+    "generation_tokens": "Tokens generated.",
+    "jumped_tokens": "Generated tokens that no step sampled, because a grammar left no choice.",
+    "num_preemptions": "Times that a running sequence gave up its pages.",
+    "prefix_cache_queries": "Tokens looked up in the prefix cache.",
+    "prefix_cache_hits": "Tokens found in the prefix cache.",
+    "spec_decode_num_drafts": "Times that a sequence had guessed tokens verified.",
+    "spec_decode_num_draft_tokens": "Guessed tokens that were verified.",
+    "spec_decode_num_accepted_tokens": "Guessed tokens that were right.",
+    "lora_load_failures": "Adapters that could not be loaded.",
+    "lora_evictions": "Adapters that gave up their place on the device to another one.",
+    "engine_steps": "Steps that computed at least one token.",
+}
+"""What is counted since the start, by its name."""
 HISTOGRAMS = {
     "iteration_tokens_total": ("iteration_tokens", "Prompt tokens computed and tokens generated in a step."),
     "step_time_seconds": ("step_time", "What a step took the device, where that is known."),
@@ -200,7 +216,7 @@ class EngineMetrics:
         media: what was looked for among processed media, and found; None where there are none.
         copies: the figures of each of the model's copies, in order, which are told what it does first; none where there is one.
         first_copy: the number of the first of them.
-        histograms: those of `HISTOGRAMS`, by their names.
+        counts, histograms: those of `COUNTERS` and `HISTOGRAMS`, by their names.
     """
 
     def __init__(
@@ -215,23 +231,14 @@ class EngineMetrics:
         self.num_waiting = 0
         self.num_deferred = 0
         self.kv_cache_usage = 0.0
-        self.num_preemptions = 0
-        self.jumped_tokens = 0
-        self.num_drafts = self.num_draft_tokens = self.num_accepted_tokens = 0
+        self.counts = dict.fromkeys(COUNTERS, 0)
         self.accepted_per_position: list[int] = []
-        self.prefix_cache_queries = 0
-        self.prefix_cache_hits = 0
-        self.prompt_tokens = 0
-        self.generation_tokens = 0
-        self.prompt_tokens_cached = 0
-        self.num_steps = 0
         self.media: Looked | None = None
         self.events = EventLog()
         self.tenants = TenantTable()
         self.batch_lines = {"completed": 0, "failed": 0}
         self.adapters: AdapterStats | None = None
         self.max_loras = 0
-        self.num_adapter_failures = self.num_adapter_evictions = 0
         self.success: dict[str, int] = dict.fromkeys(FINISH_REASONS, 0)
         self.history = History()
         self.last_hour = LastHour(self.counters)
@@ -254,24 +261,24 @@ class EngineMetrics:
             self.num_waiting, self.num_deferred = stats.num_waiting, stats.num_deferred
             if stats.num_total_blocks:
                 self.kv_cache_usage = 1.0 - stats.num_free_blocks / stats.num_total_blocks
-        self.num_preemptions += stats.num_preemptions
-        self.jumped_tokens += stats.num_jumped_tokens
+        self.counts["num_preemptions"] += stats.num_preemptions
+        self.counts["jumped_tokens"] += stats.num_jumped_tokens
         if stats.num_drafts:
             self._record_drafts(stats)
-        self.prefix_cache_queries += stats.prefix_cache_queries
-        self.prefix_cache_hits += stats.prefix_cache_hits
+        self.counts["prefix_cache_queries"] += stats.prefix_cache_queries
+        self.counts["prefix_cache_hits"] += stats.prefix_cache_hits
         if stats.adapters is not None:
             self.adapters = stats.adapters
-            self.num_adapter_failures += stats.adapters.num_failures
-            self.num_adapter_evictions += stats.adapters.num_evictions
+            self.counts["lora_load_failures"] += stats.adapters.num_failures
+            self.counts["lora_evictions"] += stats.adapters.num_evictions
             for seconds in stats.adapters.load_seconds:
                 self.histograms["lora_load_time_seconds"].observe(seconds)
         if stats.num_batched_tokens:
-            self.num_steps += 1
+            self.counts["engine_steps"] += 1
             self.histograms["iteration_tokens_total"].observe(stats.num_iteration_tokens)
             if stats.step_ms > 0.0:
                 self.histograms["step_time_seconds"].observe(stats.step_ms / 1e3)
-        self.history.note(self.num_running, self.num_waiting, self.kv_cache_usage, self.generation_tokens)
+        self.history.note(self.num_running, self.num_waiting, self.kv_cache_usage, self.counts["generation_tokens"])
         self.last_hour.note()
 
     def counters(self) -> dict[str, float]:
@@ -281,9 +288,9 @@ class EngineMetrics:
             "request_success_total": float(sum(self.success.values())),
             "request_queue_time_seconds_sum": queued.total,
             "request_queue_time_seconds_count": float(queued.count),
-            "num_preemptions_total": float(self.num_preemptions),
-            "prefix_cache_queries_total": float(self.prefix_cache_queries),
-            "prefix_cache_hits_total": float(self.prefix_cache_hits),
+            "num_preemptions_total": float(self.counts["num_preemptions"]),
+            "prefix_cache_queries_total": float(self.counts["prefix_cache_queries"]),
+            "prefix_cache_hits_total": float(self.counts["prefix_cache_hits"]),
             "admission_rejections_total": float(happened[EventKind.REFUSAL]),
             "request_deadlines_missed_total": float(happened[EventKind.DEADLINE]),
             "engine_restarts_total": float(happened[EventKind.RESTART]),
@@ -291,9 +298,9 @@ class EngineMetrics:
         }
 
     def _record_drafts(self, stats: SchedulerStats) -> None:
-        self.num_drafts += stats.num_drafts
-        self.num_draft_tokens += stats.num_draft_tokens
-        self.num_accepted_tokens += sum(stats.accepted_per_position)
+        self.counts["spec_decode_num_drafts"] += stats.num_drafts
+        self.counts["spec_decode_num_draft_tokens"] += stats.num_draft_tokens
+        self.counts["spec_decode_num_accepted_tokens"] += sum(stats.accepted_per_position)
         counts = self.accepted_per_position
         counts += [0] * (len(stats.accepted_per_position) - len(counts))
         for position, count in enumerate(stats.accepted_per_position):
@@ -301,12 +308,12 @@ class EngineMetrics:
 
     def record_first_token(self, seconds_since_arrival: float, num_prompt_tokens: int) -> None:
         self.histograms["time_to_first_token_seconds"].observe(seconds_since_arrival)
-        self.prompt_tokens += num_prompt_tokens
-        self.generation_tokens += 1
+        self.counts["prompt_tokens"] += num_prompt_tokens
+        self.counts["generation_tokens"] += 1
 
     def record_next_tokens(self, seconds: float, count: int = 1, times: int = 1) -> None:
         self.histograms["inter_token_latency_seconds"].observe(seconds / count, count * times)
-        self.generation_tokens += count * times
+        self.counts["generation_tokens"] += count * times
 
     def record_refusal(self, text: str, tenant: str = "") -> None:
         """There was no room for a request; `text` says why."""
@@ -321,7 +328,7 @@ class EngineMetrics:
                 self.histograms[name].observe(value)
         if request.scheduled is not None:
             self._record_tenant(request)
-            self.prompt_tokens_cached += request.num_cached_tokens
+            self.counts["prompt_tokens_cached"] += request.num_cached_tokens
 
     def _record_tenant(self, request: FinishedRequest) -> None:
         row = self.tenants.row_of(request.tenant)
@@ -347,10 +354,10 @@ class StatsLogger:
         if elapsed < self._interval_s:
             return None
         figures = (
-            metrics.prompt_tokens,
-            metrics.generation_tokens,
-            metrics.prefix_cache_queries,
-            metrics.prefix_cache_hits,
+            metrics.counts["prompt_tokens"],
+            metrics.counts["generation_tokens"],
+            metrics.counts["prefix_cache_queries"],
+            metrics.counts["prefix_cache_hits"],
         )
         prompt, generation, queries, hits = (new - old for new, old in zip(figures, self._last[1:], strict=True))
         self._last = (now, *figures)

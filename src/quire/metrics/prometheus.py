@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from quire.config import CacheConfig
 from quire.logger import init_logger
-from quire.metrics.engine_metrics import HISTOGRAMS, EngineMetrics, Histogram
+from quire.metrics.engine_metrics import COUNTERS, HISTOGRAMS, EngineMetrics, Histogram
 from quire.metrics.events import EventKind
 from quire.plugins.vendor import METRICS
 
@@ -35,21 +35,6 @@ _GAUGES = (
 _OLDER_GAUGES = (("gpu_cache_usage_perc", "kv_cache_usage", "kv_cache_usage_perc under its older name."),)
 """Names that vLLM has given up and boards still ask for: under its prefix alone."""
 
-_COUNTERS = (
-    ("prompt_tokens", "prompt_tokens", "Prompt tokens of requests that reached their first token."),
-    ("prompt_tokens_cached", "prompt_tokens_cached", "Prompt tokens of finished sequences that the prefix cache gave."),
-    ("generation_tokens", "generation_tokens", "Tokens generated."),
-    ("jumped_tokens", "jumped_tokens", "Generated tokens that no step sampled, because a grammar left no choice."),
-    ("num_preemptions", "num_preemptions", "Times that a running sequence gave up its pages."),
-    ("prefix_cache_queries", "prefix_cache_queries", "Tokens looked up in the prefix cache."),
-    ("prefix_cache_hits", "prefix_cache_hits", "Tokens found in the prefix cache."),
-    ("spec_decode_num_drafts", "num_drafts", "Times that a sequence had guessed tokens verified."),
-    ("spec_decode_num_draft_tokens", "num_draft_tokens", "Guessed tokens that were verified."),
-    ("spec_decode_num_accepted_tokens", "num_accepted_tokens", "Guessed tokens that were right."),
-    ("lora_load_failures", "num_adapter_failures", "Adapters that could not be loaded."),
-    ("lora_evictions", "num_adapter_evictions", "Adapters that gave up their place on the device to another one."),
-    ("engine_steps", "num_steps", "Steps that computed at least one token."),
-)
 _MEDIA = (
     ("mm_cache_queries", "num_queries", "Items of media looked up among those that were processed."),
     ("mm_cache_hits", "num_hits", "Items of media that were not processed again."),
@@ -109,8 +94,9 @@ class EngineCollector(Collector):
                 }
             ),
         )
-        for name, field, text in _COUNTERS:
-            yield _counter(prefix + name, text, _LABELS, self._of_copies(_figure(field)))
+        for name, text in COUNTERS.items():
+            counted = self._of_copies(lambda copy, name=name: {(): copy.counts[name]})
+            yield _counter(prefix + name, text, _LABELS, counted)
         success = self._of_copies(lambda copy: {(reason,): count for reason, count in copy.success.items()})
         yield _counter(prefix + "request_success", "Finished sequences.", [*_LABELS, "finished_reason"], success)
         rejected = {(metrics.model_name, "queue_full"): metrics.events.totals[EventKind.REFUSAL]}

@@ -94,7 +94,7 @@ async def test_the_page_is_told_what_the_model_can_do(server):
 
 async def test_first_words_and_the_history_of_all_processes_are_shown(server):
     async with server() as s:
-        s.engine.metrics.generation_tokens = 3
+        s.engine.metrics.counts["generation_tokens"] = 3
         s.engine.metrics.history.note(1, 0, 0.5, 3)
         s.engine.first_words["a"] = "What is"
         answer = (await s.client.get(f"/console/state?{OWN}=1")).content
