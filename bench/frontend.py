@@ -213,7 +213,6 @@ def measure_server(args: argparse.Namespace) -> dict[str, Any]:
 def measure_parts(num_streams: int) -> dict[str, float]:
     """Microseconds a token of each part before the socket, for a step in which every stream gets a token."""
     from quire.codec import encode
-    from quire.engine.frontend import make_record
     from quire.engine.input_processor import InputProcessor
     from quire.engine.messages import Outputs, decoder_at_frontend
     from quire.engine.output_processor import OutputProcessor
@@ -229,9 +228,7 @@ def measure_parts(num_streams: int) -> dict[str, float]:
         processor = OutputProcessor([EngineMetrics("steady", config.model.max_model_len)])
         params = SamplingParams(max_tokens=4 * STEPS, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
         prompt = inputs.tokenize([FIRST_TOKEN] * 16)
-        records = [
-            make_record(inputs.process(f"cmpl-{number:032x}-1", prompt, params)) for number in range(num_streams)
-        ]
+        records = [inputs.process(f"cmpl-{number:032x}-1", prompt, params) for number in range(num_streams)]
     for record in records:
         processor.add(record)
     ids = [record.engine_requests[0].request_id for record in records]

@@ -18,7 +18,7 @@ from quire.config import (
     ParallelConfig,
     SchedulerConfig,
 )
-from quire.engine.input_processor import InputProcessor, ProcessedRequest
+from quire.engine.input_processor import InputProcessor
 from quire.engine.request_record import RequestRecord
 from quire.engine.tokenizer_source import TokenizerSource
 from quire.sampling_params import SamplingParams
@@ -81,20 +81,14 @@ def write_model_folder(folder: Path, vocab_size: int = 512) -> Path:
 
 def process(
     config: EngineConfig, prompt: Any, params: SamplingParams, request_id: str = "r", **options: Any
-) -> ProcessedRequest:
+) -> RequestRecord:
     """One request through a fresh input processor."""
     processor = InputProcessor(config, TokenizerSource(config.model), **options)
     return processor.process(request_id, processor.tokenize(prompt), params)
 
 
-def make_record(processed: ProcessedRequest, tokenizer: Tokenizer | None) -> RequestRecord:
+def make_record(record: RequestRecord, tokenizer: Tokenizer | None) -> RequestRecord:
     """The record that the engine would keep."""
-    return RequestRecord(
-        request_id=processed.request_id,
-        prompt=processed.prompt.text,
-        prompt_token_ids=processed.prompt.token_ids,
-        params=processed.params,
-        engine_requests=processed.engine_requests,
-        arrival_time=processed.arrival_time,
-        tokenizer=tokenizer,
-    )
+    record.tokenizer = tokenizer
+    record.begin()
+    return record

@@ -35,15 +35,15 @@ def refused(config, prompt, params, **options) -> RequestError:
 )
 def test_token_ids_are_taken_in_every_form(prompt):
     processed = process(make_config(), prompt, SamplingParams())
-    assert list(processed.engine_requests[0].prompt_token_ids) == processed.prompt.token_ids == [5, 6, 7]
-    assert all(type(token_id) is int for token_id in processed.prompt.token_ids)
+    assert list(processed.engine_requests[0].prompt_token_ids) == processed.prompt_token_ids == [5, 6, 7]
+    assert all(type(token_id) is int for token_id in processed.prompt_token_ids)
 
 
 def test_the_user_s_list_and_params_stay_the_user_s(model_folder):
     prompt, params = [5, 6, 7], SamplingParams(max_tokens=None)
     processed = process(make_config(model_folder), prompt, params)
     prompt.append(8)
-    assert list(processed.engine_requests[0].prompt_token_ids) == processed.prompt.token_ids == [5, 6, 7]
+    assert list(processed.engine_requests[0].prompt_token_ids) == processed.prompt_token_ids == [5, 6, 7]
     assert params.max_tokens is None and params.eos_token_ids == []
     assert processed.params.max_tokens == 256 - 3
 
@@ -51,8 +51,8 @@ def test_the_user_s_list_and_params_stay_the_user_s(model_folder):
 @pytest.mark.parametrize("prompt", ["hello", {"prompt": "hello"}, {"prompt": "hello", "cache_salt": "s"}])
 def test_text_is_tokenized_and_kept(model_folder, tokenizer, prompt):
     processed = process(make_config(model_folder), prompt, SamplingParams())
-    assert processed.prompt.text == "hello"
-    assert processed.prompt.token_ids == tokenizer.encode("hello")
+    assert processed.prompt == "hello"
+    assert processed.prompt_token_ids == tokenizer.encode("hello")
     assert processed.engine_requests[0].cache_salt == (prompt.get("cache_salt") if isinstance(prompt, dict) else None)
 
 
@@ -148,12 +148,12 @@ def test_the_cost_of_logprobs_is_a_product():
 
 @pytest.mark.parametrize(("keep", "left"), [(2, [8, 9]), (9, [6, 7, 8, 9]), (-1, [6, 7, 8, 9])])
 def test_truncation_keeps_the_last_tokens(keep, left):
-    assert process(make_config(), [6, 7, 8, 9], SamplingParams(truncate_prompt_tokens=keep)).prompt.token_ids == left
+    assert process(make_config(), [6, 7, 8, 9], SamplingParams(truncate_prompt_tokens=keep)).prompt_token_ids == left
 
 
 def test_truncation_to_what_fits_leaves_room_for_one_token():
     processed = process(make_config(), list(range(5, 305)), SamplingParams(truncate_prompt_tokens=-1))
-    assert processed.prompt.token_ids == list(range(305 - 255, 305))
+    assert processed.prompt_token_ids == list(range(305 - 255, 305))
     assert processed.params.max_tokens == 1
 
 

@@ -103,6 +103,7 @@ def test_prompt_logprobs_of_which_a_part_came_do_not_come_twice() -> None:
     request = EngineRequest("a", token_array(range(6)))
     params = SamplingParams(prompt_logprobs=0)
     record = RequestRecord("a", None, list(range(6)), params, [request], 0.0, None)
+    record.begin()
 
     def chunk(*token_ids: int) -> EngineCoreOutput:
         count = len(token_ids)

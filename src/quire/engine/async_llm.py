@@ -21,8 +21,8 @@ from quire.engine.beam_search import BeamSearch, BeamSearches
 from quire.engine.caller import CALLER, Caller, RequestOptions, asking, check_copy, check_options, merge_caller
 from quire.engine.control import NOTED, AsyncControl
 from quire.engine.core_client import CoreClient
-from quire.engine.frontend import Frontend, make_record
-from quire.engine.input_processor import ProcessedRequest, TokenizedPrompt, check_params
+from quire.engine.frontend import Frontend
+from quire.engine.input_processor import TokenizedPrompt, check_params
 from quire.engine.output_processor import StatsHook
 from quire.engine.process_client import open_client
 from quire.engine.queue_view import QueueView
@@ -177,7 +177,7 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
         constraint: StructuredOutputsParams | None = getattr(params, "structured_outputs", None)
         if constraint is not None and not self.input_processor.knows_grammar(constraint):
             await asyncio.to_thread(self.input_processor.check_grammar, constraint)
-        processed = self.process(
+        record = self.process(
             request_id,
             tokenized,
             params,
@@ -187,29 +187,28 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
             priority=options.get("priority", 0),
         )
         if resumed := options.get("resumed_token_ids"):
-            (request,) = processed.engine_requests
+            (request,) = record.engine_requests
             request.resumed_token_ids = list(resumed)
-        return self._queue(processed, self._caller(options, arrival_time), options.get("trace_headers"))
+        return self._queue(record, self._caller(options, arrival_time), options.get("trace_headers"))
 
     def _caller(self, options: RequestOptions, arrival_time: float) -> Caller:
         return merge_caller(options, arrival_time, self.config.scheduler.request_timeout)
 
     def _queue(
-        self, processed: ProcessedRequest, caller: Caller, trace_headers: Mapping[str, str] | None = None
+        self, record: RequestRecord, caller: Caller, trace_headers: Mapping[str, str] | None = None
     ) -> RequestStream:
         self._use_running_loop()
         self._check_alive()
-        self.input_processor.attach(processed.engine_requests, caller.adapter)
+        self.input_processor.attach(record.engine_requests, caller.adapter)
         check_copy(caller.copy, self.config.parallel.data_parallel_size)
         now = time.monotonic()
         if 0.0 < caller.deadline <= now:
             raise DeadlineError("the request's timeout has passed before it was queued")
-        for request in processed.engine_requests:
+        for request in record.engine_requests:
             request.tenant, request.tenant_weight, request.deadline = caller.tenant, caller.weight, caller.deadline
             request.is_background, request.copy = caller.is_background, caller.copy
-        record = make_record(processed)
-        stream = RequestStream(record, self._abort)
         self._outputs.add(record)
+        stream = RequestStream(record, self._abort)
         self._to_add.append(record)
         if caller.deadline:
             stream.timer = asyncio.get_running_loop().call_later(caller.deadline - now, self._expire, record)
@@ -293,7 +292,7 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
         ids = (f"{request_id}.{number}" for number in itertools.count())
         searches = BeamSearches([search], self.input_processor, ids)
         while requests := searches.next_requests():
-            tasks = [asyncio.ensure_future(self._final(self._queue(processed, caller))) for processed in requests]
+            tasks = [asyncio.ensure_future(self._final(self._queue(record, caller))) for record in requests]
             try:
                 searches.advance(await asyncio.gather(*tasks))
             finally:

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from quire.adapters import LoRARequest
 from quire.config import ModelConfig, limits
 from quire.engine.caller import asking
-from quire.engine.input_processor import InputProcessor, ProcessedRequest, TokenizedPrompt, end_token_ids
+from quire.engine.input_processor import InputProcessor, TokenizedPrompt, end_token_ids
+from quire.engine.request_record import RequestRecord
 from quire.errors import EngineError, RequestError
 from quire.logprobs import LogprobsOnePosition
 from quire.outputs import CompletionOutput, RequestOutput
@@ -198,12 +199,12 @@ class BeamSearches:
         self._limit = limit
         self._active: list[BeamSearch] = []
 
-    def next_requests(self) -> list[ProcessedRequest]:
+    def next_requests(self) -> list[RequestRecord]:
         """What to run to its end next; none when all searches have ended."""
         self._active = [search for search in self._searches if not search.is_finished][: self._limit]
         return [self._process(search, prompt) for search in self._active for prompt in search.next_prompts()]
 
-    def _process(self, search: BeamSearch, prompt: TokenizedPrompt) -> ProcessedRequest:
+    def _process(self, search: BeamSearch, prompt: TokenizedPrompt) -> RequestRecord:
         with asking(search.adapter):
             return self._processor.process(
                 next(self._ids),

@@ -11,12 +11,12 @@ from typing import Any, Generic, TypeVar
 from quire.adapters import LoRARequest
 from quire.config import EngineConfig, ModelConfig
 from quire.engine.core_client import CoreClient
-from quire.engine.input_processor import InputProcessor, ProcessedRequest, TokenizedPrompt, prepare_grammars
+from quire.engine.input_processor import InputProcessor, TokenizedPrompt, prepare_grammars
 from quire.engine.io_processor import load_io_processor
 from quire.engine.messages import AbortRequests, AddRequests, GivenUp
 from quire.engine.output_processor import OutputProcessor, StatsHook
 from quire.engine.pooling_processor import PoolingProcessor
-from quire.engine.request_record import NO_TOKENS, PoolingRecord, RequestRecord
+from quire.engine.request_record import RequestRecord
 from quire.engine.stat_loggers import load_stat_loggers
 from quire.engine.tokenization import Tokenization
 from quire.engine.tokenizer_source import TokenizerSource
@@ -129,7 +129,7 @@ class Frontend(Generic[ClientT]):
         priority: int = 0,
         tenant: str = "",
         adapter: LoRARequest | None = None,
-    ) -> ProcessedRequest:
+    ) -> RequestRecord:
         """A request that may be queued, of either kind. Raises RequestError: it cannot be served."""
         if prompt_text is not None:
             prompt = dataclasses.replace(prompt, text=prompt_text)
@@ -207,22 +207,6 @@ class Frontend(Generic[ClientT]):
     def model_config(self) -> ModelConfig:
         """The model's settings."""
         return self.config.model
-
-
-def make_record(processed: ProcessedRequest) -> RequestRecord:
-    """The record of a request that is about to be queued."""
-    pools = isinstance(processed.params, PoolingParams)
-    own: dict[str, Any] = {"late_chunking": processed.late_chunking} if pools else {}
-    return (PoolingRecord if pools else RequestRecord)(
-        request_id=processed.request_id,
-        prompt=processed.prompt.text,
-        prompt_token_ids=processed.prompt.token_ids,
-        params=NO_TOKENS if isinstance(processed.params, PoolingParams) else processed.params,
-        engine_requests=processed.engine_requests,
-        arrival_time=processed.arrival_time,
-        tokenizer=processed.tokenizer,
-        **own,
-    )
 
 
 def with_processor_options(prompts: list[PromptType], options: dict[str, Any] | None) -> list[PromptType]:

@@ -22,6 +22,7 @@ from quire.adapters import LoRARequest, adapter_of_media, check_adapter
 from quire.config import EngineConfig, ModelConfig, limits
 from quire.config.kv_transfer import HIDDEN_STATES
 from quire.engine.prompt_halves import PromptHalves
+from quire.engine.request_record import RequestRecord
 from quire.engine.tokenizer_source import TokenizerSource
 from quire.engine.virtual_tokens import VirtualTokens
 from quire.errors import RequestError
@@ -31,10 +32,8 @@ from quire.multimodal.encoder_half import EncoderHalf
 from quire.multimodal.given_embeds import PLACEHOLDER, embeds_items, read_embeds
 from quire.multimodal.media_source import as_given, in_threads, opener
 from quire.multimodal.processor import MediaProcessor
-from quire.outputs import LateChunkingMetadata
 from quire.parsers.choice import AUTO, NONE, apply_response_template, apply_strings, choose_formats
 from quire.parsers.thinking import check_budget, find_prompt_thinking
-from quire.pooling_params import PoolingParams
 from quire.request import SEED_BITS, EngineRequest, TokenIds, child_seed, token_array
 from quire.sampling_params import SamplingParams, StructuredOutputsParams
 from quire.structured_output.grammars import Grammars, shared_grammars
@@ -81,19 +80,6 @@ class TokenizedPrompt:
         if self.media and len(token_ids) != len(self.token_ids):
             raise RequestError("a prompt with media cannot be truncated", param="truncate_prompt_tokens")
         return self if token_ids is self.token_ids else dataclasses.replace(self, token_ids=token_ids, array=None)
-
-
-@dataclasses.dataclass(slots=True)
-class ProcessedRequest:
-    """A request that may be queued: one `EngineRequest` for each of its `n` sequences."""
-
-    request_id: str
-    prompt: TokenizedPrompt
-    params: SamplingParams | PoolingParams
-    engine_requests: list[EngineRequest]
-    arrival_time: float
-    tokenizer: Tokenizer | None
-    late_chunking: LateChunkingMetadata | None = None
 
 
 def check_in_vocabulary(token_ids: TokenIds, vocab_size: int, param: str) -> None:
@@ -345,7 +331,7 @@ class InputProcessor:
         is_beam: bool = False,
         is_continuation: bool = False,
         adapter: LoRARequest | None = None,
-    ) -> ProcessedRequest:
+    ) -> RequestRecord:
         """A request that may be queued. `params` is copied, never changed. A step of a beam search (`is_beam`) may ask for as
         many logprobs as it has candidates; `is_continuation`: it is not the first one.
         Raises RequestError: something about it cannot be served; `param` names it."""
@@ -382,7 +368,7 @@ class InputProcessor:
             for index in range(params.n)
         ]
         self.attach(engine_requests, adapter or adapter_of_media(self._by_media, prompt.media))
-        return ProcessedRequest(request_id, prompt, params, engine_requests, arrival_time, tokenizer)
+        return RequestRecord(request_id, prompt.text, token_ids, params, engine_requests, arrival_time, tokenizer)
 
     def attach(self, requests: list[EngineRequest], adapter: LoRARequest | None) -> None:
         """Give the sequences of a request their adapter.

@@ -13,8 +13,8 @@ from quire.engine.arg_utils import EngineArgs
 from quire.engine.caller import asking
 from quire.engine.control import EngineControl
 from quire.engine.core_client import BlockingClient, InprocClient, WaitingClient
-from quire.engine.frontend import Frontend, make_record
-from quire.engine.input_processor import ProcessedRequest, TokenizedPrompt
+from quire.engine.frontend import Frontend
+from quire.engine.input_processor import TokenizedPrompt
 from quire.engine.messages import AbortRequests, AddRequests, GivenUp, Restarted, Restarting
 from quire.engine.output_processor import StatsHook
 from quire.engine.request_record import RequestRecord
@@ -130,21 +130,21 @@ class LLMEngine(Frontend[BlockingClient], EngineControl):
         tokenization = Tokenization.of(tokenization_kwargs)
         with asking(lora_request):
             tokenized = self.tokenize(prompt, params, tokenization)
-            processed = self.process(
+            record = self.process(
                 request_id, tokenized, params, tokenization, **fields, tenant=tenant, adapter=lora_request
             )
-        self.add_processed([processed])
+        self.add_processed([record])
         return request_id
 
-    def add_processed(self, requests: Sequence[ProcessedRequest]) -> None:
+    def add_processed(self, records: Sequence[RequestRecord]) -> None:
         """Queue requests that were processed before: all of them, or none. Raises RequestError: an id is in use."""
         added: list[str] = []
         try:
-            for processed in requests:
-                self._outputs.add(make_record(processed))
-                added.append(processed.request_id)
+            for record in records:
+                self._outputs.add(record)
+                added.append(record.request_id)
             self._client.check_alive()
-            self._client.send(AddRequests([request for processed in requests for request in processed.engine_requests]))
+            self._client.send(AddRequests([request for record in records for request in record.engine_requests]))
         except BaseException:
             for request_id in added:
                 self._outputs.discard(request_id)

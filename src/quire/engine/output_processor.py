@@ -72,6 +72,7 @@ class OutputProcessor:
             message = f"request_id {record.request_id!r} is in use by a request that has not ended"
             raise RequestError(message, param="request_id")
         self._records[record.request_id] = record
+        record.begin()
         for sequence in record.sequences:
             self._sequences[sequence.core_id] = (record, sequence)
 

@@ -15,11 +15,11 @@ from quire.config.pooling import FILLED_UP, IMAGES_ALONE
 from quire.engine.caller import asking
 from quire.engine.input_processor import (
     InputProcessor,
-    ProcessedRequest,
     TokenizedPrompt,
     check_params,
     check_truncation,
 )
+from quire.engine.request_record import NO_TOKENS, PoolingRecord
 from quire.engine.tokenizer_source import TokenizerSource
 from quire.errors import RequestError, TooLongError
 from quire.inputs import PromptType
@@ -178,7 +178,7 @@ class PoolingProcessor:
         priority: int = 0,
         tenant: str = "",
         adapter: LoRARequest | None = None,
-    ) -> ProcessedRequest:
+    ) -> PoolingRecord:
         """A request that may be queued. `params` is copied, never changed.
         Raises RequestError: something about it cannot be served; `param` names it."""
         check_params(params, PoolingParams, "pooling_params")
@@ -206,8 +206,10 @@ class PoolingProcessor:
         self._inputs.attach([request], adapter)
         with asking(adapter):
             chunks = divide(prompt, completed, self._source)
-        prompt = prompt.with_ids(token_ids)
-        return ProcessedRequest(request_id, prompt, completed, [request], arrival_time, None, chunks)
+        token_ids = prompt.with_ids(token_ids).token_ids  # a prompt with media is not truncated
+        record = PoolingRecord(request_id, prompt.text, token_ids, NO_TOKENS, [request], arrival_time, None)
+        record.late_chunking = chunks
+        return record
 
     def _filled_up(self, token_ids: list[int]) -> list[int]:
         """A text as the model reads it. Raises RequestError: it reads none."""

@@ -376,7 +376,8 @@ class RequestRecord:
     kv_transfer_params: dict[str, Any] | None = None
     copy: int = 0
 
-    def __post_init__(self) -> None:
+    def begin(self) -> None:
+        """Its sequences begin, as the core is given them."""
         self.sequences = [
             SequenceState(request, index, self.tokenizer) for index, request in enumerate(self.engine_requests)
         ]

@@ -5,14 +5,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from quire.engine.input_processor import ProcessedRequest
+from quire.engine.request_record import RequestRecord
 
 PART = 16
 """Prompts of a part."""
 PARTS_AHEAD = 2
 """Parts that are prepared before they are asked for."""
 
-Prepare = Callable[[slice], list[ProcessedRequest]]
+Prepare = Callable[[slice], list[RequestRecord]]
 """Makes requests of some of a call's prompts. Raises RequestError: one of them cannot be served."""
 
 
@@ -31,7 +31,7 @@ class Ahead:
     def __init__(self, prepare: Prepare, count: int, part: int) -> None:
         self.count, self.first = count, prepare(slice(0, part))
         self._prepare, self._slices = prepare, deque(slice(at, at + part) for at in range(part, count, part or 1))
-        self._coming: deque[Future[list[ProcessedRequest]]] = deque()
+        self._coming: deque[Future[list[RequestRecord]]] = deque()
         self._thread = ThreadPoolExecutor(1, "quire-ahead") if self._slices else None
         self._look_ahead()
 
@@ -40,7 +40,7 @@ class Ahead:
         """Whether there are parts that nobody has taken."""
         return bool(self._coming)
 
-    def take(self, *, wait: bool) -> Sequence[ProcessedRequest]:
+    def take(self, *, wait: bool) -> Sequence[RequestRecord]:
         """The next part, or nothing while it is being prepared. Raises RequestError: one of it cannot be served.
 
         Args:

@@ -22,8 +22,9 @@ from quire.engine.caller import asking
 from quire.engine.collector import CollectorPause
 from quire.engine.control import EngineControl
 from quire.engine.frontend import with_processor_options
-from quire.engine.input_processor import ProcessedRequest, TokenizedPrompt, check_params
+from quire.engine.input_processor import TokenizedPrompt, check_params
 from quire.engine.llm_engine import LLMEngine
+from quire.engine.request_record import RequestRecord
 from quire.engine.tokenization import Tokenization
 from quire.entrypoints.ahead import PART, Ahead, Prepare
 from quire.entrypoints.conversations import (
@@ -229,7 +230,7 @@ class LLM(PoolingMethods, EngineControl):
         params, priorities = self._params_per_prompt(sampling_params, count), _priorities(priority, count)
         adapters = adapters_per_prompt(lora_request, count)
 
-        def prepare(part: slice) -> list[ProcessedRequest]:
+        def prepare(part: slice) -> list[RequestRecord]:
             prompts = self._read(given[part], read, tokenization, adapters[part])
             return self._process(prompts, params[part], priorities[part], adapters[part])
 
@@ -394,9 +395,9 @@ class LLM(PoolingMethods, EngineControl):
         params: list[SamplingParams],
         priorities: Sequence[int],
         adapters: Sequence[LoRARequest | None],
-    ) -> list[ProcessedRequest]:
+    ) -> list[RequestRecord]:
         """Check all, so that all or none are queued."""
-        process, processed = self.llm_engine.input_processor.process, list[ProcessedRequest]()
+        process, processed = self.llm_engine.input_processor.process, list[RequestRecord]()
         for prompt, one, rank, adapter in zip(prompts, params, priorities, adapters, strict=True):
             with asking(adapter):
                 processed.append(process(next(self._ids), prompt, one, priority=rank, adapter=adapter))
@@ -420,7 +421,7 @@ class LLM(PoolingMethods, EngineControl):
 
     def _run(
         self,
-        requests: list[ProcessedRequest],
+        requests: list[RequestRecord],
         use_tqdm: Tqdm = False,
         pause: CollectorPause | None = None,
         ahead: Ahead | None = None,

@@ -10,10 +10,11 @@ from typing import Any, TypedDict, Unpack
 
 from quire.adapters import LoRARequest
 from quire.engine.caller import asking
-from quire.engine.input_processor import ProcessedRequest, TokenizedPrompt, check_params
+from quire.engine.input_processor import TokenizedPrompt, check_params
 from quire.engine.io_processor import prompts_of
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.pooling_processor import join_pieces
+from quire.engine.request_record import RequestRecord
 from quire.engine.tokenization import Tokenization
 from quire.entrypoints.conversations import Adapters, adapters_per_prompt, as_prompts, check_count, with_media
 from quire.entrypoints.media_parts import MediaMessages
@@ -69,7 +70,7 @@ class PoolingMethods:
 
     llm_engine: LLMEngine
     _ids: Iterator[str]
-    _run: Callable[[list[ProcessedRequest], Any], list[Any]]
+    _run: Callable[[list[RequestRecord], Any], list[Any]]
     _render: Callable[..., list[TokenizedPrompt]]
     _by_tokenizer: Callable[..., Iterator[tuple[LoRARequest | None, list[Any]]]]
 
