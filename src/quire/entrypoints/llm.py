@@ -421,7 +421,7 @@ class LLM(PoolingMethods, EngineControl):
 
     def _run(
         self,
-        requests: list[RequestRecord],
+        requests: Sequence[RequestRecord],
         use_tqdm: Tqdm = False,
         pause: CollectorPause | None = None,
         ahead: Ahead | None = None,

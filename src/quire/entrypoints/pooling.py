@@ -70,7 +70,7 @@ class PoolingMethods:
 
     llm_engine: LLMEngine
     _ids: Iterator[str]
-    _run: Callable[[list[RequestRecord], Any], list[Any]]
+    _run: Callable[[Sequence[RequestRecord], Any], list[Any]]
     _render: Callable[..., list[TokenizedPrompt]]
     _by_tokenizer: Callable[..., Iterator[tuple[LoRARequest | None, list[Any]]]]
 
