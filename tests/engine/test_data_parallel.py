@@ -71,14 +71,16 @@ def test_two_copies_answer_as_one_and_share_the_work() -> None:
             )
             for i, outputs in enumerate(results):
                 assert outputs[-1].outputs[0].token_ids == oracle([5, i], 30, i)
-            steps = [copy.num_steps for copy in engine.metrics.copies]
+            steps = [copy.counts["engine_steps"] for copy in engine.metrics.copies]
             assert min(steps) >= 30 and engine.metrics.counts["engine_steps"] == sum(steps)
             assert engine.metrics.num_running == 0
             text = PrometheusExposition(engine.metrics, cache_info(engine.config.cache)).exposition()[0].decode()
             assert f'quire:engine_steps_total{{engine="1",model_name="hash"}} {float(steps[1])}' in text
             ended = [copy.success["length"] for copy in engine.metrics.copies]
             assert sum(ended) == engine.metrics.success["length"] == 18 and min(ended) > 0
-            assert [copy.generation_tokens for copy in engine.metrics.copies] == [30 * count for count in ended]
+            assert [copy.counts["generation_tokens"] for copy in engine.metrics.copies] == [
+                30 * count for count in ended
+            ]
             assert f'engine="1",finished_reason="length",model_name="hash"}} {float(ended[1])}' in text
             assert f'quire:e2e_request_latency_seconds_count{{engine="0",model_name="hash"}} {float(ended[0])}' in text
             assert await engine.reset_prefix_cache() is True
@@ -123,7 +125,7 @@ def test_prompts_with_a_common_beginning_meet_in_one_copy_and_find_its_cache() -
                 for i, beginning in enumerate(beginnings):
                     prompt = [*beginning, *(30 + turn for _ in range(turn))]
                     await collect(engine.generate(prompt, sampling(max_tokens=2, seed=1), f"{turn}-{i}"))
-            hits = [copy.prefix_cache_hits for copy in engine.metrics.copies]
+            hits = [copy.counts["prefix_cache_hits"] for copy in engine.metrics.copies]
             assert min(hits) >= 2 * 252  # each beginning was computed once, by another copy
 
     run(main())
@@ -206,7 +208,7 @@ def test_a_request_can_name_its_copy_and_a_copy_that_does_not_exist_is_refused()
         async with an_engine() as engine:
             for number in range(3):
                 await collect(engine.generate([5], sampling(max_tokens=4, seed=1), str(number), data_parallel_rank=1))
-            assert [copy.num_steps > 0 for copy in engine.metrics.copies] == [False, True]
+            assert [copy.counts["engine_steps"] > 0 for copy in engine.metrics.copies] == [False, True]
             with pytest.raises(RequestError, match="data_parallel_rank is 2; this engine has the copies 0 to 1"):
                 await collect(engine.generate([5], sampling(max_tokens=4), "no", data_parallel_rank=2))
 

@@ -79,7 +79,7 @@ def test_hosts_that_join_answer_as_one_engine_start_their_cores_again_and_end_wi
         engine = await asyncio.to_thread(AsyncLLM.from_engine_config, head_config(port, 3, 2))
         try:
             await many(engine, 12, 30)
-            assert min(copy.num_steps for copy in engine.metrics.copies) >= 30
+            assert min(copy.counts["engine_steps"] for copy in engine.metrics.copies) >= 30
             assert await engine.reset_prefix_cache() is True
             options = sampling(max_tokens=900, seed=3, output_kind=RequestOutputKind.DELTA)
             streams = [engine.generate([5], options, str(number), data_parallel_rank=number) for number in (1, 2)]
