@@ -136,15 +136,15 @@ class LLMEngine(Frontend[BlockingClient], EngineControl):
         self.add_processed([record])
         return request_id
 
-    def add_processed(self, records: Sequence[RequestRecord]) -> None:
+    def add_processed(self, requests: Sequence[RequestRecord]) -> None:
         """Queue requests that were processed before: all of them, or none. Raises RequestError: an id is in use."""
         added: list[str] = []
         try:
-            for record in records:
+            for record in requests:
                 self._outputs.add(record)
                 added.append(record.request_id)
             self._client.check_alive()
-            self._client.send(AddRequests([request for record in records for request in record.engine_requests]))
+            self._client.send(AddRequests([request for record in requests for request in record.engine_requests]))
         except BaseException:
             for request_id in added:
                 self._outputs.discard(request_id)
