@@ -179,14 +179,10 @@ class SamplingRows:
 
     def find_forced(self, rows_S: IntArray, positions_S: IntArray) -> dict[int, list[int]]:
         """By row, the tokens that can only follow the one drawn at its position, if that is the last one known."""
-        members = np.flatnonzero(self.may_jump_R[rows_S]).tolist()
-        return self.forced_after([(int(rows_S[index]), int(positions_S[index])) for index in members])
-
-    def forced_after(self, drawn: list[tuple[int, int]]) -> dict[int, list[int]]:
-        """As `find_forced`, of rows that may jump, each with its position."""
+        members = np.flatnonzero(self.may_jump_R[rows_S])
         rows: list[int] = []
         outputs: list[tuple[Any, list[int]]] = []
-        for row, position in drawn:
+        for row, position in zip(rows_S[members].tolist(), positions_S[members].tolist(), strict=True):
             objects = self.objects[row]
             if objects.constraints is not None and objects.num_tokens == position + 1:
                 rows.append(row)

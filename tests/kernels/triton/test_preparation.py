@@ -172,12 +172,12 @@ def test_who_waits_for_a_kernel_goes_on_when_it_is_there(monkeypatch, tmp_path):
     process.add(VARIANTS[:3], ahead.LATER)
     process.wait_for(VARIANTS[2])
     process.wait_for(VARIANTS[3])  # nobody asked for that one before
-    assert process.has(VARIANTS[2:]) and not process.has(VARIANTS[1:]) and not process.is_idle()
+    assert process.has(VARIANTS[2:]) and not process.has(VARIANTS[1:]) and not process.wait(0)
     process.add(VARIANTS[1:2], ahead.FIRST)  # what was ordered for later is wanted now
     process.wait_for(VARIANTS[1])
     process.add(VARIANTS[:1], ahead.FIRST)
     process.finish()
-    assert process.wait(20) and process.is_idle()
+    assert process.wait(20) and process.wait(0)
     process.close()
 
 

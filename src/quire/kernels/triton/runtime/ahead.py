@@ -153,11 +153,6 @@ class CompilingProcess:
         """With the lock held: what is still to be compiled, without guesses."""
         return sum(self._urgency[name] < PERHAPS for name in self._pending)
 
-    def is_idle(self) -> bool:
-        """Whether everything that was added is compiled, or cannot be; guesses do not count."""
-        with self._changed:
-            return not self._num_needed()
-
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until everything that was added is compiled; whether it is. Guesses do not count."""
         with self._changed:
