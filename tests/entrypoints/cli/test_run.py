@@ -204,7 +204,9 @@ def test_of_several_models_one_that_embeds_says_what_to_use(registry: Path, monk
         assert main(["run", "second", *ask]) == 2
         told = capsys.readouterr().err
         assert "'second' pools" in told and f"texts go to {url}/v1/embeddings" in told and "--web" not in told
+        assert "other models there: first, third" in told
         assert main(["run", "first", *ask]) == main(["run", "third", *ask]) == 0
+        assert f"first goes on at {url}; `quire stop {url}` ends it." in capsys.readouterr().err
         assert main(["run", "first", "--web"]) == 2 and "has no page" in capsys.readouterr().err
         server.shutdown()
     assert talked == ["first", "third"], "of one that cannot be had, the talk says why"

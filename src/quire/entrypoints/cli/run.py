@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError.of("web", f"{server.url} serves several models and has no page: leave --web out")
     name = args.model if args.model in server.names else server.name
     if not args.web and (server.pools or (server.is_several and _embeds(server, name, args.api_key))):
-        raise _mute(name, f"texts go to {server.url}/v1/embeddings (or /classify, /rerank)", not server.is_several)
+        raise _mute(name, f"texts go to {server.url}/v1/embeddings (or /classify, /rerank)", server)
     if args.web:
         import webbrowser
 
@@ -62,7 +62,8 @@ def run(args: argparse.Namespace) -> int:
         webbrowser.open(f"{server.url}/")
         return 0
     code = _talk(args, server)
-    print(f"{server.name} goes on at {server.url}; `quire stop {server.name}` ends it.", file=sys.stderr)
+    stopped_by = server.url if server.is_several else server.name
+    print(f"{name} goes on at {server.url}; `quire stop {stopped_by}` ends it.", file=sys.stderr)
     return code
 
 
@@ -110,10 +111,12 @@ def _embeds(server: "RunningServer", name: str, keys: list[str] | None) -> bool:
     return False
 
 
-def _mute(model: str, served: str, has_page: bool = True) -> ConfigError:
+def _mute(model: str, served: str, server: "RunningServer | None" = None) -> ConfigError:
     told = f"{model!r} pools (it embeds or classifies texts) and cannot talk"
-    page = f"`quire run {model} --web` opens its page, " if has_page else ""
-    return ConfigError.of("model", f"{told}: {page}{served}")
+    if server is not None and server.is_several:
+        others = [name for name in server.names if name != model]
+        return ConfigError.of("model", f"{told}: {served}; other models there: {', '.join(others) or 'none'}")
+    return ConfigError.of("model", f"{told}: `quire run {model} --web` opens its page, {served}")
 
 
 def chosen_port(args: argparse.Namespace) -> list[str]:
