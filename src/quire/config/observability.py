@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from quire.config.checks import FLAG, TEXT, accept_aliases, aliases_of, check_keys, one_of, read_object, setting, whole
-from quire.errors import ConfigError, RequestError, refusing
+from quire.errors import ConfigError, refusing
 from quire.extras import install_command
 from quire.guards import is_sequence
 from quire.logger import init_logger
@@ -136,10 +136,8 @@ def profile_overrides(
     aliases = aliases_of(ProfilerConfig)
     given: dict[str, Any] = {aliases.get(name, name): value for name, value in asked.items() if value is not None}
     fields = {field.name for field in dataclasses.fields(ProfilerConfig)} - {"profiler", "dir"}
-    if unknown := sorted(given.keys() - fields):
-        message = f"a profile's {unknown[0]!r} cannot be chosen; these can: {', '.join(sorted(fields))}"
-        raise RequestError(message, param="profiler_kwargs")
     with refusing(ConfigError, param="profiler_kwargs"):
+        check_keys("profiler_kwargs", given, fields)
         read_object(ProfilerConfig, "profiler_kwargs", given)
     return given
 
