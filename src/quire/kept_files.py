@@ -18,6 +18,7 @@ import struct
 import tempfile
 import threading
 import time
+import uuid
 import weakref
 import zlib
 from collections.abc import Generator, Iterator, Sequence
@@ -189,6 +190,14 @@ class KeptFiles:
             size = file.stat().st_size
             file.unlink()
             self._bytes -= size
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write one file, whole or not at all, also where several processes write it. Its folder is made where it is missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+    partial.write_bytes(content)
+    partial.replace(path)
 
 
 def names_in(folder: Path) -> Iterator[bytes]:

@@ -8,7 +8,6 @@ import base64
 import dataclasses
 import functools
 import io
-import os
 import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from quire import envs
 from quire.config.multimodal import VideoReading
 from quire.errors import ConfigError
+from quire.kept_files import write_whole
 from quire.multimodal.image_files import PixelBudget
 from quire.multimodal.video import Frames, Video
 from quire.multimodal.video_files import decode_video
@@ -51,10 +51,7 @@ def sample(name: str) -> Path:
             raise ConfigError.of(
                 "assets", f"{SAMPLES}{name} cannot be fetched ({error}): put a file at {path}"
             ) from None
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"{path.name}.{os.getpid()}")
-        part.write_bytes(content)
-        part.replace(path)
+        write_whole(path, content)
     return path
 
 

@@ -5,7 +5,6 @@ The weights stay where they are; config.json's `quantization_config` names them.
 
 import hashlib
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from quire.config.gguf.container import GGUFFile, read_header
 from quire.config.gguf.model_config import build_config
 from quire.config.gguf.tokenizer import build_tokenizer
 from quire.errors import ConfigError
+from quire.kept_files import write_whole
 
 LAYOUT = 2
 """Raised when what is written changes, so that folders of earlier versions are not used."""
@@ -91,7 +91,4 @@ def _write_tokenizer(folder: Path, beside: Path, file: GGUFFile) -> None:
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
-    """All of it or nothing, also with several processes at once."""
-    partial = path.with_suffix(f".{os.getpid()}.part")
-    partial.write_text(json.dumps(content, ensure_ascii=False), "utf-8")
-    partial.replace(path)
+    write_whole(path, json.dumps(content, ensure_ascii=False).encode())

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from quire.config.hub.failures import Failure, explain, is_transient
 from quire.config.hub.listing import HubFile, HubSettings, Listing
+from quire.kept_files import write_whole
 from quire.logger import init_logger
 
 logger = init_logger(__name__)
@@ -82,10 +83,7 @@ class HuggingFaceHub:
         if self._revision == listing.commit or listing.is_local:
             return
         with contextlib.suppress(OSError):  # a cache that is only read
-            reference.parent.mkdir(parents=True, exist_ok=True)
-            partial = reference.with_name(f"{reference.name}.{os.getpid()}.part")
-            partial.write_text(listing.commit, "utf-8")
-            partial.replace(reference)
+            write_whole(reference, listing.commit.encode())
 
     def fetch(self, listing: Listing, file: HubFile) -> None:
         """Bring one file to the cache. Another process that fetches the same is waited for."""

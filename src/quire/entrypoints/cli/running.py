@@ -17,6 +17,7 @@ import msgspec
 
 from quire import envs
 from quire.errors import ConfigError, did_you_mean
+from quire.kept_files import write_whole
 
 _LOOK_S = 0.1
 
@@ -64,10 +65,7 @@ def register(
     server = RunningServer(pid, _start_of(pid) or 0, time.time(), url, model, names, has_keys, pools, is_several)
     path = folder() / f"{pid}.json"
     with contextlib.suppress(OSError):  # a home that is only read: the server serves all the same
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".part")
-        partial.write_bytes(msgspec.json.encode(server))
-        partial.replace(path)
+        write_whole(path, msgspec.json.encode(server))
         atexit.register(_forget, path, pid)
 
 

@@ -6,8 +6,6 @@ cache interface; knows no kernel.
 
 import functools
 import json
-import os
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from triton.runtime import cache as triton_cache
 from triton.runtime.jit import DependenciesFinder
 
 from quire import envs
+from quire.kept_files import write_whole
 from quire.kernels.triton.runtime import places
 
 _GROUP = "__grp__"
@@ -60,13 +59,8 @@ class KernelCache(triton_cache.CacheManager):
 
     def put(self, data: Any, filename: str, binary: bool = True) -> str:
         """Write a file whole or not at all; its path."""
-        place = self._places[-1]
-        place.mkdir(parents=True, exist_ok=True)
-        path = place / filename
-        # The name is nobody's else: several processes may compile the same kernel.
-        temporary = place / f"{filename}.{uuid.uuid4().hex}"
-        temporary.write_bytes(data if isinstance(data, bytes) else str(data).encode())
-        os.replace(temporary, path)
+        path = self._places[-1] / filename
+        write_whole(path, data if isinstance(data, bytes) else str(data).encode())
         return str(path)
 
     def put_group(self, filename: str, group: dict[str, str]) -> str:

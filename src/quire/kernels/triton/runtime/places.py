@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from quire import envs
+from quire.kept_files import write_whole
 from quire.logger import init_logger
 from quire.version import __version__
 
@@ -127,12 +128,9 @@ def write_list(path: Path, variants: Sequence[Variant], *, is_current: bool = Tr
     Args:
         is_current: these are all that a start launches with the kernels that are here.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join(json.dumps(variant) for variant in variants[:MAX_VARIANTS])
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
     made_from = sources() if is_current else ""
-    temporary.write_text(f'{{"sources": "{made_from}", "variants": [\n{lines}\n]}}\n')
-    os.replace(temporary, path)
+    write_whole(path, f'{{"sources": "{made_from}", "variants": [\n{lines}\n]}}\n'.encode())
 
 
 def identity(variant: Variant) -> str:
