@@ -123,8 +123,7 @@ class NarrowValuesLayer(AttentionLayer):
         tokens = len(x_TD)
         heads, kv_heads = self.params.num_heads, self.params.num_kv_heads
         keyed = (heads + kv_heads) * size
-        projected_TC = x_TD.new_empty(tokens, keyed + kv_heads * value_dim)
-        x.multiply(self.linears["qkv"], projected_TC, views)
+        projected_TC = self.multiply("qkv", x_TD)
         qkv_TC, attended_TC = views.wide(self.wide), views.narrow(self.narrow)
         qkv_TC[:, :keyed] = projected_TC[:, :keyed]
         values_TKH = qkv_TC[:, keyed:].unflatten(1, (kv_heads, size))
@@ -190,8 +189,7 @@ class DiffAttentionLayer(AttentionLayer):
         x_TD, size = x.tensor(views), self._diff.head_dim
         tokens = len(x_TD)
         heads, kv_heads = self.params.num_heads, self.params.num_kv_heads
-        projected_TC = x_TD.new_empty(tokens, (heads + 2 * kv_heads) * size)
-        x.multiply(self.linears["qkv"], projected_TC, views)
+        projected_TC = self.multiply("qkv", x_TD)
         keyed_TNH = projected_TC.view(tokens, -1, size)
         qkv_TC, attended_TC = views.wide(self.wide), views.narrow(self.narrow)
         qkv_TNW = qkv_TC.view(tokens, -1, 2 * size)
@@ -250,9 +248,7 @@ class ExpertAttentionLayer(AttentionLayer):
         x_TD, heads, size, top_k = x.tensor(views), self.params.num_kv_heads, self.mixer.head_dim, self._routing.top_k
         tokens = len(x_TD)
         qkv_TC, attended_TC = views.wide(self.wide), views.narrow(self.narrow)
-        kv_TC = x_TD.new_empty(tokens, 2 * heads * size)
-        x.multiply(self.linears["kv"], kv_TC, views)
-        qkv_TC[:, self.narrow :] = kv_TC
+        qkv_TC[:, self.narrow :] = self.multiply("kv", x_TD)
         ids_TK, weights_TK = self._choose(x_TD, step)
         queries_TKC = x_TD.new_zeros(tokens, top_k, heads * size)
         for expert, token, k in by_expert(ids_TK):
@@ -306,9 +302,7 @@ class CrossAttentionLayer(QueryLayer):
 
     def keep(self, rows_ED: torch.Tensor, slots_E: torch.Tensor) -> None:
         """Write keys and values of what the encoder has read to these slots."""
-        weight = cast(LinearWeight, self.linears["kv"])
-        kv_EC = rows_ED.new_empty(len(rows_ED), weight.out_features)
-        self.context.linear_method.apply(rows_ED, weight, kv_EC)
+        kv_EC = self.multiply("kv", rows_ED)
         only_keys, nothing = dataclasses.replace(self.params, num_heads=0), slots_E[:0].int()
         metadata = AttentionMetadata(
             self.context.block_size, nothing, nothing, nothing, nothing, slots_E, nothing, nothing, len(slots_E)

@@ -73,6 +73,12 @@ class MixerLayer(HeldWeights, abc.ABC):
     def see_layers(self, layers: Sequence[Sequence[MixerLayer]]) -> None:
         """Called once with all layers' mixers, before weights: for those that read another layer's pages."""
 
+    def multiply(self, name: str, x_TK: torch.Tensor) -> torch.Tensor:
+        """A matrix's product in a tensor of its own: for steps that are not recorded."""
+        out_TN = x_TK.new_empty(len(x_TK), self.linears[name].out_features)
+        self.context.linear_method.apply(x_TK, self.linears[name], out_TN)
+        return out_TN
+
     @abc.abstractmethod
     def kv_cache_specs(self) -> list[KVCacheSpec]:
         """What it keeps of past tokens: mostly one entry."""

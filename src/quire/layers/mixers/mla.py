@@ -292,22 +292,17 @@ class SparseMLALayer(MLALayer):
         self, x_TD: torch.Tensor, q_latent_TC: torch.Tensor, metadata: AttentionMetadata
     ) -> torch.Tensor | None:
         """Keep this step's index keys; the tokens that its queries choose, if any context has more than may be chosen."""
-        indexer, method, tokens = self.indexer, self.context.linear_method, len(x_TD)
+        indexer, tokens, norm = self.indexer, len(x_TD), self.norms["index_k_norm"]
         has_choice = metadata.max_seq_len > indexer.top_k
-        k_TI = x_TD.new_empty(tokens, indexer.head_dim)
-        method.apply(x_TD, self.linears["index_k"], k_TI)
-        norm = self.norms["index_k_norm"]
+        k_TI = self.multiply("index_k", x_TD)
         ops.layer_norm(k_TI, norm.weight, norm.bias, indexer.norm.eps, k_TI)
-        q_TC = x_TD.new_empty(tokens, indexer.heads * indexer.head_dim if has_choice else 0)
-        if has_choice:
-            method.apply(q_latent_TC, self.linears["index_q"], q_TC)
-        q_TNI = q_TC.view(tokens, -1, indexer.head_dim) if has_choice else q_TC.view(tokens, 0, indexer.head_dim)
+        q_TC = self.multiply("index_q", q_latent_TC) if has_choice else x_TD.new_empty(tokens, 0)
+        q_TNI = q_TC.view(tokens, indexer.heads if has_choice else 0, indexer.head_dim)
         first = indexer.head_dim - indexer.rope.rotary_dim if indexer.rope_last else 0
         sparse.index_and_cache(q_TNI, k_TI, self._index_rope, first, self._index_PSI, metadata)
         if not has_choice:
             return None
-        weights_TN = x_TD.new_empty(tokens, indexer.heads)
-        method.apply(x_TD, self.linears["index_weights"], weights_TN)
+        weights_TN = self.multiply("index_weights", x_TD)
         weights_TN.mul_((indexer.heads * indexer.head_dim) ** -0.5)
         return sparse.choose_tokens(q_TNI, weights_TN, self._index_PSI, metadata, indexer.top_k)
 
@@ -411,9 +406,9 @@ class CompressedAttentionLayer(MixerLayer):
     def run(self, x: HalfInput, out: HalfOutput, step: StepInputs, views: TokenViews) -> None:
         mixer, x_TD, metadata = self.mixer, x.tensor(views), step.attention[self._groups[0]]
         tokens = len(x_TD)
-        q_latent_TC = self._multiply("q_a", x_TD)
+        q_latent_TC = self.multiply("q_a", x_TD)
         ops.rms_norm(q_latent_TC, self.norms["q_a_norm"].weight, mixer.norm.eps, q_latent_TC)
-        q_TC = self._multiply("q_b", q_latent_TC)
+        q_TC = self.multiply("q_b", q_latent_TC)
         head_norm(q_TC, self._ones_NH, None, mixer.norm.eps, subtract_mean=False)
         q_TNH = q_TC.view(tokens, self.heads, mixer.head_dim)
         positions_T = step.positions[:tokens]
@@ -433,11 +428,11 @@ class CompressedAttentionLayer(MixerLayer):
         out.multiply(self._mix_groups(attended_TNH), self.linears["out"], views)
 
     def _keep(self, x_TD: torch.Tensor, positions_T: torch.Tensor, metadata: AttentionMetadata) -> None:
-        key_TH = self._multiply("kv", x_TD)
+        key_TH = self.multiply("kv", x_TD)
         ops.rms_norm(key_TH, self.norms["kv_norm"].weight, self.mixer.norm.eps, key_TH)
         compressed.rotate_last(key_TH[:, None], self.rope, positions_T)
         names = [name for name in ("block_kv", "block_gate", "index_kv", "index_gate") if name in self.linears]
-        parts = [key_TH, *(self._multiply(name, x_TD) for name in names)]
+        parts = [key_TH, *(self.multiply(name, x_TD) for name in names)]
         rows_TW = x_TD.new_zeros(len(x_TD), self._row)
         torch.cat(parts, dim=1, out=rows_TW[:, : sum(self._widths)])
         compressed.keep_rows(rows_TW, self._rows, metadata)
@@ -449,10 +444,9 @@ class CompressedAttentionLayer(MixerLayer):
         indexer = self.mixer.indexer
         if indexer is None or metadata.max_seq_len // self.mixer.rate <= indexer.top_k:
             return None
-        q_TNI = self._multiply("index_q", q_latent_TC).view(len(x_TD), indexer.heads, indexer.head_dim)
+        q_TNI = self.multiply("index_q", q_latent_TC).view(len(x_TD), indexer.heads, indexer.head_dim)
         compressed.rotate_last(q_TNI, self.rope, positions_T)
-        weights_TN = x_TD.new_empty(len(x_TD), indexer.heads)
-        self.context.linear_method.apply(x_TD, self.linears["index_weights"], weights_TN)
+        weights_TN = self.multiply("index_weights", x_TD)
         weights_TN.mul_((indexer.heads * indexer.head_dim) ** -0.5)
         return compressed.choose_blocks(q_TNI, weights_TN, self._blocks_PEV, metadata, self.mixer.rate, indexer.top_k)
 
@@ -462,12 +456,6 @@ class CompressedAttentionLayer(MixerLayer):
         mixed_TGR = attended_TNH.new_empty(len(attended_TNH), self.groups, self.mixer.out_rank)
         latent.head_linear(grouped_TGC, self.head_weights["out_a"], mixed_TGR)
         return mixed_TGR.flatten(1)
-
-    def _multiply(self, name: str, x_TK: torch.Tensor) -> torch.Tensor:
-        weight = self.linears[name]
-        out_TM = x_TK.new_empty(len(x_TK), weight.out_features)
-        self.context.linear_method.apply(x_TK, weight, out_TM)
-        return out_TM
 
     def _ready_compressors(self) -> list[Compressor]:
         if not self._compressors:

@@ -125,9 +125,7 @@ class RelativeAttentionLayer(PagedState):
             self.params,
             attended_TC.unflatten(1, (self.heads, size)),
         )
-        given_TD = torch.empty_like(out.tensor(views))
-        self.context.linear_method.apply(attended_TC, self.linears["out"], given_TD)
-        self._convolve("out_conv", given_TD, step, out.tensor(views))
+        self._convolve("out_conv", self.multiply("out", attended_TC), step, out.tensor(views))
 
     def change_mlp(self, step: StepInputs, delta_TD: torch.Tensor) -> None:
         self._convolve("mlp_conv", delta_TD.clone(), step, delta_TD)
