@@ -143,8 +143,7 @@ class AudioAsset:
 def load_audio(path: str | Path | io.BytesIO, *, sr: float | None = 22050, **options: Any) -> "tuple[Samples, float]":
     """The samples of a sound file, of several channels the mean, and how many a second has: `sr`, or the file's own number.
     Raises RequestError: it is no sound."""
-    from quire.multimodal.audio import mono, resampled
-    from quire.multimodal.audio_files import SampleBudget, open_audio
+    from quire.multimodal.audio import SampleBudget, mono, open_audio, resampled
 
     del options
     data = path.read() if isinstance(path, io.BytesIO) else Path(path).read_bytes()

@@ -21,13 +21,13 @@ from quire.kernels.types import LinearWeight
 from quire.layers import stages
 from quire.layers import weights as weight_table
 from quire.layers.assembly import Assembler, NormWeight, Sliceable, Weight
-from quire.layers.axes import AxisTable
 from quire.layers.decoder_layer import BOUNDS, DecoderLayer, modules_of
 from quire.layers.describe import describe_pages, describe_weights
 from quire.layers.half import HalfInput, SampledViews
 from quire.layers.held_weights import apply_norm
 from quire.layers.interface import CausalLM, LayerContext, ModelContext, PatchInputs, StepInputs
 from quire.layers.mixers import MixerLayer, kind_of
+from quire.layers.mixers.attention import AxisTable
 from quire.layers.modules import Module
 from quire.layers.moe import Mixture
 from quire.layers.operations import OperationList, SampledOperation, can_fuse

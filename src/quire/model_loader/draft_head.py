@@ -7,9 +7,8 @@ from quire.attention.selector import Selection, select_backend
 from quire.config import EngineConfig
 from quire.errors import ConfigError
 from quire.layers.decoder import Decoder, attention_requests
-from quire.layers.draft_head import DraftHead
+from quire.layers.draft_head import PLAIN_HEADS, DraftHead
 from quire.layers.interface import CausalLM
-from quire.layers.plain_heads import PLAIN_HEADS
 from quire.model_loader.dummy import dummy_weights
 from quire.model_loader.loader import LoadedModel, open_weights, with_progress
 from quire.models.draft_heads import head_spec

@@ -85,12 +85,13 @@ def head_spec(method: str, hf: HFConfig, names: Collection[str], target: Decoder
     if method == "mtp":
         return _mtp(target, architecture)
     if hf.hidden_size != target.hidden and method == "eagle":
-        raise _refusal(f"its hidden size is {hf.hidden_size}, and the model's {target.hidden}")
+        raise head_refusal(f"its hidden size is {hf.hidden_size}, and the model's {target.hidden}")
     spec = _eagle3(hf, names, target) if method == "eagle3" else _eagle(hf, names, target)
     return dataclasses.replace(spec, max_positions=target.max_positions, tied_embeddings=False)
 
 
-def _refusal(why: str) -> ConfigError:
+def head_refusal(why: str) -> ConfigError:
+    """That a head does not fit."""
     return ConfigError(f"speculative_config.model cannot be used: {why}", setting="speculative_config")
 
 
@@ -123,7 +124,7 @@ def _eagle3(hf: HFConfig, names: Collection[str], target: DecoderSpec) -> Decode
     chosen = own.get("eagle_aux_hidden_state_layer_ids") if isinstance(own, HFConfig) else None
     layers = tuple(chosen or (2, target.layers // 2, target.layers - 3))
     if len(layers) != 3 or min(layers) < 0 or max(layers) > target.layers:
-        raise _refusal(f"it reads layers {list(layers)} of a model of {target.layers}")
+        raise head_refusal(f"it reads layers {list(layers)} of a model of {target.layers}")
     vocab = values.get("draft_vocab_size") or target.vocab
     features = Features(
         layers,

@@ -24,8 +24,18 @@ from quire.models.recurrent import (
 )
 from quire.models.residual import PRE, HyperConnections, Joint, LayerInput, Norm, Placement, RMSNorm
 from quire.models.rope import Rope, Sinusoids
-from quire.models.sight import Group, Modules, Patches, Pooled, Queries, Stage
-from quire.models.sound import BlockConformer, Chunks, Conformer, Frames
+from quire.models.sight import (
+    BlockConformer,
+    Chunks,
+    Conformer,
+    Frames,
+    Group,
+    Modules,
+    Patches,
+    Pooled,
+    Queries,
+    Stage,
+)
 
 T = TypeVar("T")
 

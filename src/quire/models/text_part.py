@@ -18,28 +18,26 @@ from quire.models.vision.any_size import (
     with_axes,
 )
 from quire.models.vision.clip import (
+    aya_vision,
+    cohere_vision,
+    deepseek2_vision,
+    deepseek_vision,
     gemma3_vision,
     idefics_vision,
+    intern_vision,
+    janus_vision,
     lighton_vision,
+    llama4_vision,
     llava_next_vision,
     llava_onevision_vision,
     llava_vision,
     mistral_vision,
     paddle_vision,
     paligemma_vision,
+    qianfan_vision,
     vipllava_vision,
 )
 from quire.models.vision.gemma4 import gemma4_vision, unified_vision
-from quire.models.vision.shuffled import (
-    aya_vision,
-    cohere_vision,
-    deepseek2_vision,
-    deepseek_vision,
-    intern_vision,
-    janus_vision,
-    llama4_vision,
-    qianfan_vision,
-)
 
 ARCHITECTURES = {
     "cohere2": "Cohere2ForCausalLM",

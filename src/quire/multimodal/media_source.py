@@ -23,8 +23,7 @@ from quire.config.multimodal import VideoReading
 from quire.errors import RequestError
 from quire.guards import is_mapping
 from quire.media import AUDIO, IMAGE, VIDEO
-from quire.multimodal.audio import as_sounds
-from quire.multimodal.audio_files import SampleBudget, open_audio
+from quire.multimodal.audio import SampleBudget, as_sounds, open_audio
 from quire.multimodal.content import PARAM, as_list
 from quire.multimodal.image_files import EXAMPLES, NAMES, PixelBudget, decode_image, most_bytes, read_data_url
 from quire.multimodal.video import as_videos

@@ -30,9 +30,8 @@ from quire.config.kv_spec import KVCacheSpec, KVKind
 from quire.core.output import IntArray, SchedulerOutput
 from quire.errors import ConfigError
 from quire.layers.decoder import Decoder
-from quire.layers.draft_head import DraftHead
+from quire.layers.draft_head import PLAIN_HEADS, DraftHead, PlainHeads
 from quire.layers.interface import CausalLM, StepInputs
-from quire.layers.plain_heads import PLAIN_HEADS, PlainHeads
 from quire.logger import init_logger
 from quire.model_loader import load_model
 from quire.model_loader.draft_head import load_head, load_plain_heads

@@ -23,7 +23,7 @@ from tests.oracles.tiny_encoder_decoder import (
 )
 
 from quire.entrypoints.audio.whisper_tokens import WhisperTokens
-from quire.multimodal.audio_files import split_sound
+from quire.multimodal.audio import split_sound
 from quire.tokenizers.loader import get_tokenizer
 
 soundfile = pytest.importorskip("soundfile")

@@ -21,8 +21,7 @@ from quire.entrypoints.openai.generation import all_of
 from quire.entrypoints.openai.prompts import require_tokenizer
 from quire.errors import RequestError
 from quire.media import AUDIO
-from quire.multimodal.audio import Samples
-from quire.multimodal.audio_files import split_sound
+from quire.multimodal.audio import Samples, split_sound
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import RequestOutputKind, SamplingParams
 

@@ -26,7 +26,7 @@ from quire.entrypoints.http.form import FormReader, read_form
 from quire.entrypoints.http.route_tools import Endpoint, Handler, json_response, public_id, state_of
 from quire.entrypoints.http.streaming import EventStream, failure_of, run_while_connected
 from quire.errors import RequestError
-from quire.multimodal.audio_files import decode_audio
+from quire.multimodal.audio import decode_audio
 
 MAX_FIELD_BYTES = 64 << 10
 FORM_BYTES = 256 << 10

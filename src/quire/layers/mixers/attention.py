@@ -1,7 +1,8 @@
 """Attention over pages as a layer's mixer: one matrix in, the backend's work, one matrix out.
 
 What backends do not know comes before or after them: norms of heads other than RMS with one weight, clipping, gates.
-Legend: T tokens, D hidden, N query heads, K KV heads, H head size, C columns of q, k and v together, G norms side by side.
+Legend: T tokens, D hidden, N query heads, K KV heads, H head size, C columns of q, k and v together, G norms side by side; A
+axes, P pairs of a head.
 """
 
 import dataclasses
@@ -310,3 +311,26 @@ def growth_table(temperature: Temperature, context: LayerContext) -> torch.Tenso
     lengths_L = positions_L / temperature.length
     logs_L = torch.log1p(torch.floor(lengths_L)) if temperature.steps else torch.log(lengths_L.clamp(min=1.0))
     return 1.0 + temperature.growth * logs_L
+
+
+class AxisTable:
+    """Fills a table of `rotary_table` for ropes with axes. Kernels read a row of a table at a token's position; here the row is
+    the token's own, filled once a step for all layers.
+
+    Args:
+        max_positions: as for other tables.
+    """
+
+    def __init__(self, rope: Rope, table: RopeTable, max_positions: int) -> None:
+        frequencies_P, self._amplitude = rope.frequencies(max_positions)
+        self._cos_sin, device = table.cos_sin, table.cos_sin.device
+        self._frequencies_P, self._axes_P = frequencies_P.to(device), torch.tensor(rope.axes, device=device)
+        self.num_axes = max(rope.axes) + 1
+
+    def fill(self, step: StepInputs) -> None:
+        """The rows of a step's tokens."""
+        assert step.axes is not None, "this model's positions have several axes"
+        rows, pairs = self._cos_sin[: step.num_tokens], len(self._frequencies_P)
+        angles_TP = step.axes[: step.num_tokens].index_select(1, self._axes_P).float() * self._frequencies_P
+        torch.mul(angles_TP.cos(), self._amplitude, out=rows[:, :pairs])
+        torch.mul(angles_TP.sin(), self._amplitude, out=rows[:, pairs:])
