@@ -13,7 +13,7 @@ from quire.config import limits
 from quire.errors import RequestError
 from quire.guards import is_sequence
 from quire.multimodal.budget import Budget
-from quire.multimodal.content import PARAM, require_library
+from quire.multimodal.content import PARAM, refusal, require_library
 from quire.multimodal.web_fetch import MediaError
 
 Samples = npt.NDArray[np.float32]
@@ -36,7 +36,7 @@ def read_audio(given: Any, rate: int, where: str) -> Samples:
     try:
         array = np.asarray(samples)
     except (TypeError, ValueError) as error:
-        raise _refusal(where, str(error)) from None
+        raise refusal("sound", where, str(error)) from None
     return resampled(mono(array, where), own, rate, where)
 
 
@@ -45,10 +45,10 @@ def _parts(given: Any, rate: int, where: str) -> tuple[Any, int]:
         return given, rate
     pair = cast("tuple[Any, ...]", given)
     if len(pair) != 2:
-        raise _refusal(where, f"it is a tuple of {len(pair)}")
+        raise refusal("sound", where, f"it is a tuple of {len(pair)}")
     samples, own = pair
     if isinstance(own, bool) or not isinstance(own, int | float | np.integer | np.floating):
-        raise _refusal(where, f"its rate is {own!r}")
+        raise refusal("sound", where, f"its rate is {own!r}")
     low, high = limits.SAMPLE_RATES
     if not low <= own <= high or own != int(own):
         raise RequestError(f"{where} has {own} samples a second; {low} to {high} can be read", param=PARAM)
@@ -63,16 +63,16 @@ def mono(array: npt.NDArray[Any], where: str) -> Samples:
         middle = 0.0 if array.dtype.kind == "i" else (info.max + 1) / 2
         array = (array.astype(np.float64) - middle) / (info.max + 1 - middle)
     if array.dtype.kind != "f" and array.size:
-        raise _refusal(where, f"its numbers are {array.dtype}")
+        raise refusal("sound", where, f"its numbers are {array.dtype}")
     if array.ndim == 2 and 0 < min(array.shape) <= limits.MAX_AUDIO_CHANNELS:
         array = array.mean(axis=int(array.shape[1] < array.shape[0]))
     if array.ndim != 1:
-        raise _refusal(where, f"its shape is {list(array.shape)}")
+        raise refusal("sound", where, f"its shape is {list(array.shape)}")
     if not array.size:
         raise RequestError(f"{where} is empty: it has no samples", param=PARAM)
     samples = np.ascontiguousarray(array, dtype=np.float32)
     if not np.isfinite(samples).all():
-        raise _refusal(where, "some of its samples are not finite")
+        raise refusal("sound", where, "some of its samples are not finite")
     return samples
 
 
@@ -94,13 +94,6 @@ def as_sounds(given: Any) -> list[Any]:
         return [given]
     items = cast("list[Any]", given)
     return [items] if items and isinstance(items[0], int | float) and not is_sequence(items[0]) else items
-
-
-def _refusal(where: str, why: str) -> RequestError:
-    return RequestError(
-        f"{where} is no sound: {why}; it must be an array or tensor of samples, or a pair of these and their rate",
-        param=PARAM,
-    )
 
 
 BLOCK = 1 << 18

@@ -23,6 +23,13 @@ Pixels = npt.NDArray[np.uint8]
 DIGEST_SIZE = 16
 """Bytes of a content's hash: 128 bits of a cryptographic hash, so that nobody finds two contents with one key."""
 PARAM = "multi_modal_data"
+WANTED = {
+    "image": "a PIL image, or an array or tensor of bytes (uint8) with the shape [height, width, 3]",
+    "video": "bytes (uint8) with the shape [frames, height, width, 3], or a list of pictures of one size, "
+    "or a pair of these and a dict",
+    "sound": "an array or tensor of samples, or a pair of these and their rate",
+}
+"""What programs may give."""
 _LOADING = [threading.Lock() for _ in range(64)]
 """Pillow reads an open file when its pixels are first asked for, which two threads must not do at once."""
 
@@ -64,10 +71,10 @@ def read_image(given: Any, where: str) -> Pixels:
     if hasattr(given, "detach"):  # a tensor, wherever it is
         given = given.detach().cpu().numpy()
     if not isinstance(given, np.ndarray):
-        _refuse(where, f"it is a {type(given).__name__}")
+        raise refusal("image", where, f"it is a {type(given).__name__}")
     array = cast("npt.NDArray[Any]", given)
     if array.dtype != np.uint8:
-        _refuse(where, f"its numbers are {array.dtype}")
+        raise refusal("image", where, f"its numbers are {array.dtype}")
     if array.ndim == 2:
         array = np.repeat(array[:, :, None], 3, axis=2)
     if array.ndim == 3 and array.shape[2] != 3 and array.shape[0] == 3:
@@ -92,7 +99,7 @@ def _red_green_blue(image: Any) -> Pixels:
 
 def _checked(array: npt.NDArray[Any], where: str) -> Pixels:
     if array.ndim != 3 or array.shape[2] != 3 or not array.size:
-        _refuse(where, f"its shape is {list(array.shape)}")
+        raise refusal("image", where, f"its shape is {list(array.shape)}")
     height, width = array.shape[:2]
     if max(height, width) > limits.MAX_IMAGE_ASPECT * min(height, width):
         raise RequestError(
@@ -102,12 +109,9 @@ def _checked(array: npt.NDArray[Any], where: str) -> Pixels:
     return np.ascontiguousarray(array)
 
 
-def _refuse(where: str, why: str) -> None:
-    raise RequestError(
-        f"{where} is no image: {why}; it must be a PIL image, or an array or tensor of bytes (uint8) with the shape "
-        "[height, width, 3]",
-        param=PARAM,
-    )
+def refusal(what: str, where: str, why: str) -> RequestError:
+    """The error for an item that is none of what its kind may be; `where`: the item's name."""
+    return RequestError(f"{where} is no {what}: {why}; it must be {WANTED[what]}", param=PARAM)
 
 
 def content_key(pixels: npt.NDArray[Any], options: bytes) -> str:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from quire.config import limits
 from quire.errors import RequestError
 from quire.guards import is_mapping, is_sequence
-from quire.multimodal.content import PARAM, read_image
+from quire.multimodal.content import PARAM, read_image, refusal
 
 Frames = npt.NDArray[np.uint8]
 """[T, H, W, 3], red, green and blue."""
@@ -88,7 +88,7 @@ def read_video(given: Any, where: str) -> Video:
     if isinstance(given, tuple) and len(cast("tuple[Any, ...]", given)) == 2:
         given, known = given
         if not is_mapping(known):
-            raise _refusal(where, f"a {type(known).__name__} stands beside its frames")
+            raise refusal("video", where, f"a {type(known).__name__} stands beside its frames")
     return _described(_frames(given, where), known, where)
 
 
@@ -97,12 +97,14 @@ def _frames(given: Any, where: str) -> Frames:
         given = given.detach().cpu().numpy()
     if not is_sequence(given) and getattr(given, "ndim", 0) != 4:
         shape = getattr(given, "shape", None)
-        raise _refusal(where, f"it is a {type(given).__name__}" if shape is None else f"its shape is {list(shape)}")
+        raise refusal(
+            "video", where, f"it is a {type(given).__name__}" if shape is None else f"its shape is {list(shape)}"
+        )
     if not 0 < len(given) <= limits.MAX_VIDEO_FRAMES:
-        raise _refusal(where, f"it has {len(given)} frames; 1 to {limits.MAX_VIDEO_FRAMES} can be read")
+        raise refusal("video", where, f"it has {len(given)} frames; 1 to {limits.MAX_VIDEO_FRAMES} can be read")
     frames = [read_image(frame, f"{where}, frame {number}") for number, frame in enumerate(given)]
     if len({frame.shape for frame in frames}) > 1:
-        raise _refusal(where, "its frames have several sizes")
+        raise refusal("video", where, "its frames have several sizes")
     return np.stack(frames)
 
 
@@ -118,8 +120,3 @@ def _described(frames: Frames, known: Mapping[str, Any], where: str) -> Video:
         wanted = "fps must be a number, frames_indices a number for each frame, total_num_frames a number"
         raise RequestError(f"{where}: what is known of it cannot be used: {wanted}", param=PARAM) from None
     return Video(frames, places, rate, total, bool(known.get("do_sample_frames")))
-
-
-def _refusal(where: str, why: str) -> RequestError:
-    wanted = "bytes (uint8) with the shape [frames, height, width, 3], or a list of pictures of one size, or a pair of"
-    return RequestError(f"{where} is no video: {why}; it must be {wanted} these and a dict", param=PARAM)
