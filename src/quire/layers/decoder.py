@@ -208,9 +208,9 @@ class Decoder(CausalLM):
         spec, workspace = self.spec, self.workspace
         handed = {"residual": workspace.tokens(num_tokens).residual_TD}
         if spec.hyper is not None:
-            handed["streams"] = workspace.streams(num_tokens)
+            handed["streams"] = workspace.streams[:num_tokens]
         if spec.layer_input is not None:
-            handed["inputs"] = workspace.inputs(num_tokens)
+            handed["inputs"] = workspace.inputs[:num_tokens]
         return handed
 
     def _run_for_sampled(
@@ -253,7 +253,7 @@ class Decoder(CausalLM):
     def compute_logits(self, step: StepInputs) -> torch.Tensor:
         spec = self.spec
         self.linear_method.see_rows(are_samples=True)
-        logits_SV = self.workspace.logits(step.num_logits)
+        logits_SV = self.workspace.logits[: step.num_logits]
         gathered_SD = self.workspace.samples(step.num_logits).residual_TD
         if step.sampled is None or self._operations.sampled_mixer is None:
             residual_TD = self.workspace.tokens(step.num_tokens).residual_TD
@@ -295,7 +295,7 @@ class Decoder(CausalLM):
         if self._inputs is not None:
             if step.media is not None:
                 ids_T = step.media.ids_of_text(ids_T, self._inputs.input.media_id)
-            self._inputs.run(ids_T, residual_TD, self.workspace.inputs(count))
+            self._inputs.run(ids_T, residual_TD, self.workspace.inputs[:count])
 
     def _embed_patches(self, patches: PatchInputs, out_TD: torch.Tensor) -> None:
         """Rows of an image's patches, with class tokens between them, and positions that are sums of several rows."""

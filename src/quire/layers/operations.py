@@ -83,7 +83,7 @@ class OperationList:
         workspace = self._workspace
 
         def run(step: StepInputs, views: TokenViews) -> None:
-            streams_TND = workspace.streams(step.num_tokens)
+            streams_TND = workspace.streams[: step.num_tokens]
             streams_TND.copy_(views.residual_TD[:, None].expand_as(streams_TND))
 
         self.listed.append(run)
@@ -91,7 +91,7 @@ class OperationList:
     def end_streams(self, head: HyperConnection) -> None:
         """Append the sum of the streams, which becomes the residual."""
         workspace = self._workspace
-        self.listed.append(lambda step, views: head.read(workspace.streams(step.num_tokens), views.residual_TD))
+        self.listed.append(lambda step, views: head.read(workspace.streams[: step.num_tokens], views.residual_TD))
 
     def add_delta(self) -> None:
         """Append the sum of the residual with a half's output, if one waits."""
@@ -235,7 +235,7 @@ class OperationList:
         workspace = self._workspace
 
         def run(step: StepInputs, views: TokenViews) -> None:
-            streams_TND = workspace.streams(step.num_tokens)
+            streams_TND = workspace.streams[: step.num_tokens]
             weights = hyper.read(streams_TND, views.residual_TD)
             for operation in half:
                 operation(step, views)
@@ -245,7 +245,7 @@ class OperationList:
 
     def _end(self, end: LayerEnd) -> Operation:
         workspace = self._workspace
-        return lambda step, views: end.run(views, workspace.inputs(step.num_tokens))
+        return lambda step, views: end.run(views, workspace.inputs[: step.num_tokens])
 
     # Halves by themselves. Their outputs are summed over ranks.
 

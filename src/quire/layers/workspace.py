@@ -55,7 +55,12 @@ class TokenViews:
 
 
 class Workspace:
-    """All buffers of one model on one rank."""
+    """All buffers of one model on one rank.
+
+    Attributes:
+        inputs: the vectors of all layers [max_T, layers * width]. streams: the residual streams [max_T, streams, D].
+        logits: [max_S, V].
+    """
 
     def __init__(
         self,
@@ -84,11 +89,11 @@ class Workspace:
         self._wide, self._narrow = buffer(max_tokens * wide), buffer(max_tokens * narrow)
         self._beside = buffer(max_tokens if has_beside else 0, hidden)
         self._projected = buffer(max(max_tokens, max_logits) * projected)
-        self._inputs = buffer(max_tokens, inputs)
-        self._streams = buffer(max_tokens, streams, hidden)
+        self.inputs = buffer(max_tokens, inputs)
+        self.streams = buffer(max_tokens, streams, hidden)
         self._gathered = buffer(max_logits, hidden)
         self._sampled = buffer(max_logits * sampled)
-        self._logits = buffer(max_logits, vocab, dtype=torch.float32)
+        self.logits = buffer(max_logits, vocab, dtype=torch.float32)
         self._share = -(-vocab // ranks)
         num_shares = 0 if ranks == 1 else ranks + (vocab % ranks > 0)
         self._shares = buffer(num_shares * max_logits * self._share, dtype=torch.float32)
@@ -132,18 +137,6 @@ class Workspace:
     def projected(self, count: int, columns: int) -> torch.Tensor:
         """Embeddings, or what the head reads, [count, columns] where these are not as wide as the model."""
         return self._projected[: count * columns].view(count, columns)
-
-    def inputs(self, count: int) -> torch.Tensor:
-        """The vectors of all layers, for a step's tokens: [count, layers * width]."""
-        return self._inputs[:count]
-
-    def streams(self, count: int) -> torch.Tensor:
-        """The residual streams of a step's tokens: [count, streams, D]."""
-        return self._streams[:count]
-
-    def logits(self, count: int) -> torch.Tensor:
-        """Logits [S, V]."""
-        return self._logits[:count]
 
     def shares(self, count: int, ranks: int) -> torch.Tensor:
         """Each rank's logits [R, S, W], W being a rank's share of the vocabulary, rounded up."""

@@ -166,13 +166,4 @@ def hunyuan_dense(hf: HFConfig) -> DecoderSpec:
 
 def interleaved(spec: DecoderSpec) -> DecoderSpec:
     """A copy that rotates pairs of neighbours."""
-
-    def turned(attention: Attention) -> Attention:
-        rope = attention.rope
-        return (
-            attention
-            if rope is None
-            else dataclasses.replace(attention, rope=dataclasses.replace(rope, interleaved=True))
-        )
-
-    return spec.map_attention(turned)
+    return spec.with_rope(interleaved=True)

@@ -172,13 +172,8 @@ def nested_text(hf: HFConfig) -> HFConfig | None:
 
 def text_only(spec: DecoderSpec) -> DecoderSpec:
     """The spec without eyes and ears: their weights are left where they are, and a position is one number."""
-
-    def on_one_axis(attention: Attention) -> Attention:
-        rope = attention.rope
-        return attention if rope is None else dataclasses.replace(attention, rope=dataclasses.replace(rope, axes=()))
-
     weights = dataclasses.replace(spec.weights, ignored=(*spec.weights.ignored, *OTHER_PARTS))
-    return dataclasses.replace(spec.map_attention(on_one_axis), vision=None, hearing=None, weights=weights)
+    return dataclasses.replace(spec.with_rope(axes=()), vision=None, hearing=None, weights=weights)
 
 
 def beside_other_parts(spec: DecoderSpec) -> DecoderSpec:

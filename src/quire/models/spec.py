@@ -559,6 +559,17 @@ class DecoderSpec:
         """A copy in which every attention has these fields."""
         return self.map_attention(lambda attention: dataclasses.replace(attention, **changes))
 
+    def with_rope(self, **changes: Any) -> DecoderSpec:
+        """A copy in which every rotation of attention has these fields."""
+
+        def changed(attention: Attention) -> Attention:
+            rope = attention.rope
+            return (
+                attention if rope is None else dataclasses.replace(attention, rope=dataclasses.replace(rope, **changes))
+            )
+
+        return self.map_attention(changed)
+
     def with_patches(self, **changes: Any) -> DecoderSpec:
         """A copy whose patches have these fields; itself where it reads none."""
         if self.patches is None:

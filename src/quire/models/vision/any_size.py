@@ -102,16 +102,7 @@ def with_axes(spec: DecoderSpec, text: HFConfig) -> DecoderSpec:
             axes[axis : sections[axis] * 3 : 3] = [axis] * len(axes[axis : sections[axis] * 3 : 3])
     else:
         axes = [axis % 3 for axis, count in enumerate(sections) for _ in range(count)]
-
-    def changed(attention: Attention) -> Attention:
-        rope = attention.rope
-        return (
-            attention
-            if rope is None
-            else dataclasses.replace(attention, rope=dataclasses.replace(rope, axes=tuple(axes)))
-        )
-
-    return spec.map_attention(changed)
+    return spec.with_rope(axes=tuple(axes))
 
 
 def _merger(hidden: int, merge: int, outputs: int, norm: Norm) -> tuple[Stage, ...]:
