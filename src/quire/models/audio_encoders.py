@@ -9,18 +9,8 @@ from quire.errors import ConfigError
 from quire.models.encoder_decoder.whisper import encoder_names, whisper_trunk
 from quire.models.residual import LayerNorm, RMSNorm
 from quire.models.rope import Sinusoids
-from quire.models.sight import (
-    BlockConformer,
-    Chunks,
-    Conformer,
-    Gated,
-    Group,
-    Normed,
-    Product,
-    Queries,
-    Stage,
-    Standard,
-)
+from quire.models.sight import Gated, Group, Normed, Product, Queries, Stage, Standard
+from quire.models.sound import BlockConformer, Chunks, Conformer
 from quire.models.spec import EncoderSpec, WeightNames
 from quire.models.vision.gemma4 import EPS, embedder, without_layers
 

@@ -3,7 +3,7 @@
 import dataclasses
 
 from quire.config.hf_config import HFConfig
-from quire.models.patterns import defaults, full_where_not_sliding, renamed, with_layers
+from quire.models.patterns import defaults, full_where_not_sliding, renamed, with_layers, with_rope
 from quire.models.registry import register
 from quire.models.residual import RMSNorm
 from quire.models.rope import Rope
@@ -166,4 +166,4 @@ def hunyuan_dense(hf: HFConfig) -> DecoderSpec:
 
 def interleaved(spec: DecoderSpec) -> DecoderSpec:
     """A copy that rotates pairs of neighbours."""
-    return spec.with_rope(interleaved=True)
+    return with_rope(spec, interleaved=True)

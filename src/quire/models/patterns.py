@@ -170,10 +170,20 @@ def nested_text(hf: HFConfig) -> HFConfig | None:
     return HFConfig(beside | own)
 
 
+def with_rope(spec: DecoderSpec, **changes: Any) -> DecoderSpec:
+    """A copy in which every rotation of attention has these fields."""
+
+    def changed(attention: Attention) -> Attention:
+        rope = attention.rope
+        return attention if rope is None else dataclasses.replace(attention, rope=dataclasses.replace(rope, **changes))
+
+    return spec.map_attention(changed)
+
+
 def text_only(spec: DecoderSpec) -> DecoderSpec:
     """The spec without eyes and ears: their weights are left where they are, and a position is one number."""
     weights = dataclasses.replace(spec.weights, ignored=(*spec.weights.ignored, *OTHER_PARTS))
-    return dataclasses.replace(spec.with_rope(axes=()), vision=None, hearing=None, weights=weights)
+    return dataclasses.replace(with_rope(spec, axes=()), vision=None, hearing=None, weights=weights)
 
 
 def beside_other_parts(spec: DecoderSpec) -> DecoderSpec:

@@ -24,18 +24,8 @@ from quire.models.recurrent import (
 )
 from quire.models.residual import PRE, HyperConnections, Joint, LayerInput, Norm, Placement, RMSNorm
 from quire.models.rope import Rope, Sinusoids
-from quire.models.sight import (
-    BlockConformer,
-    Chunks,
-    Conformer,
-    Frames,
-    Group,
-    Modules,
-    Patches,
-    Pooled,
-    Queries,
-    Stage,
-)
+from quire.models.sight import Group, Modules, Patches, Pooled, Queries, Stage
+from quire.models.sound import BlockConformer, Chunks, Conformer, Frames
 
 T = TypeVar("T")
 
@@ -558,17 +548,6 @@ class DecoderSpec:
     def with_attention(self, **changes: Any) -> DecoderSpec:
         """A copy in which every attention has these fields."""
         return self.map_attention(lambda attention: dataclasses.replace(attention, **changes))
-
-    def with_rope(self, **changes: Any) -> DecoderSpec:
-        """A copy in which every rotation of attention has these fields."""
-
-        def changed(attention: Attention) -> Attention:
-            rope = attention.rope
-            return (
-                attention if rope is None else dataclasses.replace(attention, rope=dataclasses.replace(rope, **changes))
-            )
-
-        return self.map_attention(changed)
 
     def with_patches(self, **changes: Any) -> DecoderSpec:
         """A copy whose patches have these fields; itself where it reads none."""

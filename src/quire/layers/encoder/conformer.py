@@ -22,7 +22,7 @@ from quire.layers.modules import Module, ModuleBuilder, RowBlock, SourceLayout
 from quire.layers.tower import activated
 from quire.models.residual import LayerNorm, Norm, RMSNorm
 from quire.models.rope import Sinusoids
-from quire.models.sight import BlockConformer, Conformer
+from quire.models.sound import BlockConformer, Conformer
 
 
 class FrontLayers(Front):

@@ -17,7 +17,8 @@ from quire.layers.linear import LinearMethod
 from quire.layers.projector import Projector
 from quire.layers.tower import Arrays, LayeredTower
 from quire.media import in_batches
-from quire.models.sight import BlockConformer, Chunks, Conformer, Frames, Modules
+from quire.models.sight import Modules
+from quire.models.sound import BlockConformer, Chunks, Conformer, Frames
 from quire.models.spec import EncoderSpec
 
 PREFIX = "encoder."

@@ -22,7 +22,8 @@ from quire.layers.interface import ModelContext
 from quire.layers.linear import LinearMethod
 from quire.layers.modules import Module, ModuleBuilder, RowBlock
 from quire.layers.tower import TowerPart
-from quire.models.sight import Chunks, Frames, Modules
+from quire.models.sight import Modules
+from quire.models.sound import Chunks, Frames
 
 WIDTH = 3
 """Frames, and bins, that a convolution looks at."""

@@ -4,7 +4,7 @@ from quire.config.hf_config import HFConfig
 from quire.models.patterns import with_cross_attention
 from quire.models.registry import register
 from quire.models.residual import LayerNorm
-from quire.models.sight import Frames
+from quire.models.sound import Frames
 from quire.models.spec import MLP, Attention, DecoderSpec, EncoderSpec, LearnedPositions, WeightNames
 
 PREFIXES = ("model.", "")

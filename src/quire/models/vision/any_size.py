@@ -4,6 +4,7 @@ patches four make an embedding; GLM-4.1V and later, with stretched positions and
 import dataclasses
 
 from quire.config.hf_config import HFConfig
+from quire.models.patterns import with_rope
 from quire.models.residual import LayerNorm, Norm, RMSNorm
 from quire.models.rope import Rope
 from quire.models.sight import Gated, Group, Normed, Patches, Product, Stage
@@ -102,7 +103,7 @@ def with_axes(spec: DecoderSpec, text: HFConfig) -> DecoderSpec:
             axes[axis : sections[axis] * 3 : 3] = [axis] * len(axes[axis : sections[axis] * 3 : 3])
     else:
         axes = [axis % 3 for axis, count in enumerate(sections) for _ in range(count)]
-    return spec.with_rope(axes=tuple(axes))
+    return with_rope(spec, axes=tuple(axes))
 
 
 def _merger(hidden: int, merge: int, outputs: int, norm: Norm) -> tuple[Stage, ...]:
