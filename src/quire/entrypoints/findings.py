@@ -3,6 +3,7 @@
 Knows figures by Prometheus' names, and the causes that timelines have. Asks nobody.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -16,6 +17,11 @@ class Finding(NamedTuple):
     state: str
     seen: str
     to_do: str = ""
+
+    @classmethod
+    def of(cls, check: str, is_fine: bool, seen: str, to_do: str, otherwise: str = LOOK) -> "Finding":
+        """A check that is fine, or else is to be looked at (or `otherwise`), and then says what to do."""
+        return cls(check, FINE, seen) if is_fine else cls(check, otherwise, seen, to_do)
 
 
 class Causes(NamedTuple):
@@ -63,93 +69,73 @@ _MANY_MISSES = 2000
 
 def server_findings(metrics: Mapping[str, float], causes: Causes | None = None) -> list[Finding]:
     """Checks of a server's figures, since its start or in a time; with causes, also of these."""
-    checks = (_queue, _refusals, _preemptions, _prefixes, _pages, _restarts)
-    found = [check(metrics) for check in checks]
+    figures = defaultdict(float, metrics)
+    found = [check(figures) for check in (_queue, _refusals, _preemptions, _prefixes, _pages, _restarts)]
     return found if causes is None else [*found, _stalls(causes), _misses(causes)]
 
 
 def _stalls(causes: Causes) -> Finding:
     """Why requests waited."""
-    if not causes.stalls:
-        return Finding("stalls", FINE, f"none of the last {causes.num_requests} requests waited")
-    ranked = sorted(causes.stalls.items(), key=lambda item: -item[1])
-    shown = ", ".join(f"{cause} {seconds:.1f} s" for cause, seconds in ranked[:4])
-    seen = f"the last {causes.num_requests} requests waited for: {shown}"
-    worst, seconds = next(((cause, s) for cause, s in ranked if cause not in _FINE_CAUSES), ("", 0.0))
-    if seconds < max(1, causes.num_requests):  # a second each
-        return Finding("stalls", FINE, seen)
-    return Finding("stalls", LOOK, seen, STALLS.get(worst, ""))
+    shown, worst, seconds = _ranked(causes.stalls, "{} {:.1f} s")
+    last = f"the last {causes.num_requests} requests waited"
+    is_fine = seconds < max(1, causes.num_requests)  # a second each
+    return Finding.of("stalls", is_fine, f"{last} for: {shown}" if shown else f"none of {last}", STALLS.get(worst, ""))
 
 
 def _misses(causes: Causes) -> Finding:
     """Why prompts were not in the prefix cache."""
-    total = sum(causes.misses.values())
-    if not total:
-        return Finding("prefix misses", FINE, f"none in the last {causes.num_requests} prompts")
-    ranked = sorted(causes.misses.items(), key=lambda item: -item[1])
-    shown = ", ".join(f"{cause} {tokens:,}" for cause, tokens in ranked[:4])
-    seen = f"tokens of the last {causes.num_requests} prompts: {shown}"
-    worst, tokens = next(((cause, n) for cause, n in ranked if cause not in _FINE_CAUSES), ("", 0))
-    if tokens < _MANY_MISSES or tokens < total / 2:
-        return Finding("prefix misses", FINE, seen)
-    return Finding("prefix misses", LOOK, seen, MISSES.get(worst, ""))
+    shown, worst, tokens = _ranked(causes.misses, "{} {:,}")
+    last = f"the last {causes.num_requests} prompts"
+    is_fine = tokens < max(_MANY_MISSES, sum(causes.misses.values()) / 2)
+    seen = f"tokens of {last}: {shown}" if shown else f"none in {last}"
+    return Finding.of("prefix misses", is_fine, seen, MISSES.get(worst, ""))
 
 
-def _value(metrics: Mapping[str, float], name: str) -> float:
-    return metrics.get(name, 0.0)
+def _ranked(amounts: Mapping[str, float], form: str) -> tuple[str, str, float]:
+    """The four largest causes as a text; and the largest that is not fine, with its amount."""
+    ranked = sorted(((cause, amount) for cause, amount in amounts.items() if amount), key=lambda item: -item[1])
+    worst = next((each for each in ranked if each[0] not in _FINE_CAUSES), ("", 0))
+    return ", ".join(form.format(*each) for each in ranked[:4]), *worst
 
 
-def _queue(metrics: Mapping[str, float]) -> Finding:
-    waiting, running = _value(metrics, "num_requests_waiting"), _value(metrics, "num_requests_running")
-    count = _value(metrics, "request_queue_time_seconds_count")
-    mean = _value(metrics, "request_queue_time_seconds_sum") / count if count else 0.0
+def _queue(figures: Mapping[str, float]) -> Finding:
+    waiting, running = figures["num_requests_waiting"], figures["num_requests_running"]
+    mean = figures["request_queue_time_seconds_sum"] / max(figures["request_queue_time_seconds_count"], 1.0)
     seen = f"{running:.0f} run, {waiting:.0f} wait; {mean:.2f} s in the queue on average"
-    if waiting <= running and mean < 1.0:
-        return Finding("queue", FINE, seen)
-    if _value(metrics, "kv_cache_usage_perc") > 0.9:
-        return Finding(
-            "queue", LOOK, seen, "memory is the limit: --kv-cache-dtype fp8, shorter --max-model-len, or more devices"
-        )
-    return Finding(
-        "queue", LOOK, seen, "pages are free: a larger --max-num-seqs lets more run at once; else more servers"
+    to_do = "pages are free: a larger --max-num-seqs lets more run at once; else more servers"
+    if figures["kv_cache_usage_perc"] > 0.9:
+        to_do = "memory is the limit: --kv-cache-dtype fp8, shorter --max-model-len, or more devices"
+    return Finding.of("queue", waiting <= running and mean < 1.0, seen, to_do)
+
+
+def _refusals(figures: Mapping[str, float]) -> Finding:
+    refused = figures["admission_rejections_total"]
+    seen = f"{refused:.0f} requests got status 429" if refused else "none"
+    to_do = "--max-num-waiting, --max-waiting-tokens and --max-waiting-time bound the queue; clients should heed Retry-After"
+    return Finding.of("refusals", not refused, seen, to_do)
+
+
+def _preemptions(figures: Mapping[str, float]) -> Finding:
+    count, ended = figures["num_preemptions_total"], max(figures["request_success_total"], 1.0)
+    to_do = (
+        "pages run out while requests run: a smaller --max-num-seqs, --kv-cache-dtype fp8, or more memory for the cache"
     )
+    return Finding.of("preemptions", count / ended <= 0.05, f"{count:.0f}, of {ended:.0f} requests", to_do)
 
 
-def _refusals(metrics: Mapping[str, float]) -> Finding:
-    refused = _value(metrics, "admission_rejections_total")
-    if refused:
-        to_do = "--max-num-waiting, --max-waiting-tokens and --max-waiting-time bound the queue; clients should heed Retry-After"
-        return Finding("refusals", LOOK, f"{refused:.0f} requests got status 429", to_do)
-    return Finding("refusals", FINE, "none")
-
-
-def _preemptions(metrics: Mapping[str, float]) -> Finding:
-    count = _value(metrics, "num_preemptions_total")
-    ended = max(_value(metrics, "request_success_total"), 1.0)
-    seen = f"{count:.0f}, of {ended:.0f} requests"
-    if count / ended > 0.05:
-        to_do = "pages run out while requests run: a smaller --max-num-seqs, --kv-cache-dtype fp8, or more memory for the cache"
-        return Finding("preemptions", LOOK, seen, to_do)
-    return Finding("preemptions", FINE, seen)
-
-
-def _prefixes(metrics: Mapping[str, float]) -> Finding:
-    asked, hits = _value(metrics, "prefix_cache_queries_total"), _value(metrics, "prefix_cache_hits_total")
+def _prefixes(figures: Mapping[str, float]) -> Finding:
+    asked, hits = figures["prefix_cache_queries_total"], figures["prefix_cache_hits_total"]
     seen = f"{hits / asked:.0%} of {asked:,.0f} prompt tokens were there" if asked else "nothing was looked up"
-    if asked > 100_000 and hits < asked / 20:
-        to_do = "prompts share no beginning: put what changes (dates, ids) behind what stays"
-        return Finding("prefix cache", LOOK, seen, to_do)
-    return Finding("prefix cache", FINE, seen)
+    to_do = "prompts share no beginning: put what changes (dates, ids) behind what stays"
+    return Finding.of("prefix cache", asked <= 100_000 or hits >= asked / 20, seen, to_do)
 
 
-def _pages(metrics: Mapping[str, float]) -> Finding:
-    share = _value(metrics, "kv_cache_usage_perc")
-    return Finding("KV cache", FINE, f"{share:.0%} in use")
+def _pages(figures: Mapping[str, float]) -> Finding:
+    return Finding("KV cache", FINE, f"{figures['kv_cache_usage_perc']:.0%} in use")
 
 
-def _restarts(metrics: Mapping[str, float]) -> Finding:
-    restarts, given_up = _value(metrics, "engine_restarts_total"), _value(metrics, "requests_given_up_total")
-    seen = f"{restarts:.0f}; {given_up:.0f} requests given up"
-    if restarts:
-        return Finding("engine restarts", WRONG, seen, "the server's log names the cause of each (docs/reliability.md)")
-    return Finding("engine restarts", FINE, seen)
+def _restarts(figures: Mapping[str, float]) -> Finding:
+    restarts = figures["engine_restarts_total"]
+    seen = f"{restarts:.0f}; {figures['requests_given_up_total']:.0f} requests given up"
+    to_do = "the server's log names the cause of each (docs/reliability.md)"
+    return Finding.of("engine restarts", not restarts, seen, to_do, WRONG)

@@ -5,6 +5,8 @@ The machine's checks read files of the kernel; a server looks at its own last ho
 
 import argparse
 import json
+import os
+import resource
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -108,10 +110,8 @@ def _device() -> list[Finding]:
     from quire.kernels.cpu import library_status
 
     available, isa, why = library_status()
-    if not available:
-        to_do = "plain PyTorch serves, several times slower: `python -m quire.kernels.cpu.build`"
-        return [*found, Finding("CPU kernels", WRONG, why, to_do)]
-    return [*found, Finding("CPU kernels", FINE, isa)]
+    to_do = "plain PyTorch serves, several times slower: `python -m quire.kernels.cpu.build`"
+    return [*found, Finding.of("CPU kernels", available, isa if available else why, to_do, WRONG)]
 
 
 def _memory() -> Finding:
@@ -119,65 +119,46 @@ def _memory() -> Finding:
 
     free, total = usable_memory()
     seen = f"{free / _GB:.1f} of {total / _GB:.1f} GB are free"
-    if free < total / 10:
-        return Finding("memory", LOOK, seen, "end other programs, or set --kv-cache-memory-bytes")
-    return Finding("memory", FINE, seen)
+    return Finding.of("memory", free >= total / 10, seen, "end other programs, or set --kv-cache-memory-bytes")
 
 
 def _cores() -> Finding:
-    import os
-
     from quire.platforms.host import usable_cpus
 
-    usable, all_of_them = usable_cpus(), os.cpu_count() or 1
-    seen = f"{usable} of {all_of_them} usable"
-    if usable < 2:
-        return Finding("cores", LOOK, seen, "give it two: the server and the engine core are two processes")
-    return Finding("cores", FINE, seen)
+    usable = usable_cpus()
+    to_do = "give it two: the server and the engine core are two processes"
+    return Finding.of("cores", usable >= 2, f"{usable} of {os.cpu_count() or 1} usable", to_do)
 
 
 def _files() -> Finding:
-    import resource
-
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < _FEW_FILES:
-        return Finding("open files", LOOK, f"at most {soft}", f"each connection is one: `ulimit -n {min(hard, 65536)}`")
-    return Finding("open files", FINE, f"at most {soft}")
+    to_do = f"each connection is one: `ulimit -n {min(hard, 65536)}`"
+    return Finding.of("open files", soft >= _FEW_FILES, f"at most {soft}", to_do)
 
 
 def _shared_memory(folder: Path) -> Finding:
     try:
         size = shutil.disk_usage(folder).total
     except OSError:
-        return Finding(
-            "shared memory",
-            LOOK,
-            f"there is no {folder}",
-            "several ranks or frontends need it: mount a tmpfs there",
-        )
-    if size < _SMALL_SHARED:
-        to_do = "several ranks or frontends need more: docker run --shm-size 8g, or an emptyDir with medium Memory"
-        return Finding("shared memory", LOOK, f"{size / _GB:.2f} GB in {folder}", to_do)
-    return Finding("shared memory", FINE, f"{size / _GB:.1f} GB in {folder}")
+        to_do = "several ranks or frontends need it: mount a tmpfs there"
+        return Finding("shared memory", LOOK, f"there is no {folder}", to_do)
+    to_do = "several ranks or frontends need more: docker run --shm-size 8g, or an emptyDir with medium Memory"
+    is_fine = size >= _SMALL_SHARED
+    seen = f"{size / _GB:.{1 if is_fine else 2}f} GB in {folder}"
+    return Finding.of("shared memory", is_fine, seen, to_do)
 
 
 def _clock(sys: Path) -> Finding:
     source = _read(sys / "devices/system/clocksource/clocksource0/current_clocksource")
-    if source in ("hpet", "acpi_pm"):
-        return Finding(
-            "clock", LOOK, source, "reading it is slow; boot with clocksource=tsc if the machine has a stable one"
-        )
-    return Finding("clock", FINE, source or "not told")
+    to_do = "reading it is slow; boot with clocksource=tsc if the machine has a stable one"
+    return Finding.of("clock", source not in ("hpet", "acpi_pm"), source or "not told", to_do)
 
 
 def _swapping(proc: Path) -> Finding:
     values = dict(line.split(":", 1) for line in _read(proc / "meminfo").splitlines() if ":" in line)
     total, free = (int(values.get(name, "0").split()[0]) * 1024 for name in ("SwapTotal", "SwapFree"))
-    if total - free > _GB:
-        return Finding(
-            "swap", LOOK, f"{(total - free) / _GB:.1f} GB in use", "pages of a model in swap are slow: free memory"
-        )
-    return Finding("swap", FINE, f"{(total - free) / _GB:.1f} GB in use")
+    seen = f"{(total - free) / _GB:.1f} GB in use"
+    return Finding.of("swap", total - free <= _GB, seen, "pages of a model in swap are slow: free memory")
 
 
 def _disk() -> Finding:
@@ -188,11 +169,8 @@ def _disk() -> Finding:
     cache = Path(open_hub(HubSettings()).cache)
     free = free_bytes(cache)
     seen = f"{free / _GB:.1f} GB free for models in {cache}"
-    if free < _LITTLE_DISK:
-        return Finding(
-            "disk", LOOK, seen, "`quire rm MODEL` deletes one; HF_HOME or --download-dir name another folder"
-        )
-    return Finding("disk", FINE, seen)
+    to_do = "`quire rm MODEL` deletes one; HF_HOME or --download-dir name another folder"
+    return Finding.of("disk", free >= _LITTLE_DISK, seen, to_do)
 
 
 def _read(path: Path) -> str:
