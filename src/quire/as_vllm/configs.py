@@ -29,7 +29,6 @@ class Keywords:
 
     def model_dump(self, *, exclude_defaults: bool = False) -> dict[str, Any]:
         """The keywords."""
-        del exclude_defaults
         return dict(self.__dict__)
 
 

@@ -151,7 +151,6 @@ class _Platform:
         """What the device is called."""
         from quire.platforms import current_platform
 
-        del device_id
         return current_platform().device_name()
 
 
@@ -164,7 +163,6 @@ def get_tokenizer(tokenizer_name: str, *args: Any, tokenizer_mode: str = "auto",
     from quire.config.hub.listing import HubSettings
     from quire.tokenizers.loader import get_tokenizer as load
 
-    del args
     return load(find_tokenizer(tokenizer_name, HubSettings(revision=options.get("revision"))), tokenizer_mode)
 
 
@@ -175,19 +173,16 @@ def cached_tokenizer_from_config(model_config: Any, **options: Any) -> Tokenizer
     """The tokenizer of an engine's model."""
     from quire.engine.tokenizer_source import TokenizerSource
 
-    del options
     return TokenizerSource(model_config).get()
 
 
 def cleanup_dist_env_and_memory(shutdown_ray: bool = False) -> None:
     """Free what deleted engines held: an engine gives its memory back when nothing refers to it."""
-    del shutdown_ray
     gc.collect()
 
 
 def gpu_sync_allowed(first_only: bool = False) -> contextlib.AbstractContextManager[None]:
     """Nothing watches whether a processor waits for the device."""
-    del first_only
     return contextlib.nullcontext()
 
 

@@ -60,7 +60,6 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds and loads the modules."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        del path, target
         if fullname in _ALL or fullname in _PACKAGES:
             return importlib.machinery.ModuleSpec(fullname, self, origin="Quire", is_package=fullname in _PACKAGES)
         if fullname.startswith("vllm.") and not fullname.endswith(".__main__"):

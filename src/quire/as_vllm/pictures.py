@@ -145,7 +145,6 @@ def load_audio(path: str | Path | io.BytesIO, *, sr: float | None = 22050, **opt
     Raises RequestError: it is no sound."""
     from quire.multimodal.audio import SampleBudget, mono, open_audio, resampled
 
-    del options
     data = path.read() if isinstance(path, io.BytesIO) else Path(path).read_bytes()
     samples, own = open_audio(data, SampleBudget())
     rate = own if sr is None else int(sr)
@@ -176,7 +175,6 @@ def fetch_image(image_url: str, *, image_mode: str = "RGB", **options: Any) -> "
     """The picture at an address (http, https, file or data); a sample is fetched once. Raises OSError."""
     from PIL import Image
 
-    del options
     if image_url.startswith(SAMPLES):
         image_url = sample(image_url.removeprefix(SAMPLES)).as_uri()
     with urllib.request.urlopen(image_url, timeout=TIMEOUT_S) as answer:

@@ -71,7 +71,6 @@ class LogitsProcessor(metaclass=_MakesRows):
 
     def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
         """A request has this slot; whether its logits are to be edited."""
-        del req_idx, sampling_params
         return True
 
     def apply_staged_writes(self) -> None:

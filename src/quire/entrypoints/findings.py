@@ -95,7 +95,7 @@ def _ranked(amounts: Mapping[str, float], form: str) -> tuple[str, str, float]:
     """The four largest causes as a text; and the largest that is not fine, with its amount."""
     ranked = sorted(((cause, amount) for cause, amount in amounts.items() if amount), key=lambda item: -item[1])
     worst = next((each for each in ranked if each[0] not in _FINE_CAUSES), ("", 0))
-    return ", ".join(form.format(*each) for each in ranked[:4]), *worst
+    return ", ".join(form.format(*each) for each in ranked[:4]), worst[0], worst[1]
 
 
 def _queue(figures: Mapping[str, float]) -> Finding:

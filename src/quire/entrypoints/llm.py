@@ -198,7 +198,6 @@ class LLM(PoolingMethods, EngineControl):
         mm_processor_kwargs: dict[str, Any] | None = None,
     ) -> list[str]:
         """Queue prompts as `generate` does and return their ids; `wait_for_completion` gives the outputs."""
-        del use_tqdm
         call = self._prompts(prompts, sampling_params, lora_request, priority, tokenization_kwargs, mm_processor_kwargs)
         return self._enqueue(call)
 
@@ -309,7 +308,6 @@ class LLM(PoolingMethods, EngineControl):
         **options: Unpack[ChatOptions],
     ) -> list[str]:
         """Queue conversations as `chat` does and return their ids; `wait_for_completion` gives the outputs."""
-        del use_tqdm
         return self._enqueue(self._conversations(messages, sampling_params, lora_request, **options))
 
     def _conversations(
@@ -546,7 +544,6 @@ class LLM(PoolingMethods, EngineControl):
 
     def get_world_size(self, include_dp: bool = True) -> int:
         """Devices that the model is spread over; there is no data parallelism yet."""
-        del include_dp
         return self.llm_engine.config.parallel.world_size
 
     def save_sharded_state(self, path: str, pattern: str | None = None, max_size: int | None = None) -> None:

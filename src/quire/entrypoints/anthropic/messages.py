@@ -149,7 +149,6 @@ async def count_tokens(
     state: ServerState, request: protocol.CountTokensRequest, public_id: str
 ) -> protocol.CountTokensResponse:
     """How many tokens a request's prompt has."""
-    del public_id
     state.resolve_model(request.model)
     return protocol.CountTokensResponse(await count_prompt_tokens(state, to_chat_request(request)))
 

@@ -67,10 +67,6 @@ async def _no_load() -> Load:
     return Load(False, False)
 
 
-def _ignore(text: str) -> None:
-    del text
-
-
 class BatchRunner:
     """Runs the batches of a store.
 
@@ -95,8 +91,8 @@ class BatchRunner:
         *,
         load: Callable[[], Awaitable[Load]] = _no_load,
         is_ending: Callable[[], bool] = lambda: False,
-        on_event: Callable[[str], None] = _ignore,
-        on_result: Callable[[BatchResult], None] | None = None,
+        on_event: Callable[[str], object] = lambda text: None,
+        on_result: Callable[[BatchResult], object] = lambda result: None,
     ) -> None:
         self._store = store
         self._answer = answer
@@ -203,8 +199,7 @@ class BatchRunner:
             await self._store.record(results)
         for key, result in results:
             del self._running[key]
-            if self._on_result is not None:
-                self._on_result(result)
+            self._on_result(result)
         ended = {key for key, _ in self._results}  # while the others were written
         for key, task in list(self._running.items()):
             if task.done() and key not in ended:

@@ -42,7 +42,7 @@ def connect(args: argparse.Namespace) -> "tuple[OpenAIClient, dict[str, Any]]":
     return client, fields
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from quire.entrypoints.cli.conversation import COMMANDS, Commands, Conversation, read_tools
     from quire.entrypoints.cli.terminal import LineReader, talk, tell
 
@@ -63,7 +63,6 @@ def run(args: argparse.Namespace) -> int:
 
     if args.quick is not None:
         conversation.ask(args.quick)
-        return 0
+        return
     tell(f"{fields['model']} at {client.url}. /help lists commands, Ctrl-D leaves.")
     talk(reader, answer)
-    return 0

@@ -1,7 +1,6 @@
 """`quire collect-env`: the machine, the installation and the settings, for a bug report. Names no secret."""
 
 import argparse
-import json
 import os
 import platform
 import shutil
@@ -12,7 +11,7 @@ from importlib import metadata
 from typing import Any
 
 from quire.engine.arg_parser import only
-from quire.entrypoints.cli.terminal import columns
+from quire.entrypoints.cli.terminal import columns, show
 
 PACKAGES = (
     *("torch", "numpy", "msgspec", "pyzmq", "safetensors", "tokenizers", "transformers", "huggingface-hub"),
@@ -27,15 +26,10 @@ add_arguments = only(
 )
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     report = collect()
-    if args.json:
-        json.dump(report, sys.stdout, indent=2, default=str)
-        print()
-        return 0
-    for section, facts in report.items():
-        print("\n".join((f"{section}:", *columns(facts))))
-    return 0
+    parts = ("\n".join((f"{section}:", *columns(facts))) for section, facts in report.items())
+    show(report, args.json, lambda: "\n".join(parts))
 
 
 def collect() -> dict[str, dict[str, Any]]:

@@ -8,7 +8,7 @@ from quire.entrypoints.cli.chat import CLIENT, connect
 add_arguments = only(*CLIENT, ("-q --quick", None, "complete one prompt, print the text, leave", {"metavar": "PROMPT"}))
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from quire.entrypoints.cli.terminal import LineReader, StreamedAnswer, talk, tell
 
     client, fields = connect(args)
@@ -23,7 +23,6 @@ def run(args: argparse.Namespace) -> int:
 
     if args.quick is not None:
         complete(args.quick)
-        return 0
+        return
     tell(f'{fields["model"]} at {client.url}. One prompt a line (or """ … """); Ctrl-C stops an answer, Ctrl-D leaves.')
     talk(LineReader("complete"), complete)
-    return 0

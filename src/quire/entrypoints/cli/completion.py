@@ -26,9 +26,8 @@ class Word(NamedTuple):
     about: str = ""
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     sys.stdout.write(script(args.shell))
-    return 0
 
 
 def collect() -> Iterator[Word]:

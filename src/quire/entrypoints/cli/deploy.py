@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     serve.add_arguments(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from quire.engine.arg_utils import AsyncEngineArgs
     from quire.engine.settings import check_settings
     from quire.entrypoints.cli import serve
@@ -66,7 +66,6 @@ def run(args: argparse.Namespace) -> int:
     for path in _write(args.output, files, args.force):
         print(path)
     print(f"\n{to_do}", file=sys.stderr)
-    return 0
 
 
 def _write(folder: Path, files: dict[str, str], force: bool) -> list[Path]:

@@ -4,7 +4,6 @@ The machine's checks read files of the kernel; a server looks at its own last ho
 """
 
 import argparse
-import json
 import os
 import resource
 import shutil
@@ -15,6 +14,7 @@ from urllib.parse import urlsplit
 
 from quire.engine.arg_parser import only
 from quire.entrypoints import exit_codes
+from quire.entrypoints.cli.terminal import show
 from quire.entrypoints.cli.top import ServerWatch
 from quire.entrypoints.findings import FINE, LOOK, WRONG, Finding, server_findings
 
@@ -45,10 +45,8 @@ def run(args: argparse.Namespace) -> int:
         place, found = _of_server(sample.metrics, watch.ask("/console/findings"))
         found.append(_keys(url, servers))
         findings[f"{sample.model or 'the server'} at {url}{place}"] = found
-    if args.json:
-        print(json.dumps({place: [each._asdict() for each in found] for place, found in findings.items()}, indent=2))
-    else:
-        print(as_text(findings))
+    plain = {place: [each._asdict() for each in found] for place, found in findings.items()}
+    show(plain, args.json, lambda: as_text(findings))
     is_wrong = any(each.state == WRONG for found in findings.values() for each in found)
     return exit_codes.FAILED if is_wrong else exit_codes.OK
 

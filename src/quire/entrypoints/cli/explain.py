@@ -2,8 +2,6 @@
 
 import argparse
 import dataclasses
-import json
-import sys
 from typing import Any
 
 from quire.config import EngineConfig, HFConfig
@@ -18,6 +16,7 @@ from quire.entrypoints.cli.explain_platform import (
     with_why,
 )
 from quire.entrypoints.cli.fit import fit_sentence, limits_sentence
+from quire.entrypoints.cli.terminal import show
 from quire.platforms.interface import Platform
 
 CONFIG_PARTS = ("model", "cache", "parallel", "scheduler", "device", "load", "attention", "observability")
@@ -43,11 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, {"": (("--platform", None, about, {"metavar": "NAME"}),)})
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     if args.platform:
-        report = explain_platform(args.platform)
-        print(json.dumps(report, indent=2, default=str) if args.json else platform_text(report))
-        return 0
+        about = explain_platform(args.platform)
+        show(about, args.json, lambda: platform_text(about))
+        return
     from quire.engine.arg_utils import EngineArgs, UsageContext
     from quire.entrypoints.cli.serve import take_model
     from quire.platforms import current_platform
@@ -58,15 +57,9 @@ def run(args: argparse.Namespace) -> int:
     report = build_report(config, platform)
     if args.usage == UsageContext.API_SERVER.value:
         report = {"server": explain_server(args, config), **report}
-    if args.json:
-        json.dump(report, sys.stdout, indent=2, default=str)
-        print()
-    else:
-        memory = report["memory"]
-        print(fit_sentence(config, memory, platform.device_name()), limits_sentence(config, memory))
-        print()
-        print(as_text(report, with_constants=args.everything))
-    return 0
+    memory = report["memory"]
+    sentences = f"{fit_sentence(config, memory, platform.device_name())} {limits_sentence(config, memory)}"
+    show(report, args.json, lambda: f"{sentences}\n\n{as_text(report, with_constants=args.everything)}")
 
 
 def build_report(config: EngineConfig, platform: Platform) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from quire.processes import end_with_parent
 
 def main(arguments: list[str]) -> int:
     """Serve until a signal ends it, or its parent dies."""
-    del arguments
     told = json.load(sys.stdin)
     media = told["config"]["multimodal"] or {}
     end_with_parent(told["life_fd"], functools.partial(_remove, [told["folder"], media.get("shared_cache")]))

@@ -191,7 +191,6 @@ class Frontends:
         self._start(number, is_replacement=True)
 
     def _on_signal(self, number: int, frame: Any) -> None:
-        del frame
         self._end(number)
 
     def _end(self, number: int) -> None:

@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     EngineArgs.add_cli_args(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from quire.engine.arg_utils import EngineArgs
     from quire.entrypoints.cli.serve import take_model
 
@@ -87,7 +87,6 @@ def run(args: argparse.Namespace) -> int:
             for row, output in zip(chunk, _answer(llm, chunk, params, not args.no_progress), strict=True):
                 sink.write(json.dumps(_record(row, output), ensure_ascii=False) + "\n")
             sink.flush()
-    return 0
 
 
 def read_rows(path: str) -> Iterator[dict[str, Any]]:

@@ -1,7 +1,6 @@
 """`quire list`: the models of the hub's cache, with their sizes."""
 
 import argparse
-import json
 import time
 from pathlib import Path
 
@@ -12,22 +11,16 @@ add_arguments = only(
 )
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from quire.config.hub.download import amount
     from quire.config.hub.find import open_hub
     from quire.config.hub.listing import HubSettings
     from quire.entrypoints.cli.here import local_models
     from quire.entrypoints.cli.running import find_servers
-    from quire.entrypoints.cli.terminal import table
+    from quire.entrypoints.cli.terminal import show, table
 
     cache = Path(open_hub(HubSettings()).cache)
     models = local_models(cache)
-    if args.json:
-        print(json.dumps([model._asdict() for model in models], indent=2, default=str))
-        return 0
-    if not models:
-        print(f"No models in {cache}. `quire search WORDS` finds some, `quire pull MODEL` fetches one.")
-        return 0
     servers = find_servers()
     rows = [
         (
@@ -38,5 +31,6 @@ def run(args: argparse.Namespace) -> int:
         )
         for each in models
     ]
-    print("\n".join(table(("MODEL", "SIZE", "FETCHED", "SERVER"), rows)))
-    return 0
+    text = "\n".join(table(("MODEL", "SIZE", "FETCHED", "SERVER"), rows))
+    none = f"No models in {cache}. `quire search WORDS` finds some, `quire pull MODEL` fetches one."
+    show([model._asdict() for model in models], args.json, lambda: text if models else none)

@@ -56,7 +56,8 @@ GROUPS = {
         "completion": "print a script that completes commands and flags in bash, zsh or fish",
     },
 }
-"""The help's groups of subcommands, with a line about each. A subcommand's module has `add_arguments` and `run`."""
+"""The help's groups of subcommands, with a line about each. A subcommand's module has `add_arguments`, and `run`, which may
+give an exit code."""
 COMMANDS = {name: about for commands in GROUPS.values() for name, about in commands.items()}
 
 

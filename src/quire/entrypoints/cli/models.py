@@ -2,11 +2,10 @@
 
 import argparse
 import fnmatch
-import json
-import sys
 from typing import Any
 
 from quire.engine.arg_parser import only
+from quire.entrypoints.cli.terminal import show
 
 COLUMNS = ("TP", "PP", "LoRA", "quantized", "pooling", "multimodal")
 
@@ -17,7 +16,7 @@ add_arguments = only(
 )
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from quire.models.registry import ModelRegistry, packaged_features
     from quire.plugins import load_general_plugins
 
@@ -28,20 +27,17 @@ def run(args: argparse.Namespace) -> int:
     if not chosen:
         ModelRegistry.resolve(args.pattern)  # refuses, with the nearest names
     packaged = packaged_features()
-    if args.json:
-        rows = {name: packaged.get(name, f"by {ModelRegistry.resolve(name).owner}") for name in chosen}
-        json.dump(rows, sys.stdout, indent=2)
-        print()
-        return 0
-    width = max(map(len, chosen))
-    print(f"{'architecture':<{width}}  {'  '.join(COLUMNS)}  layers")
-    for name in chosen:
-        row = packaged.get(name)
-        print(f"{name:<{width}}  {f'by {ModelRegistry.resolve(name).owner}' if row is None else _cells(row)}")
-    print(
-        f"\n{len(chosen)} architectures. What else Transformers knows runs with its own modules (--model-impl transformers)."
-    )
-    return 0
+    rows = {name: packaged.get(name, f"by {ModelRegistry.resolve(name).owner}") for name in chosen}
+    show(rows, args.json, lambda: _as_text(rows))
+
+
+def _as_text(rows: dict[str, Any]) -> str:
+    """Rows as `packaged_features` has them, or who else has registered the architecture."""
+    width = max(map(len, rows))
+    lines = (f"{name:<{width}}  {row if isinstance(row, str) else _cells(row)}" for name, row in rows.items())
+    more = "What else Transformers knows runs with its own modules (--model-impl transformers)."
+    head = f"{'architecture':<{width}}  {'  '.join(COLUMNS)}  layers"
+    return "\n".join((head, *lines, "", f"{len(rows)} architectures. {more}"))
 
 
 def feature_words(row: dict[str, Any]) -> tuple[str, ...]:

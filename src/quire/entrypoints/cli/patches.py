@@ -5,13 +5,12 @@ Applies nothing: it looks at Quire as it is without them.
 
 import argparse
 import dataclasses
-import json
 from collections.abc import Iterator
 from typing import Any
 
 from quire.engine.arg_parser import only
 from quire.entrypoints import exit_codes
-from quire.entrypoints.cli.terminal import columns
+from quire.entrypoints.cli.terminal import columns, show
 from quire.errors import ConfigError, did_you_mean
 from quire.patch.plan import Status
 
@@ -28,7 +27,7 @@ add_arguments = only(
 )
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int | None:
     from quire import patch
 
     targets = [name for name in args.names if ":" in name]
@@ -36,15 +35,15 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError.of("names", f"{targets[0]!r} is a target; `quire patches {args.verb}` takes ids of patches")
     statuses = _named(patch.installed(), [name for name in args.names if ":" not in name])
     if args.verb == "list":
-        return _show(args, [_line(status) for status in statuses], "No package declares a patch.")
+        return _show(args, [_line(status) for status in statuses])
     if args.verb == "check":
         rows = [{"id": status.patch.id, "problems": list(problems(status))} for status in statuses]
-        _show(args, [row | {"problems": row["problems"] or "none"} for row in rows], "No package declares a patch.")
+        _show(args, [row | {"problems": row["problems"] or "none"} for row in rows])
         return exit_codes.FAILED if any(row["problems"] for row in rows) else exit_codes.OK
     if not args.names:
         raise ConfigError.of("names", "`quire patches explain` needs the id of a patch, or a target (module:qualname)")
     chosen = statuses if len(targets) < len(args.names) else []
-    return _show(args, [*map(_explanation, chosen), *map(_explain_target, targets)], "")
+    return _show(args, [*map(_explanation, chosen), *map(_explain_target, targets)])
 
 
 def _named(statuses: list[Status], names: list[str]) -> list[Status]:
@@ -56,13 +55,9 @@ def _named(statuses: list[Status], names: list[str]) -> list[Status]:
     return [status for status in statuses if not names or status.patch.id in names]
 
 
-def _show(args: argparse.Namespace, rows: list[dict[str, Any]], if_none: str) -> int:
-    if args.json:
-        print(json.dumps(rows, indent=2, default=str))
-    else:
-        texts = ["\n".join(columns({name: _text(value) for name, value in row.items()})) for row in rows]
-        print("\n\n".join(texts) or if_none)
-    return exit_codes.OK
+def _show(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+    texts = ("\n".join(columns({name: _text(value) for name, value in row.items()})) for row in rows)
+    show(rows, args.json, lambda: "\n\n".join(texts) or "No package declares a patch.")
 
 
 def _text(value: Any) -> str:

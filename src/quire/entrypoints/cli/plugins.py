@@ -1,12 +1,11 @@
 """`quire plugins`: which plugins are installed, and what became of each; `quire plugins new` writes a package of one."""
 
 import argparse
-import json
-import sys
 from typing import Any
 
 from quire.engine.arg_parser import Flags, add_flags
 from quire.entrypoints import exit_codes
+from quire.entrypoints.cli.terminal import show
 from quire.errors import ConfigError
 
 
@@ -23,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, {"": flags})
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int | None:
     if args.action == "new":
         return _new(args)
     if args.kind is not None:
@@ -31,11 +30,7 @@ def run(args: argparse.Namespace) -> int:
     if args.action == "kinds":
         return _kinds(args)
     plugins, added = load_all()
-    if args.json:
-        json.dump({"plugins": plugins, "added": added}, sys.stdout, indent=2)
-        print()
-    else:
-        print(as_text(plugins, added))
+    show({"plugins": plugins, "added": added}, args.json, lambda: as_text(plugins, added))
     return exit_codes.FAILED if any(plugin["state"] == "failed" for plugin in plugins) else exit_codes.OK
 
 
@@ -80,21 +75,17 @@ def as_text(plugins: list[dict[str, str]], added: dict[str, dict[str, list[str]]
     return "\n".join(lines)
 
 
-def _kinds(args: argparse.Namespace) -> int:
+def _kinds(args: argparse.Namespace) -> None:
     import dataclasses
 
     from quire.plugins.kinds import KINDS
 
-    if args.json:
-        json.dump([dataclasses.asdict(kind) for kind in KINDS.values()], sys.stdout, indent=2)
-        print()
-        return exit_codes.OK
     width = max(map(len, KINDS))
-    print("\n".join(f"{kind.name:<{width}}  {kind.adds}  ({kind.group}, {kind.process})" for kind in KINDS.values()))
-    return exit_codes.OK
+    lines = (f"{kind.name:<{width}}  {kind.adds}  ({kind.group}, {kind.process})" for kind in KINDS.values())
+    show([dataclasses.asdict(kind) for kind in KINDS.values()], args.json, lambda: "\n".join(lines))
 
 
-def _new(args: argparse.Namespace) -> int:
+def _new(args: argparse.Namespace) -> None:
     from quire.plugins.new import write_plugin
 
     if args.kind is None or args.name is None:
@@ -103,4 +94,3 @@ def _new(args: argparse.Namespace) -> int:
     print(f"{written['folder']} has a plugin that works:")
     print("\n".join(f"  {path}" for path in written["files"]))
     print(f"Install it with `pip install --no-deps {written['folder']}`, and see it with `quire plugins`.")
-    return exit_codes.OK

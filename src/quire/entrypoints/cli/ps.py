@@ -3,30 +3,27 @@
 import argparse
 import time
 
+import msgspec
+
 from quire.engine.arg_parser import only
+from quire.entrypoints.cli.terminal import show, table
 
 add_arguments = only(
     ("--json", False, "print JSON"),
 )
 
 
-def run(args: argparse.Namespace) -> int:
-    from quire.entrypoints.cli.running import as_json, find_servers
-    from quire.entrypoints.cli.terminal import table
+def run(args: argparse.Namespace) -> None:
+    from quire.entrypoints.cli.running import find_servers
 
     servers = find_servers()
-    if args.json:
-        print(as_json(servers))
-        return 0
-    if not servers:
-        print("No server runs. `quire run MODEL` starts one and talks to it, `quire serve MODEL` only starts one.")
-        return 0
     rows = [
         (", ".join(each.names) or each.model, each.url, str(each.pid), _ago(time.time() - each.since))
         for each in servers
     ]
-    print("\n".join(table(("MODEL", "ADDRESS", "PROCESS", "SINCE"), rows)))
-    return 0
+    text = "\n".join(table(("MODEL", "ADDRESS", "PROCESS", "SINCE"), rows))
+    none = "No server runs. `quire run MODEL` starts one and talks to it, `quire serve MODEL` only starts one."
+    show(list(map(msgspec.to_builtins, servers)), args.json, lambda: text if servers else none)
 
 
 def _ago(seconds: float) -> str:

@@ -11,10 +11,9 @@ add_arguments = only(
 )
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from quire.config.hub.listing import HubSettings
     from quire.entrypoints.cli.here import fetch
 
     folder = fetch(args.model, HubSettings(args.revision, args.download_dir))
     print(f"{args.model} is in {folder}")
-    return 0

@@ -10,7 +10,7 @@ add_arguments = only(
 )
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from quire.config.hub.download import amount
     from quire.config.hub.find import open_hub
     from quire.config.hub.listing import HubSettings
@@ -24,4 +24,3 @@ def run(args: argparse.Namespace) -> int:
         if name in used:
             raise ConfigError.of("model", f"{name!r} is served at {used[name].url}: `quire stop {name}` first")
         print(f"{name} is deleted: {amount(remove(name, cache).num_bytes)}")
-    return 0

@@ -35,7 +35,7 @@ add_arguments = only(
 )
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     import uvicorn
 
     from quire.entrypoints.http.listen import ListenOptions, open_socket
@@ -64,4 +64,3 @@ def run(args: argparse.Namespace) -> int:
     print(f"quire route: {len(targets) + len(prefill)} servers at {options.url}", flush=True)
     with listener:
         uvicorn.Server(config).run([listener])
-    return 0

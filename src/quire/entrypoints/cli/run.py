@@ -38,7 +38,7 @@ _add_own = only(
 )
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from quire.entrypoints.cli.serve import take_model
     from quire.entrypoints.cli.serve_words import serve_words
 
@@ -60,11 +60,10 @@ def run(args: argparse.Namespace) -> int:
 
         print(f"{server.name} is at {server.url}/ ; `quire stop {server.name}` ends it.")
         webbrowser.open(f"{server.url}/")
-        return 0
-    code = _talk(args, server)
+        return
+    _talk(args, server)
     stopped_by = server.url if server.is_several else server.name
     print(f"{name} goes on at {server.url}; `quire stop {stopped_by}` ends it.", file=sys.stderr)
-    return code
 
 
 def _running(args: argparse.Namespace) -> "RunningServer | None":
@@ -163,7 +162,7 @@ def last_error(log: Path) -> str:
     return (errors or lines or ["it wrote nothing"])[-1]
 
 
-def _talk(args: argparse.Namespace, server: "RunningServer") -> int:
+def _talk(args: argparse.Namespace, server: "RunningServer") -> None:
     from quire.engine.arg_parser import ArgumentParser
     from quire.entrypoints.cli import chat
 
@@ -175,4 +174,4 @@ def _talk(args: argparse.Namespace, server: "RunningServer") -> int:
         *(("--model-name", args.model) if args.model in server.names else ()),  # it may serve several
         *(("--api-key", args.api_key[0]) if args.api_key else ()),
     ]
-    return chat.run(parser.parse_args(words))
+    chat.run(parser.parse_args(words))

@@ -22,7 +22,6 @@ from quire.engine.arg_parser import Flags, add_flags
 from quire.errors import ConfigError, refusing
 
 if TYPE_CHECKING:
-    from quire.entrypoints.batches.protocol import BatchResult
     from quire.entrypoints.batches.store import BatchRow, BatchStore
 
 TIMEOUT_S = 300.0
@@ -91,7 +90,7 @@ def _add_answer_flags(parser: argparse.ArgumentParser) -> None:
         parser.set_defaults(**{each.dest: each.default for each in group._group_actions if each not in actions})
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from quire.entrypoints.cli.serve import check_server_flags, set_up_log
 
     set_up_log(args)
@@ -99,16 +98,17 @@ def run(args: argparse.Namespace) -> int:
     if args.max_inflight is not None and args.max_inflight < 1:
         raise ConfigError(f"max_inflight={args.max_inflight} must be at least 1.", setting="max_inflight")
     if not _is_url(args.input_file):
-        return _answer_file(args, args.input_file)
+        _answer_file(args, args.input_file)
+        return
     requests = _new_temporary_file(args.output_tmp_dir)
     try:
         _download(args.input_file, requests)
-        return _answer_file(args, requests)
+        _answer_file(args, requests)
     finally:
         os.unlink(requests)
 
 
-def _answer_file(args: argparse.Namespace, requests: str) -> int:
+def _answer_file(args: argparse.Namespace, requests: str) -> None:
     if args.resume and args.overwrite:
         raise ConfigError("resume and overwrite: give one of them.", setting="resume")
     _open(requests, "input_file").close()
@@ -118,13 +118,13 @@ def _answer_file(args: argparse.Namespace, requests: str) -> int:
         if args.overwrite:
             _remove(journal)
         elif os.path.exists(output) and os.path.getsize(output) and not os.path.exists(journal):
-            return _check_complete(args, output, requests)
+            _check_complete(args, output, requests)
+            return
         asyncio.run(_run(args, requests, output, journal))
         if _is_url(args.output_file):
             _upload(output, args.output_file)
         os.rename(journal, f"{journal}.old")  # in one go: a half-removed journal would be taken for one
         _remove(f"{journal}.old")
-    return 0
 
 
 @contextlib.contextmanager
@@ -144,7 +144,7 @@ def _place_for(args: argparse.Namespace) -> Generator[str]:
     os.unlink(output)
 
 
-def _check_complete(args: argparse.Namespace, output: str, requests: str) -> int:
+def _check_complete(args: argparse.Namespace, output: str, requests: str) -> None:
     """An output that exists is whole: it is written in one go."""
     if not args.resume:
         raise ConfigError.of("output_file", f"{output!r} exists; --overwrite replaces it, --resume accepts it.")
@@ -154,7 +154,6 @@ def _check_complete(args: argparse.Namespace, output: str, requests: str) -> int
         why = f"{output!r} has {num_answered} lines and the input {num_asked}: it belongs to another input."
         raise ConfigError.of("output_file", why)
     print(f"{args.output_file}: all {num_asked} lines are answered already", file=sys.stderr)
-    return 0
 
 
 async def _run(args: argparse.Namespace, requests: str, output: str, journal: str) -> None:
@@ -228,14 +227,14 @@ async def _answer_lines(args: argparse.Namespace, store: "BatchStore", row: "Bat
     total = row.batch.request_counts.total
     try:
         with tqdm(total=total, initial=total - row.num_unanswered, unit="line", disable=args.no_progress) as progress:
-
-            def count(result: "BatchResult") -> None:
-                del result
-                progress.update()
-
-            window = Window(args.max_inflight or 2 * engine.config.scheduler.max_num_seqs)
-            answer = LineAnswerer(app, state).answer
-            runner = BatchRunner(store, answer, window, (), envs.QUIRE_HTTP_MAX_REQUEST_BODY_SIZE, on_result=count)
+            runner = BatchRunner(
+                store,
+                LineAnswerer(app, state).answer,
+                Window(args.max_inflight or 2 * engine.config.scheduler.max_num_seqs),
+                (),
+                envs.QUIRE_HTTP_MAX_REQUEST_BODY_SIZE,
+                on_result=lambda _: progress.update(),
+            )
             async with metrics_port(app, args.host, args.port) if args.enable_metrics else contextlib.nullcontext():
                 await runner.run(until_done=True)
     finally:

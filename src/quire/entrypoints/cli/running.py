@@ -5,13 +5,11 @@ A server that was killed leaves its file; who reads the files removes those whos
 
 import atexit
 import contextlib
-import json
 import os
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -130,9 +128,3 @@ def _start_of(pid: int) -> int | None:
     except OSError:
         return None
     return None if fields[0] in ("Z", "X") else int(fields[19])
-
-
-def as_json(servers: list[RunningServer]) -> str:
-    """For programs."""
-    plain: list[dict[str, Any]] = [msgspec.to_builtins(each) for each in servers]
-    return json.dumps(plain, indent=2)

@@ -1,11 +1,11 @@
 """`quire search [WORDS]`: models of the hub that generate text, the most used first."""
 
 import argparse
-import json
 from typing import Any
 
 from quire.config.hub.huggingface import TIMEOUT_S
 from quire.engine.arg_parser import only
+from quire.entrypoints.cli.terminal import show, table
 from quire.errors import ConfigError
 
 add_arguments = only(
@@ -16,23 +16,12 @@ add_arguments = only(
 )
 
 
-def run(args: argparse.Namespace) -> int:
-    from quire.entrypoints.cli.terminal import table
-
+def run(args: argparse.Namespace) -> None:
     models = find_models(" ".join(args.words), args.limit, None if args.any_task else "text-generation")
-    if args.json:
-        print(json.dumps(models, indent=2))
-    elif not models:
-        print(f"The hub has no model with {' '.join(args.words)!r} in its name.")
-    else:
-        print(
-            "\n".join(
-                table(
-                    ("MODEL", "DOWNLOADS", "LIKES"), [(name, f"{got:,}", f"{liked:,}") for name, got, liked in models]
-                )
-            )
-        )
-    return 0
+    rows = [(name, f"{got:,}", f"{liked:,}") for name, got, liked in models]
+    text = "\n".join(table(("MODEL", "DOWNLOADS", "LIKES"), rows))
+    none = f"The hub has no model with {' '.join(args.words)!r} in its name."
+    show(models, args.json, lambda: text if models else none)
 
 
 def find_models(words: str, limit: int, task: str | None) -> list[tuple[str, int, int]]:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from quire import envs
 from quire.engine.arg_parser import ArgumentParser
 from quire.engine.vllm_settings import SERVER_DEFAULTS
-from quire.entrypoints import exit_codes
 from quire.entrypoints.openai.cli_args import add_server_arguments, flatten
 from quire.errors import ConfigError
 from quire.logger import init_logger, use_log_config, use_log_format, use_log_level
@@ -65,16 +64,18 @@ def listen_options(args: argparse.Namespace) -> "ListenOptions":
     return options
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int | None:
     if args.models is not None:
         from quire.entrypoints.cli.serve_several import serve_several
 
         set_up_log(args)
-        return serve_several(args, listen_options(args), api_keys(args), server_settings(args))
+        serve_several(args, listen_options(args), api_keys(args), server_settings(args))
+        return None
     options = listen_options(args)
     engine_args, keys = check_flags(args)
     if args.headless:
-        return _run_headless(args, engine_args)
+        _run_headless(args, engine_args)
+        return None
     if args.api_server_count > 1:
         from quire.entrypoints.cli.frontends import serve_frontends
 
@@ -100,7 +101,7 @@ def check_flags(args: argparse.Namespace) -> "tuple[AsyncEngineArgs, list[str | 
     return engine_args, keys
 
 
-def _run_headless(args: argparse.Namespace, engine_args: "AsyncEngineArgs") -> int:
+def _run_headless(args: argparse.Namespace, engine_args: "AsyncEngineArgs") -> None:
     """Run copies of the model, or ranks of one, for a head node. Raises ConfigError: it is not said which, or how many."""
     import dataclasses
 
@@ -116,11 +117,10 @@ def _run_headless(args: argparse.Namespace, engine_args: "AsyncEngineArgs") -> i
     engine_args = copies_of_nodes(engine_args)
     if engine_args.nnodes > 1:
         serve_ranks(engine_args.create_engine_config(UsageContext.API_SERVER))
-        return exit_codes.OK
+        return
     first = engine_args.data_parallel_start_rank or 0
     engine_args = dataclasses.replace(engine_args, data_parallel_start_rank=first)
     serve_headless(engine_args.create_engine_config(UsageContext.API_SERVER))
-    return exit_codes.OK
 
 
 def _serve_alone(

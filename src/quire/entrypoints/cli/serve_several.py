@@ -35,7 +35,7 @@ _FRONTS = (
 
 def serve_several(
     args: argparse.Namespace, options: "ListenOptions", keys: "Sequence[str | KeyEntry]", settings: "ServerSettings"
-) -> int:
+) -> None:
     """Serve until a signal ends it. Raises ConfigError: the file is wrong, or a flag is not for several models."""
     from quire.entrypoints.http.api_keys import key_text
     from quire.entrypoints.http.listen import open_socket
@@ -65,7 +65,6 @@ def serve_several(
 
     with listener, asyncio.Runner() as runner:
         runner.run(_serve(_config(_app(args, host, keys, settings, living), options), listener))
-    return 0
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -4,6 +4,7 @@ Knows ANSI, readline and the deltas of OpenAI's streams. Knows nothing of conver
 """
 
 import contextlib
+import json
 import os
 import re
 import sys
@@ -227,6 +228,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return [
         "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)
     ]
+
+
+def show(report: Any, as_json: bool, as_text: Callable[[], str]) -> None:
+    """Print a report: as JSON for programs, or else as a text."""
+    print(json.dumps(report, indent=2, default=str) if as_json else as_text())
 
 
 def columns(rows: Mapping[str, Any]) -> list[str]:

@@ -199,7 +199,7 @@ add_arguments = only(
 )
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from quire import envs
 
     if not 0.05 <= args.interval <= 3600:
@@ -209,14 +209,14 @@ def run(args: argparse.Namespace) -> int:
     if not (args.once or args.json) and sys.stdout.isatty():
         with contextlib.suppress(KeyboardInterrupt), _screen():
             _show(watch, before, args.interval)
-        return 0
+        return
     while True:
         time.sleep(args.interval)
         now = watch.sample()
         shown = figures(before, now)
         print(json.dumps(shown) if args.json else as_text(shown, watch.url, ()), flush=True)
         if args.once:
-            return 0
+            return
         before = now
 
 

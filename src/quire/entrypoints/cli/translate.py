@@ -7,7 +7,6 @@ A flag is *taken*, taken *as* something else, has *no meaning* here, is *not nee
 import argparse
 import dataclasses
 import itertools
-import json
 import logging
 import re
 import shlex
@@ -25,6 +24,7 @@ from quire.engine.arg_words import Option, split
 from quire.engine.settings import OTHER_FORMATS, SAME_FORMATS, SAME_HASHES
 from quire.engine.vllm_settings import NO_EFFECT
 from quire.entrypoints import exit_codes
+from quire.entrypoints.cli.terminal import show
 from quire.errors import ConfigError, check_all, refusing
 
 TAKEN, AS, NO_MEANING, NOT_NEEDED, ABSENT = "taken", "as", "no meaning", "not needed", "absent"
@@ -89,11 +89,8 @@ def run(args: argparse.Namespace) -> int:
         translation = translate(line)
     finally:
         logging.disable(logging.NOTSET)
-    if args.json or "--json" in args.words:
-        fates = [{"flag": each.flag, "fate": each.fate, "why": each.why} for each in translation.fates]
-        print(json.dumps({"command": translation.text, "flags": fates}, indent=2))
-    else:
-        print(as_text(translation))
+    fates = [{"flag": each.flag, "fate": each.fate, "why": each.why} for each in translation.fates]
+    show({"command": translation.text, "flags": fates}, args.json or "--json" in args.words, lambda: as_text(translation))
     return exit_codes.FAILED if translation.absent else exit_codes.OK
 
 

@@ -136,7 +136,6 @@ class PushedStream(Response):
         self._is_ended = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        del scope, receive
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             first = await self._send_long(send)

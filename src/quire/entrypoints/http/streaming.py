@@ -110,7 +110,6 @@ class EventStream(Response):
         self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        del scope
         try:
             with contextlib.suppress(ClientGone):
                 await run_beside(receive, self._pump(send))

@@ -61,7 +61,6 @@ async def list_loaded(request: Request) -> Response:
 
 async def show_version(request: Request) -> Response:
     """`GET /api/version`: of the protocol; `quire` is the server's own."""
-    del request
     return json_response({"version": PROTOCOL_VERSION, "quire": __version__})
 
 
@@ -103,7 +102,6 @@ def refuse(what: str, instead: str) -> Callable[[Request], Awaitable[Response]]:
     """A route that says in clear words that it does nothing, and what does."""
 
     async def handler(request: Request) -> Response:
-        del request
         raise bad_request(f"{what} by a request; {instead}.", code="not_supported")
 
     return handler

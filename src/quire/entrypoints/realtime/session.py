@@ -172,7 +172,6 @@ class RealtimeSession:
         self._buffer += await run_sized(len(given.audio), decode_sound, given.audio, "audio")
 
     async def _clear(self, given: ClientEvent) -> None:
-        del given
         self._buffer.clear()
         await self._tell(event("input_audio_buffer.cleared"))
 

@@ -9,13 +9,19 @@ import contextlib
 import dataclasses
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, cast
 
-from starlette.types import Message, Receive, Scope, Send
+import starlette.routing
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from quire.engine.replica_choice import Assignment, chain_of
 from quire.entrypoints.http.backend_link import Answer, BackendGone, Headers, exchange
+from quire.entrypoints.http.decoding import read_body
+from quire.entrypoints.http.errors import HTTPError
 from quire.entrypoints.http.streaming import ClientGone, run_beside
 from quire.entrypoints.http_client import Target
 from quire.entrypoints.route.continuation import Continuation, DifferentText, is_done
@@ -64,7 +70,7 @@ class _Call:
     can_repeat: bool
 
 
-class Router:
+class Router(starlette.routing.Router):
     """An ASGI application in front of several servers.
 
     Args:
@@ -83,6 +89,8 @@ class Router:
         prefill: Sequence[Target] = (),
         prefill_timeout_s: float = PREFILL_TIMEOUT_S,
     ) -> None:
+        own = [Route("/health", self._health), Route("/replicas", self._told)]
+        super().__init__(own, redirect_slashes=False, default=self._pass_on, lifespan=self._living)
         piece = PIECE_BYTES // BYTES_PER_TOKEN
         self.pool = ReplicaPool(targets, piece, by_prefix=by_prefix)
         self.replicas, self._chooser = self.pool.replicas, self.pool.chooser
@@ -92,44 +100,38 @@ class Router:
         if prefill:
             self.prefill = PrefillServers(ReplicaPool(prefill, piece, by_prefix=by_prefix), prefill_timeout_s, piece)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self._live(receive, send)
-        elif scope["type"] == "http":
-            await self._serve(scope, receive, send)
-
-    async def _live(self, receive: Receive, send: Send) -> None:
-        checks: list[asyncio.Task[None]] = []
+    @contextlib.asynccontextmanager
+    async def _living(self, app: object) -> AsyncGenerator[None]:
+        """While it lives, it looks after the servers."""
         pools = [self.pool] if self.prefill is None else [self.pool, self.prefill.pool]
-        while (message := await receive())["type"] == "lifespan.startup":
-            checks = [
-                asyncio.ensure_future(pool.watch(number, self._check_every_s))
-                for pool in pools
-                for number in range(len(pool.replicas))
-            ]
-            await send({"type": "lifespan.startup.complete"})
+        numbered = [(pool, number) for pool in pools for number in range(len(pool.replicas))]
+        checks = [asyncio.ensure_future(pool.watch(number, self._check_every_s)) for pool, number in numbered]
+        yield
         for check in checks:
             check.cancel()
-        del message
-        await send({"type": "lifespan.shutdown.complete"})
 
     # --- requests ---
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope["path"]
-        if path == "/health":
-            up = any(replica.is_up for replica in self.replicas)
-            await _reply(send, 200 if up else 503, {"status": "ok" if up else "no replica is up"})
+    async def _health(self, request: Request) -> Response:
+        up = any(replica.is_up for replica in self.replicas)
+        return JSONResponse({"status": "ok" if up else "no replica is up"}, 200 if up else 503)
+
+    async def _told(self, request: Request) -> Response:
+        return JSONResponse(self.describe())
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Every other request."""
+        if scope["type"] != "http":
             return
-        if path == "/replicas":
-            await _reply(send, 200, self.describe())
-            return
-        body = await _read_body(receive)
-        if body is None:
-            await _reply(send, 413, _error(f"the body has more than {MAX_BODY_BYTES} bytes", 413))
+        try:
+            body = await read_body(Request(scope, receive), MAX_BODY_BYTES)
+        except HTTPError as error:
+            await _refused(error.detail.message, error.status)(scope, receive, send)
             return
         with contextlib.suppress(ClientGone):
-            await run_beside(receive, self._relay(_read_call(scope, body), send))
+            answer = await run_beside(receive, self._relay(_read_call(scope, body), send))
+            if answer is not None:
+                await answer(scope, receive, send)
 
     def describe(self) -> dict[str, Any]:
         """How the replicas stand, for `/replicas`."""
@@ -138,8 +140,8 @@ class Router:
             told |= {"prefill": self.prefill.pool.describe(), "prefill_missed": self.prefill.num_missed}
         return told
 
-    async def _relay(self, call: _Call, send: Send) -> None:
-        """Answer a request by one replica after another, until one has answered to the end."""
+    async def _relay(self, call: _Call, send: Send) -> Response | None:
+        """Answer a request by one replica after another, until one has answered to the end; gives what is said if none could."""
         stream = _Stream(send)
         if self.prefill is not None and call.can_continue:
             asked = (call.path, call.headers, call.body, call.keys, call.num_tokens)
@@ -153,12 +155,16 @@ class Router:
             finally:
                 self._chooser.end(assignment)
             if not problem:
-                return
+                return None
             if (stream.sent and not call.can_continue) or not call.can_repeat:
                 break
             if stream.sent:
                 self.num_continued += 1
-        await stream.fail(problem)
+        logger.error("a request failed: %s", problem)
+        if not stream.has_begun:
+            return _refused(problem, 502)
+        await send({"type": "http.response.body", "body": b"data: " + _refused(problem, 502).body + b"\n\n"})
+        return None
 
     async def _relay_from(self, assignment: Assignment, call: _Call, stream: "_Stream", *, is_last: bool) -> str:
         """Answer a request by a replica; why it could not."""
@@ -183,17 +189,19 @@ class Router:
 
 
 class _Stream:
-    """An answer to the client. Attributes: sent: the events that it has got."""
+    """An answer to the client. Attributes: sent: the events that it has got; has_begun: it has the head of a stream."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
         self.sent: list[bytes] = []
-        self._has_begun = False
+        self.has_begun = False
 
     async def relay(self, answer: Answer) -> None:
         """Pass a stream on; behind what was sent already. Raises BackendGone: it broke off."""
         rest = Continuation(self.sent) if self.sent else None
-        await self._begin(answer)
+        if not self.has_begun:
+            self.has_begun = True
+            await self._send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
         ended = False
         async with contextlib.aclosing(answer.events()) as events:
             async for event in events:
@@ -214,49 +222,15 @@ class _Stream:
         await self._send({"type": "http.response.start", "status": answer.status, "headers": headers})
         await self._send({"type": "http.response.body", "body": body})
 
-    async def _begin(self, answer: Answer) -> None:
-        if not self._has_begun:
-            self._has_begun = True
-            await self._send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
-
-    async def fail(self, problem: str) -> None:
-        """No replica could answer to the end."""
-        logger.error("a request failed: %s", problem)
-        error = _error(problem, 502)
-        if not self._has_begun:
-            await _reply(self._send, 502, error)
-            return
-        body = b"data: " + json.dumps(error).encode() + b"\n\n"
-        await self._send({"type": "http.response.body", "body": body})
-
 
 def _is_openai(event: bytes) -> bool:
     """Whether the stream ends with [DONE]."""
     return b'"chat.completion.chunk"' in event or b'"text_completion"' in event
 
 
-def _error(text: str, code: int) -> dict[str, Any]:
-    return {"error": {"message": text, "type": "server_error", "param": None, "code": code}}
-
-
-async def _reply(send: Send, status: int, value: Any) -> None:
-    body = json.dumps(value).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
-
-
-async def _read_body(receive: Receive) -> bytes | None:
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        message: Message = await receive()
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > MAX_BODY_BYTES:
-            return None
-        if not message.get("more_body", False):
-            return b"".join(parts)
+def _refused(problem: str, status: int) -> Response:
+    """An answer that no server has given."""
+    return JSONResponse({"error": {"message": problem, "type": "server_error", "param": None, "code": status}}, status)
 
 
 def _read_call(scope: Scope, body: bytes) -> _Call:

@@ -109,7 +109,6 @@ async def ready(request: Request) -> Response:
 
 async def version(request: Request) -> Response:
     """`GET /version`: and what installed packages change in it."""
-    del request
     return json_response({"version": __version__, **describe_patches()})
 
 

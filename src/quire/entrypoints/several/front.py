@@ -116,7 +116,6 @@ class Front:
 
     async def list_models(self, request: Request) -> Response:
         """`GET /v1/models`: those of all servers; a model without a process as far as it is known."""
-        del request
         answers = await asyncio.gather(*(model.ask("/v1/models") for model in self._host.models))
         cards: list[Any] = []
         for model, answer in zip(self._host.models, answers, strict=True):
@@ -137,12 +136,10 @@ class Front:
 
     async def list_tags(self, request: Request) -> Response:
         """`GET /api/tags`: all models."""
-        del request
         return json_response({"models": await self._tags("/api/tags", with_others=True)})
 
     async def list_awake(self, request: Request) -> Response:
         """`GET /api/ps`: those that are awake."""
-        del request
         return json_response({"models": await self._tags("/api/ps", with_others=False)})
 
     async def _tags(self, path: str, *, with_others: bool) -> list[Any]:
@@ -164,21 +161,17 @@ class Front:
 
     async def states(self, request: Request) -> Response:
         """`GET /models`: how each model stands."""
-        del request
         return json_response({"models": [model.describe() for model in self._host.models]})
 
     async def alive(self, request: Request) -> Response:
         """`GET /health`, `/live`, `/ready`, `/ping`: this process answers; one dead model harms no other."""
-        del request
         return Response(status_code=200)
 
     async def version(self, request: Request) -> Response:
-        del request
         return json_response({"version": __version__})
 
     async def metrics(self, request: Request) -> Response:
         """`GET /metrics`: those of all servers."""
-        del request
         answers = await asyncio.gather(*(model.ask("/metrics") for model in self._host.models))
         own, *others = [answer for answer in answers if answer is not None] or [b""]
         return Response(merge_metrics(own, others) if own else b"", media_type="text/plain; version=0.0.4")

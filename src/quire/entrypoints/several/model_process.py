@@ -5,7 +5,7 @@ from quire.processes import end_with_parent
 _ASKED_BY_US = ("/ready", "/sleep", "/wake_up", "/v1/models", "/api/tags", "/api/ps", "/metrics")
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str]) -> int | None:
     """Serve until a signal ends it, or its parent dies. `arguments`: a descriptor, the model's name, words of `quire serve`."""
     end_with_parent(int(arguments[0]))
     from quire.entrypoints.cli import main as command
