@@ -2,17 +2,23 @@
 
 import asyncio
 import contextlib
+import functools
 import os
 import sqlite3
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from quire.errors import refusing
 
 ResultT = TypeVar("ResultT")
+Given = ParamSpec("Given")
 BUSY_TIMEOUT_S = 60.0
 """How long a transaction waits for one of another process."""
+
+
+class Missing(Exception):
+    """There is nothing with this id: `args[0]`."""
 
 
 class Database:
@@ -84,3 +90,22 @@ class Database:
             self._on_open(connection)
         self._opened = connection
         return connection
+
+
+class _Stored(Protocol):
+    _database: Database
+
+
+StoreT = TypeVar("StoreT", bound=_Stored)
+
+
+def in_thread(
+    method: Callable[Concatenate[StoreT, Given], ResultT],
+) -> Callable[Concatenate[StoreT, Given], Coroutine[Any, Any, ResultT]]:
+    """A method of a store that runs in the thread of its `_database`, while its caller waits."""
+
+    @functools.wraps(method)
+    async def wait(self: StoreT, *args: Given.args, **kwargs: Given.kwargs) -> ResultT:
+        return await self._database.run(functools.partial(method, self, *args, **kwargs))
+
+    return wait

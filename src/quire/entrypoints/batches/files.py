@@ -10,7 +10,8 @@ from typing import BinaryIO
 import msgspec
 
 from quire.entrypoints.batches.protocol import FileObject
-from quire.entrypoints.batches.tables import BatchFolder, Missing
+from quire.entrypoints.batches.tables import BatchFolder
+from quire.entrypoints.database import Missing
 
 PIECE_BYTES = 1 << 20
 RESULTS_AT_ONCE = 64

@@ -20,7 +20,8 @@ from quire.entrypoints.batches.protocol import (
 )
 from quire.entrypoints.batches.service import Batches
 from quire.entrypoints.batches.store import NotCancellable
-from quire.entrypoints.batches.tables import Missing, is_full
+from quire.entrypoints.batches.tables import is_full
+from quire.entrypoints.database import Missing
 from quire.entrypoints.http.decoding import stream_body
 from quire.entrypoints.http.errors import HTTPError, bad_field, bad_request
 from quire.entrypoints.http.form import FormReader, read_form

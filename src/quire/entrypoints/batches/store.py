@@ -4,10 +4,11 @@ A line's result and the mark that it is done are one row, so an answer is never 
 views of these rows. Knows states and times; nothing of what a line asks.
 """
 
+import contextlib
 import secrets
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -24,7 +25,8 @@ from quire.entrypoints.batches.protocol import (
     LineFault,
     RequestCounts,
 )
-from quire.entrypoints.batches.tables import BatchFolder, Missing
+from quire.entrypoints.batches.tables import BatchFolder
+from quire.entrypoints.database import Missing, in_thread
 
 WRITTEN_AT_ONCE = 1000
 """Lines that a transaction ends that were not answered."""
@@ -65,7 +67,8 @@ class BatchStore:
         """Seconds since the epoch."""
         return int(self._folder.clock())
 
-    async def create(self, request: BatchCreateRequest, *, expires: bool = True) -> BatchObject:
+    @in_thread
+    def create(self, request: BatchCreateRequest, *, expires: bool = True) -> BatchObject:
         """A new batch of a file that is there; its window is over once, or never."""
         now, window = self.now, request.completion_window
         batch = BatchObject(
@@ -78,7 +81,8 @@ class BatchStore:
             metadata=request.metadata,
             output_expires_after=request.output_expires_after,
         )
-        await self._database.run(self._insert, batch)
+        row = (batch.id, batch.status, msgspec.json.encode(batch))
+        self._connection.execute("INSERT INTO batches (id, status, body) VALUES (?, ?, ?)", row)
         return batch
 
     async def get(self, batch_id: str) -> BatchRow:
@@ -90,57 +94,74 @@ class BatchStore:
         rows, has_more = await self._database.run(self._folder.page, "batches", "TRUE", (), after, limit, False)
         return [_row_of(row).batch for row in rows], has_more
 
-    async def active(self) -> list[BatchRow]:
+    @in_thread
+    def active(self) -> list[BatchRow]:
         """The batches that are not over, oldest first."""
-        return await self._database.run(self._active)
+        query = f"SELECT * FROM batches WHERE status IN {_ACTIVE} ORDER BY number"
+        return [_row_of(row) for row in self._connection.execute(query)]
 
-    async def cancel(self, batch_id: str) -> BatchObject:
+    @in_thread
+    def cancel(self, batch_id: str) -> BatchObject:
         """Start no further line of a batch. Raises Missing: there is none, NotCancellable: it is over."""
-
-        def begin(batch: BatchObject) -> None:
+        with self._changed(batch_id) as batch:
             if batch.status in ("validating", "in_progress"):
                 batch.status, batch.cancelling_at = "cancelling", self.now
             elif batch.status != "cancelling":
                 raise NotCancellable(batch.status)
-
-        return (await self._database.run(self._change, batch_id, begin)).batch
+        return batch
 
     async def forget_lines(self, row: BatchRow) -> None:
         """What an earlier validation read that was cut off."""
         await self._database.run(self._forget_lines, row.number)
 
-    async def add_lines(self, row: BatchRow, lines: Sequence[Line]) -> list[Line]:
+    @in_thread
+    def add_lines(self, row: BatchRow, lines: Sequence[Line]) -> list[Line]:
         """Keep lines of a batch that is being validated, those with an error as answered. Gives those back, with their error,
         whose `custom_id` an earlier line has; they are not kept."""
-        return await self._database.run(self._add_lines, row.number, lines)
+        repeated: list[Line] = []
+        num_failed = 0
+        with self._database.transaction() as database:
+            for line in lines:
+                if line.error is None:
+                    values = (row.number, line.number, line.custom_id, None, line.text, None)
+                else:
+                    result = BatchResult(custom_id=line.custom_id, error=line.error).as_line()
+                    values = (row.number, line.number, None, True, None, result)
+                    num_failed += 1
+                if not database.execute("INSERT OR IGNORE INTO lines VALUES (?, ?, ?, ?, ?, ?)", values).rowcount:
+                    message = f"custom_id: {(line.custom_id or '')[:200]!r} is on an earlier line too."
+                    repeated.append(line._replace(error=BatchError("duplicate_custom_id", message)))
+            count = "UPDATE batches SET total = total + ?, failed = failed + ? WHERE number = ?"
+            database.execute(count, (len(lines) - len(repeated), num_failed, row.number))
+        return repeated
 
-    async def begin(self, row: BatchRow) -> None:
+    @in_thread
+    def begin(self, row: BatchRow) -> None:
         """The lines are all there: they may be answered."""
-
-        def begin(batch: BatchObject) -> None:
+        with self._changed(row.batch.id) as batch:
             if batch.status == "validating":
                 batch.status, batch.in_progress_at = "in_progress", self.now
 
-        await self._database.run(self._change, row.batch.id, begin)
-
-    async def fail(self, row: BatchRow, faults: list[LineFault]) -> None:
+    @in_thread
+    def fail(self, row: BatchRow, faults: list[LineFault]) -> None:
         """The input is refused."""
-
-        def fail(batch: BatchObject) -> None:
+        self._forget_lines(row.number)
+        with self._changed(row.batch.id) as batch:
             if batch.status == "validating":
                 batch.status, batch.failed_at, batch.errors = "failed", self.now, FaultList(data=faults)
 
-        await self._database.run(self._forget_lines, row.number)
-        await self._database.run(self._change, row.batch.id, fail)
-
-    async def unanswered(self, limit: int) -> list[LineKey]:
+    @in_thread
+    def unanswered(self, limit: int) -> list[LineKey]:
         """Lines without a result, of all batches in progress: first lines first, so that a short batch does not wait for a
         long one."""
-        return await self._database.run(self._unanswered, limit)
+        running = "SELECT number FROM batches WHERE status = 'in_progress'"
+        query = f"SELECT batch, number FROM lines INDEXED BY unanswered WHERE result IS NULL AND batch IN ({running})"
+        return self._connection.execute(f"{query} ORDER BY number, batch LIMIT ?", (limit,)).fetchall()
 
-    async def request(self, key: LineKey) -> bytes:
+    @in_thread
+    def request(self, key: LineKey) -> bytes:
         """A line as it came."""
-        return await self._database.run(self._request, key)
+        return self._connection.execute("SELECT request FROM lines WHERE batch = ? AND number = ?", key).fetchone()[0]
 
     async def record(self, results: Iterable[tuple[LineKey, BatchResult]]) -> None:
         """Keep results. A line that has one keeps that."""
@@ -148,101 +169,20 @@ class BatchStore:
             self._record, [(key, result.error is not None, result.as_line()) for key, result in results]
         )
 
-    async def finalize(self, row: BatchRow) -> None:
+    @in_thread
+    def finalize(self, row: BatchRow) -> None:
         """Start no further line of a batch: all are answered, or its time is over."""
-
-        def finalize(batch: BatchObject) -> None:
-            counts = batch.request_counts
+        with self._changed(row.batch.id) as batch:
             if batch.status == "in_progress":
                 batch.status, batch.finalizing_at = "finalizing", self.now
-                batch.expired_at = self.now if counts.total > counts.completed + counts.failed else None
+                batch.expired_at = self.now if BatchRow(row.number, batch).num_unanswered else None
 
-        await self._database.run(self._change, row.batch.id, finalize)
-
-    async def finish(self, row: BatchRow) -> BatchObject:
+    @in_thread
+    def finish(self, row: BatchRow) -> BatchObject:
         """A batch of which no line runs is over: lines without an answer get an error, and the files are there."""
         if row.batch.in_progress_at is None:
-            await self._database.run(self._forget_lines, row.number)
-        return await self._database.run(self._finish, row.batch.id)
-
-    async def remove_old(self) -> None:
-        """Remove files that have expired."""
-        await self._database.run(self._folder.remove_old)
-
-    # --- in the database's thread ---
-
-    @property
-    def _connection(self) -> sqlite3.Connection:
-        return self._database.connection
-
-    def _insert(self, batch: BatchObject) -> None:
-        row = (batch.id, batch.status, msgspec.json.encode(batch))
-        self._connection.execute("INSERT INTO batches (id, status, body) VALUES (?, ?, ?)", row)
-
-    def _find(self, batch_id: str) -> BatchRow:
-        row = self._connection.execute("SELECT * FROM batches WHERE id = ?", (batch_id,)).fetchone()
-        if row is None:
-            raise Missing(batch_id)
-        return _row_of(row)
-
-    def _active(self) -> list[BatchRow]:
-        query = f"SELECT * FROM batches WHERE status IN {_ACTIVE} ORDER BY number"
-        return [_row_of(row) for row in self._connection.execute(query)]
-
-    def _change(self, batch_id: str, change: Callable[[BatchObject], None]) -> BatchRow:
-        with self._database.transaction():
-            row = self._find(batch_id)
-            change(row.batch)
-            self._write(row)
-        return row
-
-    def _write(self, row: BatchRow) -> None:
-        values = (row.batch.status, msgspec.json.encode(row.batch), row.number)
-        self._connection.execute("UPDATE batches SET status = ?, body = ? WHERE number = ?", values)
-
-    def _forget_lines(self, number: int) -> None:
-        with self._database.transaction() as database:
-            database.execute("DELETE FROM lines WHERE batch = ?", (number,))
-            database.execute("UPDATE batches SET total = 0, completed = 0, failed = 0 WHERE number = ?", (number,))
-
-    def _add_lines(self, batch: int, lines: Sequence[Line]) -> list[Line]:
-        repeated: list[Line] = []
-        num_failed = 0
-        with self._database.transaction() as database:
-            for line in lines:
-                if line.error is None:
-                    values = (batch, line.number, line.custom_id, None, line.text, None)
-                else:
-                    result = BatchResult(custom_id=line.custom_id, error=line.error).as_line()
-                    values = (batch, line.number, None, True, None, result)
-                    num_failed += 1
-                if not database.execute("INSERT OR IGNORE INTO lines VALUES (?, ?, ?, ?, ?, ?)", values).rowcount:
-                    message = f"custom_id: {(line.custom_id or '')[:200]!r} is on an earlier line too."
-                    repeated.append(line._replace(error=BatchError("duplicate_custom_id", message)))
-            count = "UPDATE batches SET total = total + ?, failed = failed + ? WHERE number = ?"
-            database.execute(count, (len(lines) - len(repeated), num_failed, batch))
-        return repeated
-
-    def _unanswered(self, limit: int) -> list[LineKey]:
-        running = "SELECT number FROM batches WHERE status = 'in_progress'"
-        query = f"SELECT batch, number FROM lines INDEXED BY unanswered WHERE result IS NULL AND batch IN ({running})"
-        return self._connection.execute(f"{query} ORDER BY number, batch LIMIT ?", (limit,)).fetchall()
-
-    def _request(self, key: LineKey) -> bytes:
-        return self._connection.execute("SELECT request FROM lines WHERE batch = ? AND number = ?", key).fetchone()[0]
-
-    def _record(self, results: list[tuple[LineKey, bool, bytes]]) -> None:
-        counts: Counter[tuple[int, bool]] = Counter()
-        write = "UPDATE lines SET is_error = ?, request = NULL, result = ? WHERE batch = ? AND number = ? AND result IS NULL"
-        with self._database.transaction() as database:
-            for key, is_error, result in results:
-                counts[key[0], is_error] += database.execute(write, (is_error, result, *key)).rowcount
-            for (batch, is_error), count in counts.items():
-                column = "failed" if is_error else "completed"
-                database.execute(f"UPDATE batches SET {column} = {column} + ? WHERE number = ?", (count, batch))
-
-    def _finish(self, batch_id: str) -> BatchObject:
-        number, batch = self._find(batch_id)
+            self._forget_lines(row.number)
+        number, batch = self._find(row.batch.id)
         error = CANCELLED if batch.cancelling_at is not None else EXPIRED
         query = "SELECT number, custom_id FROM lines WHERE batch = ? AND number > ? AND result IS NULL ORDER BY number"
         last = 0
@@ -260,7 +200,50 @@ class BatchStore:
             batch.output_file_id = self._show_results(number, batch, False)
             batch.error_file_id = self._show_results(number, batch, True)
             self._write(BatchRow(number, batch))
-        return self._find(batch_id).batch
+        return self._find(row.batch.id).batch
+
+    async def remove_old(self) -> None:
+        """Remove files that have expired."""
+        await self._database.run(self._folder.remove_old)
+
+    # --- in the database's thread ---
+
+    @property
+    def _connection(self) -> sqlite3.Connection:
+        return self._database.connection
+
+    def _find(self, batch_id: str) -> BatchRow:
+        row = self._connection.execute("SELECT * FROM batches WHERE id = ?", (batch_id,)).fetchone()
+        if row is None:
+            raise Missing(batch_id)
+        return _row_of(row)
+
+    @contextlib.contextmanager
+    def _changed(self, batch_id: str) -> Generator[BatchObject]:
+        """A batch, which is kept as it is afterwards."""
+        with self._database.transaction():
+            row = self._find(batch_id)
+            yield row.batch
+            self._write(row)
+
+    def _write(self, row: BatchRow) -> None:
+        values = (row.batch.status, msgspec.json.encode(row.batch), row.number)
+        self._connection.execute("UPDATE batches SET status = ?, body = ? WHERE number = ?", values)
+
+    def _forget_lines(self, number: int) -> None:
+        with self._database.transaction() as database:
+            database.execute("DELETE FROM lines WHERE batch = ?", (number,))
+            database.execute("UPDATE batches SET total = 0, completed = 0, failed = 0 WHERE number = ?", (number,))
+
+    def _record(self, results: list[tuple[LineKey, bool, bytes]]) -> None:
+        counts: Counter[tuple[int, bool]] = Counter()
+        write = "UPDATE lines SET is_error = ?, request = NULL, result = ? WHERE batch = ? AND number = ? AND result IS NULL"
+        with self._database.transaction() as database:
+            for key, is_error, result in results:
+                counts[key[0], is_error] += database.execute(write, (is_error, result, *key)).rowcount
+            for (batch, is_error), count in counts.items():
+                column = "failed" if is_error else "completed"
+                database.execute(f"UPDATE batches SET {column} = {column} + ? WHERE number = ?", (count, batch))
 
     def _show_results(self, number: int, batch: BatchObject, is_error: bool) -> str | None:
         """A file that shows the results of one kind; None where there are none."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from quire.entrypoints.database import Database
+from quire.entrypoints.database import Database, Missing
 from quire.errors import ConfigError
 
 _TABLES = """
@@ -32,10 +32,6 @@ CREATE INDEX IF NOT EXISTS unanswered ON lines (number, batch) WHERE result IS N
 """
 ORPHAN_AGE_S = 24 * 3600.0
 """Content without a file that was written so long ago belongs to an upload that was cut off."""
-
-
-class Missing(Exception):
-    """There is nothing with this id: `args[0]`."""
 
 
 class BatchFolder:

@@ -4,6 +4,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.entrypoints.database import Missing
 from quire.entrypoints.http.errors import bad_field, bad_request, not_ready
 from quire.entrypoints.http.push import stream_answer
 from quire.entrypoints.http.route_tools import Endpoint, flag_of, json_response, number_of, read_request, state_of
@@ -18,7 +19,6 @@ from quire.entrypoints.responses.protocol import (
     ResponsesRequest,
 )
 from quire.entrypoints.responses.run import BackgroundRun, answer_response, find, not_found
-from quire.entrypoints.responses.store import Missing
 
 MAX_LISTED = 100
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import msgspec
 
+from quire.entrypoints.database import Missing
 from quire.entrypoints.http.state import ServerState
 from quire.entrypoints.responses.prepare import prepare_response
 from quire.entrypoints.responses.run import BackgroundRun, LeftResponse
-from quire.entrypoints.responses.store import Missing
 from quire.errors import refusing
 from quire.logger import init_logger
 from quire.metrics.events import EventKind

@@ -6,6 +6,7 @@ The request, with the conversation before it, becomes a chat completion request,
 from collections.abc import Sequence
 from typing import Any
 
+from quire.entrypoints.database import Missing
 from quire.entrypoints.http.errors import HTTPError, bad_field, object_at, string_field
 from quire.entrypoints.http.state import ServerState
 from quire.entrypoints.media_parts import Content, PlacedPart, content_of, join_content
@@ -15,7 +16,7 @@ from quire.entrypoints.openai.protocol import ChatCompletionRequest, RequestFiel
 from quire.entrypoints.responses import protocol
 from quire.entrypoints.responses.protocol import InputTokensRequest, ReasoningConfig, ResponsesRequest, new_id
 from quire.entrypoints.responses.run import ResponseJob
-from quire.entrypoints.responses.store import Missing, StillRunning
+from quire.entrypoints.responses.store import StillRunning
 from quire.json_text import parse_json
 from quire.sampling_params import SamplingParams
 

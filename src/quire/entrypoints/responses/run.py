@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from quire.engine.request_stream import OutputStream
+from quire.entrypoints.database import Missing
 from quire.entrypoints.http.errors import HTTPError
 from quire.entrypoints.http.long_bodies import encode
 from quire.entrypoints.http.state import ServerState
@@ -24,7 +25,7 @@ from quire.entrypoints.openai.logprobs import chat_logprobs
 from quire.entrypoints.openai.protocol import UNSET, TokenLogprob
 from quire.entrypoints.responses import protocol
 from quire.entrypoints.responses.events import EventWriter, OpenItem, error_event
-from quire.entrypoints.responses.store import Missing, Record
+from quire.entrypoints.responses.store import Record
 from quire.logger import init_logger
 from quire.outputs import AnyOutput, CompletionOutput, RequestOutput
 from quire.parsers.pieces import Piece

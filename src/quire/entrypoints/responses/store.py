@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from quire.entrypoints.database import Database
+from quire.entrypoints.database import Database, Missing, in_thread
 
 MAX_AGE_S = 30 * 24 * 3600.0
 """How long a response is kept after it was last part of a conversation."""
@@ -83,10 +83,6 @@ class _Items(msgspec.Struct):
     output: list[dict[str, Any]]
 
 
-class Missing(Exception):
-    """There is no such response: `args[0]` is its id."""
-
-
 class StillRunning(Exception):
     """The response is not complete: `args[0]` is its id."""
 
@@ -109,37 +105,9 @@ class ResponseStore:
         self._new_responses = self._new_bytes = 0
         self._database = Database(path, _TABLES, setting="responses_store", on_open=self._prune)
 
-    async def save(self, record: Record) -> None:
+    @in_thread
+    def save(self, record: Record) -> None:
         """Keep a response, in place of what was kept under its id."""
-        await self._database.run(self._save, record)
-
-    async def get(self, response_id: str) -> Record:
-        """A kept response. Raises Missing if there is none."""
-        return await self._database.run(self._get, response_id)
-
-    async def delete(self, response_id: str) -> None:
-        """Forget a response. Raises Missing if there is none."""
-        await self._database.run(self._delete, response_id)
-
-    async def conversation(self, response_id: str) -> list[dict[str, Any]]:
-        """Every item up to the end of a response, oldest first.
-        Raises Missing if a response is not kept, StillRunning if one is not complete."""
-        return await self._database.run(self._conversation_until, response_id)
-
-    async def items(self, item_ids: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """Items of responses' outputs, by id; those that are not there are left out."""
-        return await self._database.run(self._find_items, set(item_ids))
-
-    def close(self) -> None:
-        self._database.close()
-
-    # --- in the database's thread ---
-
-    @property
-    def _oldest(self) -> float:
-        return self._clock() - MAX_AGE_S
-
-    def _save(self, record: Record) -> None:
         events = None if record.events is None else zlib.compress(record.events, 1)
         size = len(record.body) + len(record.input) + len(events or b"")
         row = (record.id, record.previous, self._clock(), size, record.is_running, record.body, record.input, events)
@@ -152,11 +120,9 @@ class ResponseStore:
         if self._new_responses > self._limits.responses // 16 or self._new_bytes > self._limits.bytes // 16:
             self._prune(self._database.connection)
 
-    def _prune(self, database: sqlite3.Connection) -> None:
-        database.execute(_SURPLUS, (self._oldest, self._limits.responses, self._limits.bytes))
-        self._new_responses = self._new_bytes = 0
-
-    def _get(self, response_id: str) -> Record:
+    @in_thread
+    def get(self, response_id: str) -> Record:
+        """A kept response. Raises Missing if there is none."""
         query = "SELECT id, previous, is_running, body, input, events FROM responses WHERE id = ? AND used >= ?"
         row = self._database.connection.execute(query, (response_id, self._oldest)).fetchone()
         if row is None:
@@ -164,11 +130,16 @@ class ResponseStore:
         found, previous, is_running, body, given, events = row
         return Record(found, previous, bool(is_running), body, given, events and zlib.decompress(events))
 
-    def _delete(self, response_id: str) -> None:
+    @in_thread
+    def delete(self, response_id: str) -> None:
+        """Forget a response. Raises Missing if there is none."""
         if not self._database.connection.execute("DELETE FROM responses WHERE id = ?", (response_id,)).rowcount:
             raise Missing(response_id)
 
-    def _conversation_until(self, response_id: str) -> list[dict[str, Any]]:
+    @in_thread
+    def conversation(self, response_id: str) -> list[dict[str, Any]]:
+        """Every item up to the end of a response, oldest first.
+        Raises Missing if a response is not kept, StillRunning if one is not complete."""
         rows = self._database.connection.execute(_CONVERSATION, (response_id, self._oldest, self._oldest)).fetchall()
         if not rows or rows[0][1] is not None:
             raise Missing(rows[0][1] if rows else response_id)
@@ -183,10 +154,25 @@ class ResponseStore:
             database.executemany("UPDATE responses SET used = ? WHERE id = ?", used)
         return found
 
-    def _find_items(self, item_ids: set[str]) -> dict[str, dict[str, Any]]:
+    @in_thread
+    def items(self, item_ids: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """Items of responses' outputs, by id; those that are not there are left out."""
         query = "SELECT body FROM items JOIN responses ON response = responses.id WHERE items.id = ? AND used >= ?"
-        found: dict[str, dict[str, Any]] = {}
-        for item_id in item_ids - found.keys():
+        wanted, found = set(item_ids), dict[str, dict[str, Any]]()
+        for item_id in wanted:
             for (body,) in self._database.connection.execute(query, (item_id, self._oldest)):
                 found |= {item["id"]: item for item in msgspec.json.decode(body, type=_Items).output}
-        return {item_id: found[item_id] for item_id in item_ids & found.keys()}
+        return {item_id: found[item_id] for item_id in wanted & found.keys()}
+
+    def close(self) -> None:
+        self._database.close()
+
+    # --- in the database's thread ---
+
+    @property
+    def _oldest(self) -> float:
+        return self._clock() - MAX_AGE_S
+
+    def _prune(self, database: sqlite3.Connection) -> None:
+        database.execute(_SURPLUS, (self._oldest, self._limits.responses, self._limits.bytes))
+        self._new_responses = self._new_bytes = 0
