@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from tests.oracles.fake_async_llm import FakeAsyncLLM
 
-from quire.entrypoints.http.api_keys import KeyEntry, keys_of_plain, plain_keys, read_key_file
+from quire.entrypoints.http.api_keys import KeyEntry, KeyRing, read_key_file
 from quire.entrypoints.http.call import call_app
 from quire.entrypoints.http.state import ServerSettings
 from quire.entrypoints.server.app import build_app
@@ -31,7 +31,9 @@ def test_a_file_of_keys_has_names_and_weights(tmp_path, text):
     path.write_text(text)
     keys = read_key_file(str(path))
     assert keys == [KeyEntry("alice", "key-a"), KeyEntry("bob", "key-b", 2.5)]
-    assert keys_of_plain(plain_keys(["plain", *keys])) == ["plain", *keys]
+    assert KeyEntry.of("plain").name.startswith("key-") and KeyEntry.of(keys[1]) is keys[1]
+    found = KeyRing(["plain", *keys]).find(b"key-b")
+    assert found is not None and (found.name, found.weight) == ("bob", 2.5) and found.key != "key-b"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ import socket
 import sys
 from typing import Any
 
+import msgspec
+
 from quire.entrypoints.http.listen import ListenOptions, open_socket
 from quire.processes import end_with_parent
 
@@ -23,7 +25,7 @@ def main(arguments: list[str]) -> int:
     from quire.config.wire import config_from_plain
     from quire.engine.router import FrontendSlot, RoutedClient
     from quire.entrypoints.cli.serve import check_server_flags, make_app, set_up_log
-    from quire.entrypoints.http.api_keys import key_text, keys_of_plain
+    from quire.entrypoints.http.api_keys import KeyEntry
     from quire.entrypoints.http.siblings import Siblings
     from quire.entrypoints.server.process import ServerProcess
     from quire.logger import set_process_label, trace_this_thread_if_asked
@@ -34,10 +36,10 @@ def main(arguments: list[str]) -> int:
     set_process_label(f"frontend {number}")
     trace_this_thread_if_asked(told["config"]["instance_id"])
     check_server_flags(args)  # which loads the parsers that they name
-    keys = keys_of_plain(told["keys"])
+    keys = msgspec.convert(told["keys"], list[KeyEntry])
     app, state = make_app(args, keys)
     others = [f"{folder}/http-{other}" for other in range(told["count"]) if other != number]
-    state.siblings = Siblings(others, key_text(keys[0]) if keys else None)
+    state.siblings = Siblings(others, keys[0].key if keys else None)
     private, _ = open_socket(ListenOptions(uds=f"{folder}/http-{number}"))
 
     config = config_from_plain(told["config"])

@@ -20,9 +20,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
+
 from quire import envs
 from quire.entrypoints import exit_codes
-from quire.entrypoints.http.api_keys import KeyEntry, plain_keys
+from quire.entrypoints.http.api_keys import KeyEntry
 from quire.entrypoints.http.listen import ListenOptions, open_socket
 from quire.errors import ConfigError, QuireError
 from quire.logger import init_logger
@@ -45,7 +47,7 @@ def serve_frontends(
     args: argparse.Namespace,
     options: ListenOptions,
     engine_args: "AsyncEngineArgs",
-    keys: "Sequence[str | KeyEntry]",
+    keys: "Sequence[KeyEntry]",
     announce: Callable[["EngineConfig", ListenOptions, float], None],
 ) -> int:
     """Serve until a signal ends it; the exit code. Raises ConfigError: a setting that cannot work."""
@@ -78,7 +80,7 @@ class Frontends:
         listener: socket.socket,
         folder: str,
         config: "EngineConfig",
-        keys: "Sequence[str | KeyEntry]",
+        keys: "Sequence[KeyEntry]",
         announce: Callable[["EngineConfig", ListenOptions, float], None],
     ) -> None:
         from quire.config.wire import config_to_plain
@@ -93,7 +95,7 @@ class Frontends:
         self._told: dict[str, Any] = {
             "args": {name: value for name, value in vars(args).items() if _is_plain(value)},
             "options": dataclasses.asdict(options),
-            "keys": plain_keys(keys),
+            "keys": msgspec.to_builtins(keys),
             "config": config_to_plain(config),
             "patches": marks(),
             "folder": folder,

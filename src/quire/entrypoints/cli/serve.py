@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int | None:
     return _serve_alone(args, options, engine_args, keys)
 
 
-def check_flags(args: argparse.Namespace) -> "tuple[AsyncEngineArgs, list[str | KeyEntry]]":
+def check_flags(args: argparse.Namespace) -> "tuple[AsyncEngineArgs, list[KeyEntry]]":
     """The engine's settings and the keys, after everything that can be checked before it is started. Raises ConfigError."""
     from quire.engine.arg_utils import AsyncEngineArgs
     from quire.engine.settings import check_settings
@@ -127,7 +127,7 @@ def _serve_alone(
     args: argparse.Namespace,
     options: "ListenOptions",
     engine_args: "AsyncEngineArgs",
-    keys: "Sequence[str | KeyEntry]",
+    keys: "Sequence[KeyEntry]",
 ) -> int:
     """Serve in this process."""
     from quire.entrypoints.http.listen import open_socket
@@ -163,7 +163,7 @@ def _handover(args: argparse.Namespace, state: "ServerState") -> "Handover | Non
     return Handover(state, args.handover)
 
 
-def make_app(args: argparse.Namespace, keys: "Sequence[str | KeyEntry]") -> "tuple[ASGIApp, ServerState]":
+def make_app(args: argparse.Namespace, keys: "Sequence[KeyEntry]") -> "tuple[ASGIApp, ServerState]":
     """The application that the flags ask for, and its state."""
     from quire.entrypoints.http.middleware import named_middleware
     from quire.entrypoints.http.state import ServerState
@@ -218,14 +218,14 @@ def _check_tls(options: "ListenOptions") -> None:
             raise ConfigError.of(name, f"there is no file {path!r}.")
 
 
-def api_keys(args: argparse.Namespace) -> "list[str | KeyEntry]":
+def api_keys(args: argparse.Namespace) -> "list[KeyEntry]":
     """The keys that clients need: of the flags, the environment and a file."""
-    from quire.entrypoints.http.api_keys import read_key_file
+    from quire.entrypoints.http.api_keys import KeyEntry, read_key_file
 
     keys = list(args.api_key or ([envs.QUIRE_API_KEY] if envs.QUIRE_API_KEY else []))
     if any(not key.strip() for key in keys):
         raise ConfigError.of("api_key", "a key is empty.")
-    return [*keys, *(read_key_file(args.api_key_file) if args.api_key_file else [])]
+    return [*map(KeyEntry.of, keys), *(read_key_file(args.api_key_file) if args.api_key_file else [])]
 
 
 def check_server_flags(args: argparse.Namespace) -> None:

@@ -34,10 +34,9 @@ _FRONTS = (
 
 
 def serve_several(
-    args: argparse.Namespace, options: "ListenOptions", keys: "Sequence[str | KeyEntry]", settings: "ServerSettings"
+    args: argparse.Namespace, options: "ListenOptions", keys: "Sequence[KeyEntry]", settings: "ServerSettings"
 ) -> None:
     """Serve until a signal ends it. Raises ConfigError: the file is wrong, or a flag is not for several models."""
-    from quire.entrypoints.http.api_keys import key_text
     from quire.entrypoints.http.listen import open_socket
     from quire.entrypoints.several.host import ModelHost
     from quire.entrypoints.several.models_file import read_models_file
@@ -45,7 +44,7 @@ def serve_several(
     _check(args)
     file = read_models_file(args.models)
     listener, options = open_socket(options)
-    host = ModelHost(file, models_words(args.command_line), key_text(keys[0]) if keys else None)
+    host = ModelHost(file, models_words(args.command_line), keys[0].key if keys else None)
     began = time.monotonic()
 
     async def begin() -> None:
@@ -94,7 +93,7 @@ def models_words(words: list[str]) -> list[str]:
 def _app(
     args: argparse.Namespace,
     host: "ModelHost",
-    keys: "Sequence[str | KeyEntry]",
+    keys: "Sequence[KeyEntry]",
     settings: "ServerSettings",
     living: "Lifespan[Any]",
 ) -> "ASGIApp":

@@ -3,12 +3,10 @@
 Keys are kept as SHA-256 hashes, and all of them are compared in constant time.
 """
 
-import dataclasses
 import hashlib
 import hmac
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -18,31 +16,25 @@ MAX_WEIGHT = 1000.0
 
 
 class KeyEntry(msgspec.Struct, forbid_unknown_fields=True):
-    """A key as the operator writes it."""
+    """A key as the operator writes it.
+
+    Attributes:
+        name: whom it belongs to; of a key without one, the beginning of its hash.
+        weight: its share beside others', under the `fair` policy.
+    """
 
     name: str
     key: str
     weight: float = 1.0
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ApiKey:
-    """A key that is known here by its hash.
-
-    Attributes:
-        name: whom it belongs to: the name in the file of keys, or the beginning of its hash.
-        weight: its share beside others', under the `fair` policy.
-    """
-
-    name: str
-    digest: str
-    weight: float = 1.0
-
     @classmethod
-    def of(cls, key: str) -> "ApiKey":
-        """A key without a name."""
-        digest = hashlib.sha256(key.encode()).hexdigest()
-        return cls(f"key-{digest[:8]}", digest)
+    def of(cls, key: "str | KeyEntry") -> "KeyEntry":
+        """A key that may have no name."""
+        return key if isinstance(key, KeyEntry) else cls(f"key-{_hash(key.encode())[:8]}", key)
+
+
+def _hash(key: bytes) -> str:
+    return hashlib.sha256(key).hexdigest()
 
 
 def read_key_file(path: str) -> list[KeyEntry]:
@@ -91,32 +83,12 @@ class KeyRing:
     """The keys that open a server."""
 
     def __init__(self, keys: Iterable[str | KeyEntry]) -> None:
-        self._keys = [
-            dataclasses.replace(ApiKey.of(each.key), name=each.name, weight=each.weight)
-            if isinstance(each, KeyEntry)
-            else ApiKey.of(each)
-            for each in keys
-        ]
+        self._keys = [msgspec.structs.replace(each, key=_hash(each.key.encode())) for each in map(KeyEntry.of, keys)]
 
-    def find(self, key: bytes | None) -> ApiKey | None:
-        """Which key was offered; None if it is none of them."""
+    def find(self, key: bytes | None) -> KeyEntry | None:
+        """Which key was offered, with its hash in its place; None if it is none of them."""
         if key is None:
             return None
-        offered = hashlib.sha256(key).hexdigest()
-        matches = [known for known in self._keys if hmac.compare_digest(offered, known.digest)]  # all are compared
+        offered = _hash(key)
+        matches = [known for known in self._keys if hmac.compare_digest(offered, known.key)]  # all are compared
         return matches[0] if matches else None
-
-
-def key_text(key: str | KeyEntry) -> str:
-    """The key itself."""
-    return key if isinstance(key, str) else key.key
-
-
-def plain_keys(keys: Iterable[str | KeyEntry]) -> list[Any]:
-    """Keys as JSON, for another process."""
-    return [msgspec.to_builtins(each) for each in keys]
-
-
-def keys_of_plain(plain: Iterable[Any]) -> list[str | KeyEntry]:
-    """What `plain_keys` was given."""
-    return [each if isinstance(each, str) else msgspec.convert(each, KeyEntry) for each in plain]

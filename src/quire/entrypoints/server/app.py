@@ -24,7 +24,7 @@ from quire import envs
 from quire.entrypoints.anthropic.protocol import anthropic_error, speaks_anthropic
 from quire.entrypoints.batches.service import Batches
 from quire.entrypoints.console.routes import build_console_routes, build_docs_routes
-from quire.entrypoints.http.api_keys import KeyEntry, KeyRing, key_text
+from quire.entrypoints.http.api_keys import KeyEntry, KeyRing
 from quire.entrypoints.http.errors import HTTPError
 from quire.entrypoints.http.middleware import (
     PROBED_PATHS,
@@ -94,7 +94,7 @@ def build_app(
     pages = (*(build_console_routes() if console else ()), *(build_docs_routes() if docs else ()))
     work_paths = {endpoint.path for endpoint in WORK}
     if state.settings.batch_store is not None:
-        key = key_text(api_keys[0]) if api_keys else None
+        key = KeyEntry.of(api_keys[0]).key if api_keys else None
         state.batches = Batches(state.settings.batch_store, work_paths, CLOSED_PATHS, key)
     origins: dict[str, Any] = {"allow_methods": allowed_methods, "allow_headers": allowed_headers}
     origins |= {"allow_origins": allowed_origins, "allow_credentials": allow_credentials}
