@@ -49,7 +49,7 @@ def test_a_check_that_fails_makes_the_exit_code_1(monkeypatch: pytest.MonkeyPatc
         on_result(results[0])
         return results
 
-    monkeypatch.setattr("quire.conformance.suite.run_checks", answer)
+    monkeypatch.setattr("quire.entrypoints.cli.conformance.run_checks", answer)
     assert main(["conformance", "--platform", "cpu", "--only", "device/device"]) == 1
     assert "expected: seven" in capsys.readouterr().out
 

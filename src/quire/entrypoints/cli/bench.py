@@ -5,12 +5,10 @@ import contextlib
 import importlib
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from quire.engine.arg_parser import ArgumentParser
 from quire.entrypoints.cli.terminal import columns
-
-if TYPE_CHECKING:
-    from quire.engine.arg_parser import ArgumentParser
 
 BENCHMARKS = {
     "throughput": "offline tokens a second, all requests at once",
@@ -52,7 +50,6 @@ def _load(name: str) -> Any:
 
 def parser_of(prog: str, about: str, benchmark: Any) -> "ArgumentParser":
     """The flags of a benchmark: a module with `add_arguments` and `run_command`."""
-    from quire.engine.arg_parser import ArgumentParser
 
     parser = ArgumentParser(prog=prog, description=about[0].upper() + about[1:] + ".")
     benchmark.add_arguments(parser)

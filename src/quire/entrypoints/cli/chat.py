@@ -1,13 +1,12 @@
 """`quire chat`: a conversation in the terminal with a running server."""
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from quire import envs
 from quire.engine.arg_parser import Flags, only
-
-if TYPE_CHECKING:
-    from quire.entrypoints.http_client import OpenAIClient
-
+from quire.entrypoints.cli.running import latest_url
+from quire.entrypoints.http_client import OpenAIClient
 
 CLIENT: Flags = (
     ("--url", None, "the server (the latest of `quire ps`, or else http://127.0.0.1:8000/v1)"),
@@ -30,9 +29,6 @@ add_arguments = only(
 
 def connect(args: argparse.Namespace) -> "tuple[OpenAIClient, dict[str, Any]]":
     """A client, and the body's fields that stay the same."""
-    from quire import envs
-    from quire.entrypoints.cli.running import latest_url
-    from quire.entrypoints.http_client import OpenAIClient
 
     client = OpenAIClient(args.url or latest_url(), args.api_key or envs.QUIRE_API_KEY)
     fields: dict[str, Any] = {"model": args.model_name or client.first_model()}

@@ -1,6 +1,7 @@
 """`quire collect-env`: the machine, the installation and the settings, for a bug report. Names no secret."""
 
 import argparse
+import dataclasses
 import os
 import platform
 import shutil
@@ -10,8 +11,10 @@ from collections.abc import Callable, Mapping
 from importlib import metadata
 from typing import Any
 
+from quire import envs, patch, plugins
 from quire.engine.arg_parser import only
 from quire.entrypoints.cli.terminal import columns, show
+from quire.plugins import load_general_plugins
 
 PACKAGES = (
     *("torch", "numpy", "msgspec", "pyzmq", "safetensors", "tokenizers", "transformers", "huggingface-hub"),
@@ -34,7 +37,6 @@ def run(args: argparse.Namespace) -> None:
 
 def collect() -> dict[str, dict[str, Any]]:
     """Every section; one that cannot be found out says why instead of failing."""
-    from quire.plugins import load_general_plugins
     from quire.plugins.vendor import REPORT_SECTIONS
 
     load_general_plugins("inspector")
@@ -87,7 +89,6 @@ def _first_line(command: list[str]) -> str:
 
 
 def _platform() -> dict[str, Any]:
-    import dataclasses
 
     from quire.errors import QuireError
     from quire.platforms import current_platform
@@ -112,7 +113,6 @@ def _version(name: str) -> str | None:
 
 
 def _plugins() -> dict[str, Any]:
-    from quire import plugins
 
     return {
         f"{plugin.group} {plugin.name}": f"{plugin.point.value}  ({plugin.package or 'no package'}; {plugin.why or 'may load'})"
@@ -122,7 +122,6 @@ def _plugins() -> dict[str, Any]:
 
 
 def _patches() -> dict[str, Any]:
-    from quire import patch
 
     found = patch.describe()
     lines = {each["id"]: f"{each['state']}  ({each['package']}) {each['why']}" for each in found.get("patches", ())}
@@ -137,6 +136,5 @@ def _section(collect: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _environment() -> dict[str, Any]:
-    from quire import envs
 
     return {name: "(set)" if name in SECRETS else text for name, text in envs.relevant_environment().items()}

@@ -8,18 +8,17 @@ import argparse
 import dataclasses
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from quire.engine.arg_parser import Flags, add_flags
+from quire.engine.arg_utils import EngineArgs
 from quire.errors import ConfigError, EngineError
-
-if TYPE_CHECKING:
-    from quire.engine.arg_utils import EngineArgs
-    from quire.kernels.triton.runtime.places import Variant
+from quire.kernels.triton.runtime import places
+from quire.kernels.triton.runtime.places import Variant
+from quire.platforms.host import usable_cpus
+from quire.platforms.nvml import visible_gpus
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from quire.engine.arg_utils import EngineArgs
 
     own: Flags = (
         (
@@ -47,10 +46,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from quire.engine.arg_utils import EngineArgs
-    from quire.kernels.triton.runtime import places
-    from quire.platforms.host import usable_cpus
-    from quire.platforms.nvml import visible_gpus
 
     gpus = visible_gpus()
     capability = args.capability or (gpus[0].capability[0] * 10 + gpus[0].capability[1] if gpus else 90)
@@ -67,7 +62,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _known_names(capability: int) -> list[str]:
-    from quire.kernels.triton.runtime import places
 
     files = {file.stem for folder in places.list_folders() for file in folder.glob(f"*-sm{capability}-*.json")}
     return sorted(files)
@@ -76,9 +70,7 @@ def _known_names(capability: int) -> list[str]:
 def _list_of(engine_args: "EngineArgs", capability: int) -> str:
     """The name of a model's list; one that is not there yet is made by a start.
     Raises ConfigError: there is neither a list nor a GPU."""
-    from quire.kernels.triton.runtime import places
     from quire.kernels.triton.runtime.preparation import list_name
-    from quire.platforms.nvml import visible_gpus
 
     config = dataclasses.replace(engine_args, load_format="dummy").create_engine_config()
     name = list_name(config, capability)
@@ -100,7 +92,6 @@ def _list_of(engine_args: "EngineArgs", capability: int) -> str:
 
 
 def _compile(lists: "dict[str, list[Variant]]", capability: int, processes: int, folder: Path) -> int:
-    from quire.kernels.triton.runtime import places
     from quire.kernels.triton.runtime.ahead import CompilingProcess
 
     variants = places.merge(*lists.values())

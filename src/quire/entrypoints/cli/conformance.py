@@ -5,13 +5,16 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
+from quire.benchmarks.common import machine, write_text
+from quire.conformance.report import as_html, build_report, line_of, summary
+from quire.conformance.suite import Plan, Result, run_checks
 from quire.engine.arg_parser import only
 from quire.entrypoints import exit_codes
+from quire.errors import ConfigError
+from quire.platforms.host import usable_cpus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from quire.conformance.suite import Result
 
 
 add_arguments = only(
@@ -28,12 +31,8 @@ add_arguments = only(
 
 
 def run(args: argparse.Namespace) -> int:
-    from quire.benchmarks.common import write_text
     from quire.conformance.contract import select_checks
-    from quire.conformance.report import line_of, summary
-    from quire.conformance.suite import Plan, run_checks
     from quire.envs import set_default
-    from quire.platforms.host import usable_cpus
 
     chosen = select_checks(args.only, is_quick=args.quick)
     if args.list:
@@ -82,8 +81,6 @@ class _Files:
 
     def write(self, results: "Sequence[Result]") -> bool:
         """Whether nothing failed so far."""
-        from quire.benchmarks.common import write_text
-        from quire.conformance.report import as_html, build_report
 
         about = self._about | {"left": self._count - len(results)}
         report = build_report(about, results, time.perf_counter() - self._begin)
@@ -95,7 +92,6 @@ class _Files:
 
 
 def _check_numbers(args: argparse.Namespace) -> None:
-    from quire.errors import ConfigError
 
     for name, is_wrong in (("jobs", args.jobs < 0), ("seed", args.seed < 0), ("timeout", args.timeout <= 0)):
         if is_wrong:
@@ -107,7 +103,6 @@ def _about(name: str) -> dict[str, Any]:
     """The platform, what it claims, and the machine. Raises ConfigError: there is no such platform."""
     from importlib.metadata import version
 
-    from quire.benchmarks.common import machine
     from quire.entrypoints.cli.explain_platform import explain_capabilities
     from quire.platforms import current_platform
     from quire.version import __version__

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 from quire.engine.arg_parser import Flags, add_flags, bounded
+from quire.engine.arg_utils import AsyncEngineArgs
+from quire.entrypoints.cli import serve
 from quire.errors import ConfigError
 
 TARGETS = ("docker", "compose", "kubernetes", "systemd", "prometheus")
@@ -41,7 +43,6 @@ def _add_own(parser: argparse.ArgumentParser) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from quire.entrypoints.cli import serve
 
     parser.add_argument("target", choices=TARGETS, help="what the files are for")
     _add_own(parser)
@@ -49,9 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from quire.engine.arg_utils import AsyncEngineArgs
     from quire.engine.settings import check_settings
-    from quire.entrypoints.cli import serve
     from quire.entrypoints.cli.serve_words import serve_words
     from quire.entrypoints.deploy.plan import make_plan
     from quire.entrypoints.deploy.writing import render

@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from quire import envs
 from quire.engine.arg_parser import only
 from quire.entrypoints import exit_codes
+from quire.entrypoints.cli.running import find_servers
 from quire.entrypoints.cli.terminal import show
 from quire.entrypoints.cli.top import ServerWatch
 from quire.entrypoints.findings import FINE, LOOK, WRONG, Finding, server_findings
+from quire.platforms.host import usable_cpus, usable_memory
 
 _GB = 1e9
 _FEW_FILES = 4096
@@ -34,8 +37,6 @@ add_arguments = only(
 
 
 def run(args: argparse.Namespace) -> int:
-    from quire import envs
-    from quire.entrypoints.cli.running import find_servers
 
     findings = {"this machine": machine_findings()}
     servers = [each.url for each in find_servers() if each.url.startswith("http")]
@@ -113,7 +114,6 @@ def _device() -> list[Finding]:
 
 
 def _memory() -> Finding:
-    from quire.platforms.host import usable_memory
 
     free, total = usable_memory()
     seen = f"{free / _GB:.1f} of {total / _GB:.1f} GB are free"
@@ -121,7 +121,6 @@ def _memory() -> Finding:
 
 
 def _cores() -> Finding:
-    from quire.platforms.host import usable_cpus
 
     usable = usable_cpus()
     to_do = "give it two: the server and the engine core are two processes"

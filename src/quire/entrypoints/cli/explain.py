@@ -4,9 +4,12 @@ import argparse
 import dataclasses
 from typing import Any
 
-from quire.config import EngineConfig, HFConfig
+from quire.config import EngineConfig, HFConfig, limits
 from quire.config.hub.listing import HubModel
 from quire.engine.arg_parser import Flags, add_flags
+from quire.engine.arg_utils import EngineArgs, UsageContext
+from quire.engine.tokenizer_source import TokenizerSource
+from quire.entrypoints.cli import serve
 from quire.entrypoints.cli.explain_platform import (
     explain_capabilities,
     explain_platform,
@@ -16,6 +19,7 @@ from quire.entrypoints.cli.explain_platform import (
     with_why,
 )
 from quire.entrypoints.cli.fit import fit_sentence, limits_sentence
+from quire.entrypoints.cli.serve import api_keys, check_server_flags, listen_options, server_settings, take_model
 from quire.entrypoints.cli.terminal import show
 from quire.platforms.interface import Platform
 
@@ -26,8 +30,6 @@ _GIB = 1 << 30
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from quire.engine.arg_utils import UsageContext
-    from quire.entrypoints.cli import serve
 
     contexts = [context.value for context in UsageContext]
     usage = {"dest": "usage", "choices": contexts}
@@ -47,8 +49,6 @@ def run(args: argparse.Namespace) -> None:
         about = explain_platform(args.platform)
         show(about, args.json, lambda: platform_text(about))
         return
-    from quire.engine.arg_utils import EngineArgs, UsageContext
-    from quire.entrypoints.cli.serve import take_model
     from quire.platforms import current_platform
 
     take_model(args)
@@ -64,7 +64,6 @@ def run(args: argparse.Namespace) -> None:
 
 def build_report(config: EngineConfig, platform: Platform) -> dict[str, Any]:
     """Everything that `quire explain` knows, as plain values."""
-    from quire.config import limits
     from quire.worker.dry_run import explain_without_weights
 
     return {
@@ -128,8 +127,6 @@ _TOLD_APART = ("reasoning_parser", "tool_call_parser", "api_key", "host", "port"
 
 def explain_server(args: argparse.Namespace, config: EngineConfig) -> dict[str, Any]:
     """Each fact with its value and why it is so. Raises ConfigError: a flag of the server that cannot work."""
-    from quire.engine.tokenizer_source import TokenizerSource
-    from quire.entrypoints.cli.serve import api_keys, check_server_flags, listen_options, server_settings
     from quire.entrypoints.http.state import answer_formats
     from quire.parsers.choice import AUTO, NONE
 

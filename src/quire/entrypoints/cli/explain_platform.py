@@ -7,6 +7,7 @@ from typing import Any
 from quire.entrypoints.cli.terminal import columns
 from quire.errors import ConfigError
 from quire.extras import pip_install
+from quire.platforms import BUILT_IN, UNTESTED, current_platform
 from quire.platforms.interface import Capabilities, Platform
 
 
@@ -17,7 +18,6 @@ def explain_platform(name: str) -> dict[str, Any]:
         ConfigError: there is no such platform, or its kernels cannot be read.
     """
     from quire.kernels import ops
-    from quire.platforms import current_platform
 
     platform = current_platform(name)
     if name in ("cuda", "rocm", "xpu") and importlib.util.find_spec("triton") is None:
@@ -42,7 +42,6 @@ def explain_capabilities(capabilities: Capabilities) -> dict[str, Any]:
 
 def _usable(platform: Platform) -> str:
     """Whether this machine has it, and whether the platform was ever run."""
-    from quire.platforms import BUILT_IN, UNTESTED
     from quire.platforms.untested import UntestedPlatform
 
     if isinstance(platform, UntestedPlatform):

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from quire.engine.arg_parser import Flags, add_flags
+from quire.engine.arg_utils import EngineArgs
 from quire.errors import ConfigError, refusing
 
 SAMPLING = {
@@ -50,7 +51,6 @@ _FLAGS: Flags = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from quire.engine.arg_utils import EngineArgs
 
     add_flags(parser, {"": _FLAGS})
     sampling = parser.add_argument_group("Sampling", "the model's generation config decides what is not given")
@@ -63,7 +63,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from quire.engine.arg_utils import EngineArgs
     from quire.entrypoints.cli.serve import take_model
 
     take_model(args)

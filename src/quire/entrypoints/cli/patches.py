@@ -8,11 +8,22 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+from quire import patch
 from quire.engine.arg_parser import only
 from quire.entrypoints import exit_codes
 from quire.entrypoints.cli.terminal import columns, show
 from quire.errors import ConfigError, did_you_mean
 from quire.patch.plan import Status
+from quire.patch.targets import (
+    MISSING,
+    TargetError,
+    check_original,
+    describe_signature,
+    hash_signature,
+    load,
+    locate,
+    make_substitute,
+)
 
 VERBS = ("list", "check", "explain")
 _VERBS = (
@@ -28,7 +39,6 @@ add_arguments = only(
 
 
 def run(args: argparse.Namespace) -> int | None:
-    from quire import patch
 
     targets = [name for name in args.names if ":" in name]
     if targets and args.verb != "explain":
@@ -86,7 +96,6 @@ def _explanation(status: Status) -> dict[str, Any]:
 
 
 def _explain_target(path: str) -> dict[str, Any]:
-    from quire.patch.targets import MISSING, TargetError, describe_signature, hash_signature, locate
 
     try:
         value = locate(path).value
@@ -99,7 +108,6 @@ def _explain_target(path: str) -> dict[str, Any]:
 
 def problems(status: Status) -> Iterator[str]:
     """What is wrong with a patch now, as far as can be told without applying it; imports its targets."""
-    from quire.patch.targets import TargetError, check_original, load, locate, make_substitute
 
     yield from ([status.why] if status.state == "refused" else [])
     yield from status.doubts

@@ -1,16 +1,18 @@
 """`quire plugins`: which plugins are installed, and what became of each; `quire plugins new` writes a package of one."""
 
 import argparse
+import dataclasses
 from typing import Any
 
+from quire import plugins
 from quire.engine.arg_parser import Flags, add_flags
 from quire.entrypoints import exit_codes
 from quire.entrypoints.cli.terminal import show
 from quire.errors import ConfigError
+from quire.plugins.kinds import KINDS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from quire.plugins.kinds import KINDS
 
     flags: Flags = (
         ("action", "list", "what to show or do", {"nargs": "?", "choices": ("list", "new", "kinds")}),
@@ -37,7 +39,6 @@ def run(args: argparse.Namespace) -> int | None:
 def load_all() -> tuple[list[dict[str, str]], dict[str, dict[str, list[str]]]]:
     """Load every plugin that may load, as a command that only looks. Each one as plain values; and what others than Quire have
     registered: kind, owner, names."""
-    from quire import plugins
     from quire.platforms import ask_all
 
     plugins.load_general_plugins("inspector")
@@ -76,9 +77,6 @@ def as_text(plugins: list[dict[str, str]], added: dict[str, dict[str, list[str]]
 
 
 def _kinds(args: argparse.Namespace) -> None:
-    import dataclasses
-
-    from quire.plugins.kinds import KINDS
 
     width = max(map(len, KINDS))
     lines = (f"{kind.name:<{width}}  {kind.adds}  ({kind.group}, {kind.process})" for kind in KINDS.values())

@@ -12,21 +12,21 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from quire import envs
-from quire.engine.arg_parser import only
+from quire.engine.arg_parser import ArgumentParser, only
+from quire.engine.arg_resolve import hub_settings
+from quire.engine.arg_utils import AsyncEngineArgs, UsageContext
+from quire.entrypoints.cli import chat, serve
+from quire.entrypoints.cli.fit import fit_sentence, fits
+from quire.entrypoints.cli.running import RunningServer, find_servers
 from quire.errors import ConfigError, QuireError
-
-if TYPE_CHECKING:
-    from quire.entrypoints.cli.running import RunningServer
 
 _LOOK_S = 0.1
 _DEFAULT_PORT = 8000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from quire.entrypoints.cli import serve
 
     serve.add_arguments(parser, "the server that runs, or else the built-in demo model")
     _add_own(parser)
@@ -68,7 +68,6 @@ def run(args: argparse.Namespace) -> None:
 
 def _running(args: argparse.Namespace) -> "RunningServer | None":
     """A server of the same model that runs; without a model, the latest one."""
-    from quire.entrypoints.cli.running import find_servers
 
     servers = [each for each in find_servers() if each.url.startswith("http")]
     if args.model is not None:  # one of its own before one of several
@@ -79,9 +78,6 @@ def _running(args: argparse.Namespace) -> "RunningServer | None":
 def _prepare(args: argparse.Namespace) -> None:
     """Fetch the model, and say whether it fits. Raises ConfigError: it does not, or it cannot be had."""
     from quire.config.hub import fetch_weights
-    from quire.engine.arg_resolve import hub_settings
-    from quire.engine.arg_utils import AsyncEngineArgs, UsageContext
-    from quire.entrypoints.cli.fit import fit_sentence, fits
     from quire.platforms import current_platform
     from quire.worker.dry_run import explain_without_weights
 
@@ -137,7 +133,6 @@ def start(model: str | None, words: list[str], port: list[str]) -> "RunningServe
     Raises:
         ConfigError: it ended before it was ready; the message is its last error.
     """
-    from quire.entrypoints.cli.running import find_servers
 
     log = Path(envs.QUIRE_CACHE_ROOT) / "logs" / f"{re.sub('[^A-Za-z0-9._-]+', '-', model or 'demo').strip('-')}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -163,8 +158,6 @@ def last_error(log: Path) -> str:
 
 
 def _talk(args: argparse.Namespace, server: "RunningServer") -> None:
-    from quire.engine.arg_parser import ArgumentParser
-    from quire.entrypoints.cli import chat
 
     parser = ArgumentParser(prog="quire chat")
     chat.add_arguments(parser)

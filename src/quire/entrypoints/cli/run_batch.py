@@ -16,13 +16,18 @@ import urllib.error
 import urllib.request
 from collections.abc import Generator
 from io import BufferedReader
-from typing import TYPE_CHECKING
 
+from quire import envs
 from quire.engine.arg_parser import Flags, add_flags
+from quire.engine.arg_utils import AsyncEngineArgs
+from quire.entrypoints.batches.lines import LineChecker
+from quire.entrypoints.batches.protocol import BatchCreateRequest
+from quire.entrypoints.batches.runner import BatchRunner, Window, pieces_of
+from quire.entrypoints.batches.store import BatchRow, BatchStore
+from quire.entrypoints.batches.tables import BatchFolder
+from quire.entrypoints.cli.serve import check_server_flags, server_settings, set_up_log
+from quire.entrypoints.openai.cli_args import add_server_arguments
 from quire.errors import ConfigError, refusing
-
-if TYPE_CHECKING:
-    from quire.entrypoints.batches.store import BatchRow, BatchStore
 
 TIMEOUT_S = 300.0
 OFFLINE_GROUPS = ("Chat", "Answers and log")
@@ -66,7 +71,6 @@ _FLAGS: Flags = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from quire.engine.arg_utils import AsyncEngineArgs
 
     add_flags(parser, {"": _FLAGS})
     _add_answer_flags(parser)
@@ -75,7 +79,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_answer_flags(parser: argparse.ArgumentParser) -> None:
     """Those of the server that shape answers; the rest, of sockets and clients, at their defaults."""
-    from quire.entrypoints.openai.cli_args import add_server_arguments
 
     server = argparse.ArgumentParser(add_help=False)
     add_server_arguments(server)
@@ -91,7 +94,6 @@ def _add_answer_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from quire.entrypoints.cli.serve import check_server_flags, set_up_log
 
     set_up_log(args)
     check_server_flags(args)
@@ -158,8 +160,6 @@ def _check_complete(args: argparse.Namespace, output: str, requests: str) -> Non
 
 async def _run(args: argparse.Namespace, requests: str, output: str, journal: str) -> None:
     """Answer what is not answered yet, and write the output."""
-    from quire.entrypoints.batches.store import BatchStore
-    from quire.entrypoints.batches.tables import BatchFolder
 
     folder = BatchFolder(journal, "output_tmp_dir" if _is_url(args.output_file) else "output_file")
     try:
@@ -180,10 +180,6 @@ async def _run(args: argparse.Namespace, requests: str, output: str, journal: st
 
 async def _load_lines(args: argparse.Namespace, store: "BatchStore", requests: str) -> "BatchRow":
     """The batch of this input, with its lines. Raises ConfigError: the journal is one of another input."""
-    from quire import envs
-    from quire.entrypoints.batches.lines import LineChecker
-    from quire.entrypoints.batches.protocol import BatchCreateRequest
-    from quire.entrypoints.batches.runner import pieces_of
     from quire.entrypoints.server.operations import CLOSED_PATHS
 
     with _open(requests, "input_file") as file:
@@ -209,11 +205,7 @@ async def _answer_lines(args: argparse.Namespace, store: "BatchStore", row: "Bat
     """Start an engine, answer the lines without a result, end it."""
     from tqdm import tqdm
 
-    from quire import envs
-    from quire.engine.arg_utils import AsyncEngineArgs
     from quire.entrypoints.batches.beside import LineAnswerer
-    from quire.entrypoints.batches.runner import BatchRunner, Window
-    from quire.entrypoints.cli.serve import server_settings
     from quire.entrypoints.http.state import ServerState
     from quire.entrypoints.server.app import build_app
     from quire.entrypoints.server.engine_start import begin_engine, connect_engine

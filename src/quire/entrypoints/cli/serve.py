@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from quire import envs
 from quire.engine.arg_parser import ArgumentParser
+from quire.engine.arg_resolve import UsageContext, apply_logging, section
+from quire.engine.arg_utils import AsyncEngineArgs
 from quire.engine.vllm_settings import SERVER_DEFAULTS
 from quire.entrypoints.openai.cli_args import add_server_arguments, flatten
 from quire.errors import ConfigError
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from quire.config import EngineConfig, ModelConfig
-    from quire.engine.arg_utils import AsyncEngineArgs
     from quire.entrypoints.http.api_keys import KeyEntry
     from quire.entrypoints.http.listen import ListenOptions
     from quire.entrypoints.http.state import ServerSettings, ServerState
@@ -33,7 +34,6 @@ logger = init_logger(__name__)
 
 def add_arguments(parser: argparse.ArgumentParser, none: str = "the built-in demo model") -> None:
     """`none`: what no model means."""
-    from quire.engine.arg_utils import AsyncEngineArgs
 
     parser.add_argument("model_tag", nargs="?", metavar="MODEL", help=f"a local folder or a hub id; none means {none}")
     add_server_arguments(parser)
@@ -44,7 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser, none: str = "the built-in dem
 
 def listen_options(args: argparse.Namespace) -> "ListenOptions":
     """Where and how to listen. Raises ConfigError: TLS is half given."""
-    from quire.engine.arg_resolve import section
     from quire.entrypoints.http.listen import ListenOptions
 
     options = section(
@@ -88,7 +87,6 @@ def run(args: argparse.Namespace) -> int | None:
 
 def check_flags(args: argparse.Namespace) -> "tuple[AsyncEngineArgs, list[KeyEntry]]":
     """The engine's settings and the keys, after everything that can be checked before it is started. Raises ConfigError."""
-    from quire.engine.arg_utils import AsyncEngineArgs
     from quire.engine.settings import check_settings
 
     take_model(args)
@@ -105,7 +103,6 @@ def _run_headless(args: argparse.Namespace, engine_args: "AsyncEngineArgs") -> N
     """Run copies of the model, or ranks of one, for a head node. Raises ConfigError: it is not said which, or how many."""
     import dataclasses
 
-    from quire.engine.arg_resolve import UsageContext
     from quire.engine.copies_here import copies_of_nodes
     from quire.engine.headless import serve_headless
     from quire.engine.rank_host import serve_ranks
@@ -188,8 +185,6 @@ def make_app(args: argparse.Namespace, keys: "Sequence[KeyEntry]") -> "tuple[ASG
 def set_up_log(args: argparse.Namespace) -> None:
     """The log as the flags say, in this process and its children; single flags win over `--logging-config`."""
     if getattr(args, "logging_config", None):
-        from quire.engine.arg_resolve import apply_logging
-
         apply_logging(args.logging_config)
         args.logging_config = None  # an engine in this process would apply it again
     if args.log_config_file is not None:
@@ -261,7 +256,6 @@ def check_server_flags(args: argparse.Namespace) -> None:
 
 def server_settings(args: argparse.Namespace) -> "ServerSettings":
     """The operator's choices as routes see them: the flags that are called as its fields."""
-    from quire.engine.arg_resolve import section
     from quire.entrypoints.http.state import ServerSettings
 
     return section(ServerSettings, args, max_body_bytes=envs.QUIRE_HTTP_MAX_REQUEST_BODY_SIZE)

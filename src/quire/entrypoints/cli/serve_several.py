@@ -11,6 +11,7 @@ import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+from quire.entrypoints.openai.cli_args import add_server_arguments, flatten
 from quire.errors import ConfigError
 from quire.logger import init_logger
 
@@ -79,7 +80,6 @@ def _check(args: argparse.Namespace) -> None:
 def models_words(words: list[str]) -> list[str]:
     """The flags that each model's server gets: all but those of the port."""
     from quire.engine.arg_parser import ArgumentParser
-    from quire.entrypoints.openai.cli_args import add_server_arguments
 
     whole = ArgumentParser(add_help=False)
     add_server_arguments(whole)
@@ -100,7 +100,6 @@ def _app(
     from quire.entrypoints.http.middleware import named_middleware
     from quire.entrypoints.http.route_tools import build_routes
     from quire.entrypoints.http.state import ServerState
-    from quire.entrypoints.openai.cli_args import flatten
     from quire.entrypoints.server.app import Application, build_middleware
     from quire.entrypoints.server.routes import WORK
     from quire.entrypoints.several.front import Front, front_endpoints

@@ -5,21 +5,20 @@ import itertools
 import json
 import sys
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from quire.engine.arg_parser import Flags, add_flags, positive
+from quire.benchmarks.common import machine, model_name, print_columns, write_text
+from quire.engine.arg_parser import ArgumentParser, Flags, add_flags, positive
+from quire.engine.arg_utils import EngineArgs, UsageContext
 from quire.errors import ConfigError
-
-if TYPE_CHECKING:
-    from quire.simulator.capacity import Site, Slo, Trial
-    from quire.simulator.traffic import Arrival
+from quire.simulator.capacity import Site, Slo, Trial, parse_slo, search
+from quire.simulator.step_costs import DEVICES, read_costs
+from quire.simulator.traffic import Arrival, poisson, read_trace
 
 HERE = "here"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from quire.engine.arg_utils import EngineArgs
-    from quire.simulator.step_costs import DEVICES
 
     traffic: Flags = (
         ("--trace", None, "JSON lines with timestamp (ms), input_length, output_length, hash_ids", {"metavar": "FILE"}),
@@ -61,7 +60,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from quire.simulator.capacity import parse_slo
 
     slo = parse_slo(args.slo, args.slo_percentile)
     if not (slo.seconds or args.devices):
@@ -83,7 +81,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _traffic(args: argparse.Namespace) -> "Callable[[], Iterable[Arrival]]":
     """Makes the same traffic each time."""
-    from quire.simulator.traffic import poisson, read_trace
 
     if args.trace is not None:
         if args.rate is not None:
@@ -108,10 +105,7 @@ def _grid(words: list[str]) -> list[dict[str, str]]:
 
 
 def _site(args: argparse.Namespace, settings: dict[str, str]) -> "Site":
-    from quire.engine.arg_parser import ArgumentParser
-    from quire.engine.arg_utils import EngineArgs, UsageContext
     from quire.simulator import capacity
-    from quire.simulator.step_costs import DEVICES, read_costs
 
     wanted = EngineArgs.from_cli_args(args)
     parser = EngineArgs.add_cli_args(ArgumentParser())
@@ -132,8 +126,6 @@ def _site(args: argparse.Namespace, settings: dict[str, str]) -> "Site":
         return capacity.site_on(config, DEVICES[device], costs)
     site = capacity.site_here(config, costs)
     if args.save_costs:
-        from quire.benchmarks.common import write_text
-
         write_text(args.save_costs, json.dumps(site.costs.describe(), indent=2) + "\n", "save_costs")
     return site
 
@@ -145,7 +137,6 @@ def _try(
     settings: dict[str, str],
     arrivals: "Callable[[], Iterable[Arrival]]",
 ) -> "list[Trial]":
-    from quire.simulator.capacity import search
 
     def simulate(count: int) -> Any:
         print(f"simulating {count} device(s) {settings or ''}".rstrip(), file=sys.stderr, flush=True)
@@ -155,7 +146,6 @@ def _try(
 
 
 def _describe(args: argparse.Namespace, site: "Site") -> dict[str, Any]:
-    from quire.benchmarks.common import machine, model_name
 
     return {
         "model": model_name(site.config.model.model),
@@ -167,7 +157,6 @@ def _describe(args: argparse.Namespace, site: "Site") -> dict[str, Any]:
 
 
 def _print(trials: "list[Trial]", slo: "Slo") -> None:
-    from quire.benchmarks.common import print_columns
 
     share = f"p{slo.percentile:g}"
     header = (
@@ -205,7 +194,6 @@ def _print(trials: "list[Trial]", slo: "Slo") -> None:
 
 
 def _save(path: str, told: dict[str, Any], trials: "list[Trial]") -> None:
-    from quire.benchmarks.common import write_text
 
     rows = [
         {
@@ -221,7 +209,6 @@ def _save(path: str, told: dict[str, Any], trials: "list[Trial]") -> None:
 
 
 def _plot(path: str, trials: "list[Trial]", slo: "Slo") -> None:
-    from quire.benchmarks.common import write_text
     from quire.benchmarks.plot import Curve, line_chart
 
     curves: list[Curve] = []

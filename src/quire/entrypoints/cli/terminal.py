@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
+from quire import envs
+
 DIM, BOLD, CYAN, RESET = "\x1b[2m", "\x1b[1m", "\x1b[36m", "\x1b[0m"
 HISTORY_LINES = 2000
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -20,7 +22,6 @@ QUOTES = '"""'
 
 def is_styled(stream: TextIO) -> bool:
     """Whether a stream is a terminal that takes colours (https://no-color.org)."""
-    from quire import envs
 
     return stream.isatty() and not envs.is_set("NO_COLOR")
 
@@ -49,8 +50,6 @@ class LineReader:
 
     def _set_up(self, name: str, commands: Sequence[str]) -> None:
         import readline
-
-        from quire import envs
 
         def complete(text: str, state: int) -> str | None:
             return [*(word for word in commands if word.startswith(text)), None][state]

@@ -14,7 +14,9 @@ from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple
 
 from quire import envs
+from quire.config.checks import read_object
 from quire.config.kv_transfer import extracted_layers, read_kv_transfer_config
+from quire.config.observability import LoggingConfig, read_structured_outputs_config, resolve_profiler
 from quire.config.speculative import read_speculative_config
 from quire.engine.arg_help import HelpAction
 from quire.engine.arg_parser import ArgumentParser, ForeignFlag, only
@@ -26,6 +28,7 @@ from quire.engine.vllm_settings import NO_EFFECT
 from quire.entrypoints import exit_codes
 from quire.entrypoints.cli.terminal import show
 from quire.errors import ConfigError, check_all, refusing
+from quire.parsers.choice import AUTO, choose_formats
 
 TAKEN, AS, NO_MEANING, NOT_NEEDED, ABSENT = "taken", "as", "no meaning", "not needed", "absent"
 PROGRAMS = {"vllm.entrypoints.openai.api_server": ["serve"], "vllm.entrypoints.openai.run_batch": ["run-batch"]}
@@ -253,33 +256,27 @@ def _refuse_format(value: str) -> None:
 
 
 def _read_formats(value: str) -> None:
-    from quire.parsers.choice import AUTO, choose_formats
 
     choose_formats(value, AUTO, None)
 
 
 def _read_tools(value: str) -> None:
-    from quire.parsers.choice import AUTO, choose_formats
 
     choose_formats(AUTO, value, None)
 
 
 def _read_logging(value: dict[str, Any]) -> None:
-    from quire.config.checks import read_object
-    from quire.config.observability import LoggingConfig
 
     level = value.get("log_level")
     read_object(LoggingConfig, "logging_config", {**value, "log_level": level and str(level).upper()})
 
 
 def _read_profiler(value: dict[str, Any]) -> None:
-    from quire.config.observability import resolve_profiler
 
     resolve_profiler(value)
 
 
 def _read_structured(value: dict[str, Any]) -> None:
-    from quire.config.observability import read_structured_outputs_config
 
     read_structured_outputs_config(value, None)
 
