@@ -1,6 +1,6 @@
 """The reasoning formats by name: which markers surround a model's reasoning, and what turns it on or off.
 
-Facts of models' chat templates and of the names that users of vLLM know. A format is data; `thoughts.py` reads it.
+Facts of models' chat templates and of the names that users of vLLM know. A format is data; `stream.py` reads it.
 """
 
 import dataclasses

@@ -23,7 +23,7 @@ from quire.entrypoints.cli import run_batch
 from quire.entrypoints.cli.main import main
 from quire.entrypoints.http.state import ServerSettings, ServerState
 from quire.entrypoints.server.app import build_app
-from quire.entrypoints.server.metrics_port import metrics_port
+from quire.entrypoints.server.process import metrics_port
 from quire.errors import CapacityError, ConfigError, EngineDeadError
 
 

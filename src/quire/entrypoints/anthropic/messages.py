@@ -22,9 +22,8 @@ from quire.entrypoints.openai.answers import PieceReader
 from quire.entrypoints.openai.chat_generation import ChatGeneration, prepare_generation
 from quire.entrypoints.openai.generation import TokenCount
 from quire.entrypoints.openai.prompts import count_prompt_tokens
-from quire.entrypoints.openai.protocol import ChatCompletionRequest
+from quire.entrypoints.openai.protocol import ChatCompletionRequest, GenerateRequest
 from quire.entrypoints.openai.token_generation import rendered
-from quire.entrypoints.openai.token_protocol import GenerateRequest
 from quire.errors import RequestError
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.parsers.pieces import Piece, read_arguments

@@ -8,8 +8,14 @@ from typing import Any
 import msgspec
 from starlette.types import ASGIApp
 
-from quire.entrypoints.batches.lines import MALFORMED, decode_request
-from quire.entrypoints.batches.protocol import BatchError, BatchRequest, BatchResponse, BatchResult
+from quire.entrypoints.batches.protocol import (
+    MALFORMED,
+    BatchError,
+    BatchRequest,
+    BatchResponse,
+    BatchResult,
+    decode_request,
+)
 from quire.entrypoints.batches.runner import IDLE_LOOK_S, BatchRunner, Load, Window
 from quire.entrypoints.batches.service import Batches
 from quire.entrypoints.http.call import call_app

@@ -12,8 +12,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterator
 from typing import NamedTuple
 
-from quire.entrypoints.batches.lines import Line, LineChecker
-from quire.entrypoints.batches.protocol import BatchResult, LineFault
+from quire.entrypoints.batches.protocol import BatchResult, Line, LineChecker, LineFault
 from quire.entrypoints.batches.store import BatchRow, BatchStore, LineKey
 
 LOOK_S = 0.1

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import msgspec
 
 from quire.entrypoints.batches.files import FileStore
-from quire.entrypoints.batches.lines import Line
 from quire.entrypoints.batches.protocol import (
     BatchCreateRequest,
     BatchError,
@@ -22,6 +21,7 @@ from quire.entrypoints.batches.protocol import (
     BatchResult,
     FaultList,
     FileObject,
+    Line,
     LineFault,
     RequestCounts,
 )

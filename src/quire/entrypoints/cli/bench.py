@@ -50,7 +50,6 @@ def _load(name: str) -> Any:
 
 def parser_of(prog: str, about: str, benchmark: Any) -> "ArgumentParser":
     """The flags of a benchmark: a module with `add_arguments` and `run_command`."""
-
     parser = ArgumentParser(prog=prog, description=about[0].upper() + about[1:] + ".")
     benchmark.add_arguments(parser)
     text = "write the figures as JSON too; - is standard output"

@@ -29,7 +29,6 @@ add_arguments = only(
 
 def connect(args: argparse.Namespace) -> "tuple[OpenAIClient, dict[str, Any]]":
     """A client, and the body's fields that stay the same."""
-
     client = OpenAIClient(args.url or latest_url(), args.api_key or envs.QUIRE_API_KEY)
     fields: dict[str, Any] = {"model": args.model_name or client.first_model()}
     for name in ("max_tokens", "temperature"):

@@ -89,7 +89,6 @@ def _first_line(command: list[str]) -> str:
 
 
 def _platform() -> dict[str, Any]:
-
     from quire.errors import QuireError
     from quire.platforms import current_platform
 
@@ -113,7 +112,6 @@ def _version(name: str) -> str | None:
 
 
 def _plugins() -> dict[str, Any]:
-
     return {
         f"{plugin.group} {plugin.name}": f"{plugin.point.value}  ({plugin.package or 'no package'}; {plugin.why or 'may load'})"
         for group in plugins.GROUPS
@@ -122,7 +120,6 @@ def _plugins() -> dict[str, Any]:
 
 
 def _patches() -> dict[str, Any]:
-
     found = patch.describe()
     lines = {each["id"]: f"{each['state']}  ({each['package']}) {each['why']}" for each in found.get("patches", ())}
     return {"digest": found["digest"], **lines} if found else {}
@@ -136,5 +133,4 @@ def _section(collect: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _environment() -> dict[str, Any]:
-
     return {name: "(set)" if name in SECRETS else text for name, text in envs.relevant_environment().items()}

@@ -19,7 +19,6 @@ from quire.platforms.nvml import visible_gpus
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-
     own: Flags = (
         (
             "models",
@@ -46,7 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-
     gpus = visible_gpus()
     capability = args.capability or (gpus[0].capability[0] * 10 + gpus[0].capability[1] if gpus else 90)
     given = EngineArgs.from_cli_args(args)
@@ -62,7 +60,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _known_names(capability: int) -> list[str]:
-
     files = {file.stem for folder in places.list_folders() for file in folder.glob(f"*-sm{capability}-*.json")}
     return sorted(files)
 

@@ -81,7 +81,6 @@ class _Files:
 
     def write(self, results: "Sequence[Result]") -> bool:
         """Whether nothing failed so far."""
-
         about = self._about | {"left": self._count - len(results)}
         report = build_report(about, results, time.perf_counter() - self._begin)
         texts = (("json", lambda: json.dumps(report, indent=1) + "\n"), ("html", lambda: as_html(report)))
@@ -92,7 +91,6 @@ class _Files:
 
 
 def _check_numbers(args: argparse.Namespace) -> None:
-
     for name, is_wrong in (("jobs", args.jobs < 0), ("seed", args.seed < 0), ("timeout", args.timeout <= 0)):
         if is_wrong:
             least = "above 0" if name == "timeout" else "0 or more"

@@ -43,7 +43,6 @@ def _add_own(parser: argparse.ArgumentParser) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-
     parser.add_argument("target", choices=TARGETS, help="what the files are for")
     _add_own(parser)
     serve.add_arguments(parser)
@@ -51,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from quire.engine.settings import check_settings
-    from quire.entrypoints.cli.serve_words import serve_words
+    from quire.entrypoints.cli.serve import serve_words
     from quire.entrypoints.deploy.plan import make_plan
     from quire.entrypoints.deploy.writing import render
 

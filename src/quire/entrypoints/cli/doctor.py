@@ -37,7 +37,6 @@ add_arguments = only(
 
 
 def run(args: argparse.Namespace) -> int:
-
     findings = {"this machine": machine_findings()}
     servers = [each.url for each in find_servers() if each.url.startswith("http")]
     for url in [args.url or args.named_url] if args.url or args.named_url else servers:
@@ -114,14 +113,12 @@ def _device() -> list[Finding]:
 
 
 def _memory() -> Finding:
-
     free, total = usable_memory()
     seen = f"{free / _GB:.1f} of {total / _GB:.1f} GB are free"
     return Finding.of("memory", free >= total / 10, seen, "end other programs, or set --kv-cache-memory-bytes")
 
 
 def _cores() -> Finding:
-
     usable = usable_cpus()
     to_do = "give it two: the server and the engine core are two processes"
     return Finding.of("cores", usable >= 2, f"{usable} of {os.cpu_count() or 1} usable", to_do)

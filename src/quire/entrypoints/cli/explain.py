@@ -30,7 +30,6 @@ _GIB = 1 << 30
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-
     contexts = [context.value for context in UsageContext]
     usage = {"dest": "usage", "choices": contexts}
     first: Flags = (

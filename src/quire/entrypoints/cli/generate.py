@@ -51,7 +51,6 @@ _FLAGS: Flags = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-
     add_flags(parser, {"": _FLAGS})
     sampling = parser.add_argument_group("Sampling", "the model's generation config decides what is not given")
     for name, (kind, text) in SAMPLING.items():

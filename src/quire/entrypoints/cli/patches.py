@@ -39,7 +39,6 @@ add_arguments = only(
 
 
 def run(args: argparse.Namespace) -> int | None:
-
     targets = [name for name in args.names if ":" in name]
     if targets and args.verb != "explain":
         raise ConfigError.of("names", f"{targets[0]!r} is a target; `quire patches {args.verb}` takes ids of patches")
@@ -96,7 +95,6 @@ def _explanation(status: Status) -> dict[str, Any]:
 
 
 def _explain_target(path: str) -> dict[str, Any]:
-
     try:
         value = locate(path).value
     except TargetError as error:
@@ -108,7 +106,6 @@ def _explain_target(path: str) -> dict[str, Any]:
 
 def problems(status: Status) -> Iterator[str]:
     """What is wrong with a patch now, as far as can be told without applying it; imports its targets."""
-
     yield from ([status.why] if status.state == "refused" else [])
     yield from status.doubts
     if status.state == "off":

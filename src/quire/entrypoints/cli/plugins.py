@@ -13,7 +13,6 @@ from quire.plugins.kinds import KINDS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-
     flags: Flags = (
         ("action", "list", "what to show or do", {"nargs": "?", "choices": ("list", "new", "kinds")}),
         ("kind", None, f"of a new plugin: {', '.join(KINDS)}", {"nargs": "?", "metavar": "KIND"}),
@@ -77,7 +76,6 @@ def as_text(plugins: list[dict[str, str]], added: dict[str, dict[str, list[str]]
 
 
 def _kinds(args: argparse.Namespace) -> None:
-
     width = max(map(len, KINDS))
     lines = (f"{kind.name:<{width}}  {kind.adds}  ({kind.group}, {kind.process})" for kind in KINDS.values())
     show([dataclasses.asdict(kind) for kind in KINDS.values()], args.json, lambda: "\n".join(lines))

@@ -27,7 +27,6 @@ _DEFAULT_PORT = 8000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-
     serve.add_arguments(parser, "the server that runs, or else the built-in demo model")
     _add_own(parser)
 
@@ -39,8 +38,7 @@ _add_own = only(
 
 
 def run(args: argparse.Namespace) -> None:
-    from quire.entrypoints.cli.serve import take_model
-    from quire.entrypoints.cli.serve_words import serve_words
+    from quire.entrypoints.cli.serve import serve_words, take_model
 
     take_model(args)
     server, words = _running(args), serve_words(args.command_line, _add_own)
@@ -68,7 +66,6 @@ def run(args: argparse.Namespace) -> None:
 
 def _running(args: argparse.Namespace) -> "RunningServer | None":
     """A server of the same model that runs; without a model, the latest one."""
-
     servers = [each for each in find_servers() if each.url.startswith("http")]
     if args.model is not None:  # one of its own before one of several
         servers.sort(key=lambda each: each.is_several)
@@ -158,7 +155,6 @@ def last_error(log: Path) -> str:
 
 
 def _talk(args: argparse.Namespace, server: "RunningServer") -> None:
-
     parser = ArgumentParser(prog="quire chat")
     chat.add_arguments(parser)
     words = [

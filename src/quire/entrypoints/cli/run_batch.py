@@ -20,8 +20,7 @@ from io import BufferedReader
 from quire import envs
 from quire.engine.arg_parser import Flags, add_flags
 from quire.engine.arg_utils import AsyncEngineArgs
-from quire.entrypoints.batches.lines import LineChecker
-from quire.entrypoints.batches.protocol import BatchCreateRequest
+from quire.entrypoints.batches.protocol import BatchCreateRequest, LineChecker
 from quire.entrypoints.batches.runner import BatchRunner, Window, pieces_of
 from quire.entrypoints.batches.store import BatchRow, BatchStore
 from quire.entrypoints.batches.tables import BatchFolder
@@ -71,7 +70,6 @@ _FLAGS: Flags = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-
     add_flags(parser, {"": _FLAGS})
     _add_answer_flags(parser)
     AsyncEngineArgs.add_cli_args(parser)
@@ -79,7 +77,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_answer_flags(parser: argparse.ArgumentParser) -> None:
     """Those of the server that shape answers; the rest, of sockets and clients, at their defaults."""
-
     server = argparse.ArgumentParser(add_help=False)
     add_server_arguments(server)
     for group in server._action_groups:
@@ -94,7 +91,6 @@ def _add_answer_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-
     set_up_log(args)
     check_server_flags(args)
     if args.max_inflight is not None and args.max_inflight < 1:
@@ -160,7 +156,6 @@ def _check_complete(args: argparse.Namespace, output: str, requests: str) -> Non
 
 async def _run(args: argparse.Namespace, requests: str, output: str, journal: str) -> None:
     """Answer what is not answered yet, and write the output."""
-
     folder = BatchFolder(journal, "output_tmp_dir" if _is_url(args.output_file) else "output_file")
     try:
         if not folder.lock():
@@ -209,7 +204,7 @@ async def _answer_lines(args: argparse.Namespace, store: "BatchStore", row: "Bat
     from quire.entrypoints.http.state import ServerState
     from quire.entrypoints.server.app import build_app
     from quire.entrypoints.server.engine_start import begin_engine, connect_engine
-    from quire.entrypoints.server.metrics_port import metrics_port
+    from quire.entrypoints.server.process import metrics_port
 
     state = ServerState(server_settings(args))
     loading = begin_engine(AsyncEngineArgs.from_cli_args(args))

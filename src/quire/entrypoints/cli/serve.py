@@ -7,7 +7,7 @@ once it can answer.
 import argparse
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from quire import envs
@@ -34,7 +34,6 @@ logger = init_logger(__name__)
 
 def add_arguments(parser: argparse.ArgumentParser, none: str = "the built-in demo model") -> None:
     """`none`: what no model means."""
-
     parser.add_argument("model_tag", nargs="?", metavar="MODEL", help=f"a local folder or a hub id; none means {none}")
     add_server_arguments(parser)
     AsyncEngineArgs.add_cli_args(parser)
@@ -285,3 +284,12 @@ def _announce(model: "ModelConfig", options: "ListenOptions", has_keys: bool, se
         logger.info("%s is ready after %.1f s at %s", name, seconds, options.url)
         return
     print(f"\n{name} is ready after {seconds:.1f} s at {options.url}\nTry it:\n  {shlex.join(words)}\n", flush=True)
+
+
+def serve_words(words: Sequence[str], add_own: Callable[[argparse.ArgumentParser], None]) -> list[str]:
+    """A command's words without its own options, which `add_own` declares. The parser itself says which words belong to them."""
+    from quire.engine.arg_parser import ArgumentParser
+
+    own = ArgumentParser(add_help=False)
+    add_own(own)
+    return own.parse_known_args(list(words))[1]

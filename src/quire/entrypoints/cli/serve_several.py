@@ -79,15 +79,17 @@ def _check(args: argparse.Namespace) -> None:
 
 def models_words(words: list[str]) -> list[str]:
     """The flags that each model's server gets: all but those of the port."""
-    from quire.engine.arg_parser import ArgumentParser
+    from quire.entrypoints.cli.serve import serve_words
 
-    whole = ArgumentParser(add_help=False)
-    add_server_arguments(whole)
-    own = ArgumentParser(add_help=False)
-    for action in whole._actions:
+    return serve_words(words, _add_ports)
+
+
+def _add_ports(parser: argparse.ArgumentParser) -> None:
+    server = argparse.ArgumentParser(add_help=False)
+    add_server_arguments(server)
+    for action in server._actions:
         if action.dest in _FRONTS:
-            own._add_action(action)
-    return own.parse_known_args(list(words))[1]
+            parser._add_action(action)
 
 
 def _app(

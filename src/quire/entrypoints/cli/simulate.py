@@ -19,7 +19,6 @@ HERE = "here"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-
     traffic: Flags = (
         ("--trace", None, "JSON lines with timestamp (ms), input_length, output_length, hash_ids", {"metavar": "FILE"}),
         ("--speed", 1.0, "how much faster than recorded a trace runs"),
@@ -60,7 +59,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-
     slo = parse_slo(args.slo, args.slo_percentile)
     if not (slo.seconds or args.devices):
         raise ConfigError.of("slo", "say what is wanted: limits (--slo ttft=500ms,tpot=50ms), or --devices 1 2 4")
@@ -81,7 +79,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _traffic(args: argparse.Namespace) -> "Callable[[], Iterable[Arrival]]":
     """Makes the same traffic each time."""
-
     if args.trace is not None:
         if args.rate is not None:
             raise ConfigError.of("rate", "--trace says when requests come; --speed changes how fast")
@@ -137,7 +134,6 @@ def _try(
     settings: dict[str, str],
     arrivals: "Callable[[], Iterable[Arrival]]",
 ) -> "list[Trial]":
-
     def simulate(count: int) -> Any:
         print(f"simulating {count} device(s) {settings or ''}".rstrip(), file=sys.stderr, flush=True)
         return site.replay(arrivals(), count, by_prefix=not args.round_robin)
@@ -146,7 +142,6 @@ def _try(
 
 
 def _describe(args: argparse.Namespace, site: "Site") -> dict[str, Any]:
-
     return {
         "model": model_name(site.config.model.model),
         "device": args.device,
@@ -157,7 +152,6 @@ def _describe(args: argparse.Namespace, site: "Site") -> dict[str, Any]:
 
 
 def _print(trials: "list[Trial]", slo: "Slo") -> None:
-
     share = f"p{slo.percentile:g}"
     header = (
         "devices",
@@ -194,7 +188,6 @@ def _print(trials: "list[Trial]", slo: "Slo") -> None:
 
 
 def _save(path: str, told: dict[str, Any], trials: "list[Trial]") -> None:
-
     rows = [
         {
             "devices": trial.num_devices,

@@ -22,7 +22,6 @@ QUOTES = '"""'
 
 def is_styled(stream: TextIO) -> bool:
     """Whether a stream is a terminal that takes colours (https://no-color.org)."""
-
     return stream.isatty() and not envs.is_set("NO_COLOR")
 
 

@@ -256,28 +256,23 @@ def _refuse_format(value: str) -> None:
 
 
 def _read_formats(value: str) -> None:
-
     choose_formats(value, AUTO, None)
 
 
 def _read_tools(value: str) -> None:
-
     choose_formats(AUTO, value, None)
 
 
 def _read_logging(value: dict[str, Any]) -> None:
-
     level = value.get("log_level")
     read_object(LoggingConfig, "logging_config", {**value, "log_level": level and str(level).upper()})
 
 
 def _read_profiler(value: dict[str, Any]) -> None:
-
     resolve_profiler(value)
 
 
 def _read_structured(value: dict[str, Any]) -> None:
-
     read_structured_outputs_config(value, None)
 
 

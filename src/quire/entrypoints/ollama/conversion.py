@@ -1,14 +1,16 @@
 """Ollama's requests → those of OpenAI's protocol, which everything behind it understands.
 
-Checks shapes, with the paths that the client wrote. Knows both protocols; knows nothing of templates, tokens or answers.
+Checks shapes, with the paths that the client wrote. There, every model has a tag, and `latest` is the one that goes without
+saying. Knows both protocols; knows nothing of templates, tokens or answers.
 """
 
 import json
 from typing import Any, TypeVar
 
 from quire.entrypoints.http.errors import HTTPError, bad_field, bad_request, object_at, string_field
+from quire.entrypoints.http.state import ServerState
 from quire.entrypoints.media_parts import PlacedPart, content_of
-from quire.entrypoints.ollama.protocol import GenerationOptions, OllamaChat, OllamaGenerate
+from quire.entrypoints.ollama.protocol import GenerationOptions, ModelFields, OllamaChat, OllamaGenerate
 from quire.entrypoints.openai.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -216,3 +218,14 @@ def _format(wanted: str | Fields | None) -> ResponseFormat | None:
 
 def _unknown_format(wanted: str) -> HTTPError:
     return bad_field("format", f"{wanted[:60]!r} is unknown; allowed: 'json', or a JSON schema.")
+
+
+LATEST = ":latest"
+
+
+def served_name(state: ServerState, request: ModelFields) -> str:
+    """The name under which the model is served. Raises HTTPError, a 404: it is not served."""
+    name = request.model or request.name
+    if name and name.endswith(LATEST) and name not in state.model_names and state.adapters.find(name) is None:
+        name = name.removesuffix(LATEST)
+    return state.resolve_model(name)

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from quire.entrypoints.http.errors import HTTPError, bad_request
 from quire.entrypoints.http.route_tools import json_response, read_bytes, state_of
 from quire.entrypoints.http.state import ServerState
-from quire.entrypoints.ollama.naming import served_name
+from quire.entrypoints.ollama.conversion import served_name
 from quire.entrypoints.ollama.protocol import (
     NDJSON,
     PROTOCOL_VERSION,

@@ -7,7 +7,7 @@ from typing import Any
 from quire.entrypoints.http.route_tools import Endpoint, streaming_route, work_route
 from quire.entrypoints.http.state import ServerState
 from quire.entrypoints.ollama import models
-from quire.entrypoints.ollama.naming import served_name
+from quire.entrypoints.ollama.conversion import served_name
 from quire.entrypoints.ollama.protocol import (
     NDJSON,
     Loaded,

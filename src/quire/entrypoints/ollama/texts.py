@@ -13,7 +13,7 @@ from quire.entrypoints.http.long_bodies import encode
 from quire.entrypoints.http.state import ServerState
 from quire.entrypoints.http.streaming import failure_of
 from quire.entrypoints.ollama import conversion
-from quire.entrypoints.ollama.naming import served_name
+from quire.entrypoints.ollama.conversion import served_name
 from quire.entrypoints.ollama.protocol import (
     UNSET,
     AnswerHead,

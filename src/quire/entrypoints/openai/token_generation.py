@@ -17,9 +17,9 @@ from quire.entrypoints.openai.completions import prepare_completion
 from quire.entrypoints.openai.generation import Generation, new_count
 from quire.entrypoints.openai.logprobs import chat_logprobs, finite, prompt_logprobs_json
 from quire.entrypoints.openai.prompts import check_token_ids
-from quire.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
-from quire.entrypoints.openai.sampling import OWN_FORM, resolve_max_tokens
-from quire.entrypoints.openai.token_protocol import (
+from quire.entrypoints.openai.protocol import (
+    ChatCompletionRequest,
+    CompletionRequest,
     GeneratedChoice,
     GenerateRequest,
     GenerateResponse,
@@ -27,6 +27,7 @@ from quire.entrypoints.openai.token_protocol import (
     TokenIdLogprob,
     TokenIdLogprobs,
 )
+from quire.entrypoints.openai.sampling import OWN_FORM, resolve_max_tokens
 from quire.errors import RequestError, did_you_mean
 from quire.guards import is_dict
 from quire.logprobs import LogprobsOnePosition

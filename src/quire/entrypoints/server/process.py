@@ -13,10 +13,11 @@ import signal
 import socket
 import ssl
 import time
-from collections.abc import Callable, Generator
+from collections.abc import AsyncIterator, Callable, Generator
 from typing import Any
 
 import uvicorn
+from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
 from quire import envs
@@ -24,7 +25,7 @@ from quire.descriptors import raise_limit
 from quire.entrypoints import exit_codes
 from quire.entrypoints.batches.beside import serve_batches
 from quire.entrypoints.http.http_protocol import bounded_to, socket_protocol
-from quire.entrypoints.http.listen import BACKLOG, ListenOptions
+from quire.entrypoints.http.listen import BACKLOG, ListenOptions, open_socket
 from quire.entrypoints.http.state import ServerState
 from quire.entrypoints.realtime.routes import MAX_MESSAGE_BYTES, SOCKETS
 from quire.entrypoints.responses.handover import Handover
@@ -352,3 +353,18 @@ def _stamps(options: ListenOptions) -> list[tuple[int, int] | None]:
         except OSError:
             stamps.append(None)
     return stamps
+
+
+@contextlib.asynccontextmanager
+async def metrics_port(app: ASGIApp, host: str, port: int) -> AsyncIterator[int]:
+    """Answer `GET /metrics` while this context lasts; gives the port (0 takes any that is free).
+    Raises ConfigError: the port cannot be opened."""
+    listener, options = open_socket(ListenOptions(host, port))
+    routes = Router([Route("/metrics", app, methods=["GET"])])
+    server = QuietServer(uvicorn.Config(routes, lifespan="off", log_config=None, access_log=False))
+    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+    try:
+        yield options.port
+    finally:
+        server.stop()
+        await serving

@@ -53,6 +53,8 @@ from quire.entrypoints.openai.protocol import (
     CompletionResponse,
     DetokenizeRequest,
     DetokenizeResponse,
+    GenerateRequest,
+    GenerateResponse,
     GenerativeScoringRequest,
     GenerativeScoringResponse,
     TokenizeRequest,
@@ -65,7 +67,6 @@ from quire.entrypoints.openai.token_generation import (
     render_chat,
     render_completion,
 )
-from quire.entrypoints.openai.token_protocol import GenerateRequest, GenerateResponse
 from quire.entrypoints.pooling_api import pooling_protocol
 from quire.entrypoints.pooling_api.cohere import answer_cohere_embed
 from quire.entrypoints.pooling_api.generative_scoring import answer_generative_scoring

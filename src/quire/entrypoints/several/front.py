@@ -22,8 +22,7 @@ from quire.entrypoints.http.route_tools import Endpoint, Handler, json_response,
 from quire.entrypoints.http.siblings import merge_metrics
 from quire.entrypoints.http.streaming import run_beside
 from quire.entrypoints.ollama import models as ollama_models
-from quire.entrypoints.ollama.conversion import is_unload
-from quire.entrypoints.ollama.naming import LATEST
+from quire.entrypoints.ollama.conversion import LATEST, is_unload
 from quire.entrypoints.ollama.protocol import OllamaChat, now
 from quire.entrypoints.ollama.routes import OLLAMA_MODELS
 from quire.entrypoints.several.host import ModelHost
