@@ -12,8 +12,7 @@ from typing import Any
 
 from quire.engine.caller import RequestOptions
 from quire.engine.prompt_halves import PromptHalves
-from quire.entrypoints.audio.transcription_protocol import SAMPLING, TranscriptionRequest
-from quire.entrypoints.audio.transcripts import HeardPart
+from quire.entrypoints.audio.transcripts import SAMPLING, HeardPart, TranscriptionRequest
 from quire.entrypoints.audio.whisper_tokens import WhisperTokens
 from quire.entrypoints.http.errors import bad_field, bad_request, error_of_finished
 from quire.entrypoints.http.state import ServerState
@@ -72,9 +71,8 @@ class Hearing:
         if wanted is not None and tokens.languages:
             tokens.language_id(wanted, "to_language" if self.request.to_language else "language")
             self.language = wanted.lower()
-        if self.language is not None and self.request.response_format != "verbose_json":
-            return
-        if not tokens.languages and self.request.response_format != "verbose_json":
+        is_known = self.language is not None or not tokens.languages
+        if is_known and self.request.response_format != "verbose_json":
             return
         first = await all_of([self._first_token(self.parts[index][1]) for index in asked])
         for index, (token_id, no_speech) in zip(asked, first, strict=True):
@@ -100,8 +98,7 @@ class Hearing:
 
     async def finish(self) -> list[HeardPart]:
         """What is written of all parts."""
-        heard = await all_of([self._hear(index) for index in range(len(self.parts))])
-        return list(heard)
+        return await all_of([self._hear(index) for index in range(len(self.parts))])
 
     async def _hear(self, index: int) -> HeardPart:
         start, samples = self.parts[index]

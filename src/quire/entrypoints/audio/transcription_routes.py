@@ -5,7 +5,6 @@ from collections.abc import AsyncGenerator, Mapping
 from functools import partial
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
@@ -13,20 +12,16 @@ from quire import envs
 from quire.engine.caller import CALLER, check_timeout
 from quire.entrypoints.audio import transcripts
 from quire.entrypoints.audio.hearing import Hearing, NewText, as_file_error, prepare_hearing
-from quire.entrypoints.audio.transcription_protocol import (
-    StreamChoice,
-    Transcription,
-    TranscriptionChunk,
-    TranscriptionDelta,
-    TranscriptionRequest,
-)
+from quire.entrypoints.audio.transcripts import Transcription, TranscriptionRequest
 from quire.entrypoints.http.decoding import stream_body
 from quire.entrypoints.http.errors import bad_field
 from quire.entrypoints.http.form import FormReader, read_form
+from quire.entrypoints.http.long_bodies import encode
 from quire.entrypoints.http.route_tools import Endpoint, Handler, json_response, public_id, state_of
 from quire.entrypoints.http.streaming import EventStream, failure_of, run_while_connected
 from quire.errors import RequestError
 from quire.multimodal.audio import decode_audio
+from quire.outputs import CompletionOutput
 
 MAX_FIELD_BYTES = 64 << 10
 FORM_BYTES = 256 << 10
@@ -84,7 +79,7 @@ def _route(task: str) -> Handler:
                     hearing = await prepare_hearing(state, partial(decode_audio, data), body, task, name)
                 await hearing.listen()
                 if body.stream:
-                    return EventStream(b"", _events(hearing))
+                    return EventStream(_events(hearing))
                 return await _answer(hearing)
             except RequestError as error:
                 raise as_file_error(error) from None
@@ -125,40 +120,34 @@ async def _events(hearing: Hearing) -> AsyncGenerator[bytes, None]:
 
 
 class _Chunks:
-    """Writes a stream's chunks."""
+    """Writes a stream's chunks, as vLLM does."""
 
     def __init__(self, hearing: Hearing) -> None:
-        self._hearing, self._created = hearing, int(time.time())
+        self._hearing = hearing
+        head = {"id": hearing.public_id, "object": f"{_NAMES[hearing.task][0]}.chunk", "created": int(time.time())}
+        self._head = {**head, "model": hearing.model}
         self._texts, self._num_tokens = NewText(hearing.tokens), 0
 
-    def take(self, index: int, completion: Any) -> bytes:
+    def take(self, index: int, completion: CompletionOutput) -> bytes:
         """The event of a part's new tokens; nothing where they make no whole character."""
         self._num_tokens += len(completion.token_ids)
         new = self._texts.take(index, completion)
         is_last = completion.finish_reason is not None and index == len(self._hearing.parts) - 1
         if not new and not is_last:
             return b""
-        choice = StreamChoice(TranscriptionDelta(new))
-        if is_last:
-            choice.finish_reason, choice.stop_reason = completion.finish_reason, completion.stop_reason
+        reasons = (completion.finish_reason, completion.stop_reason) if is_last else (None, None)
+        choice = {"delta": {"content": new}, "finish_reason": reasons[0], "stop_reason": reasons[1]}
         return self._event([choice], has_usage=self._hearing.request.stream_continuous_usage_stats)
 
     def end(self) -> bytes:
         """What comes last: the usage, if the request asks for it."""
         return self._event([], has_usage=True) if self._hearing.request.stream_include_usage else b""
 
-    def _event(self, choices: list[StreamChoice], *, has_usage: bool) -> bytes:
-        hearing = self._hearing
-        chunk = TranscriptionChunk(
-            hearing.public_id, f"{_NAMES[hearing.task][0]}.chunk", self._created, hearing.model, choices
-        )
-        if has_usage:
-            chunk.usage = {
-                "type": "duration",
-                "seconds": transcripts.usage_of(hearing.duration).seconds,
-                "completion_tokens": self._num_tokens,
-            }
-        return b"data: " + msgspec.json.encode(chunk) + b"\n\n"
+    def _event(self, choices: list[dict[str, Any]], *, has_usage: bool) -> bytes:
+        seconds = transcripts.usage_of(self._hearing.duration).seconds
+        usage = {"type": "duration", "seconds": seconds, "completion_tokens": self._num_tokens}
+        chunk = {**self._head, "choices": choices, **({"usage": usage} if has_usage else {})}
+        return b"data: " + encode(chunk) + b"\n\n"
 
 
 _KINDS = {"float": "number", "int": "integer", "bool": "boolean", "list": "array"}

@@ -66,7 +66,7 @@ async def stream_answer(
         raise
     body = direct_body(request.scope)
     if body is None:
-        return EventStream(b"", _all(first, answer, source, interval), content_type)
+        return EventStream(_all(first, answer, source, interval), content_type)
     return PushedStream(first, answer, source, body, interval, content_type)
 
 

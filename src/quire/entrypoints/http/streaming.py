@@ -99,14 +99,12 @@ class EventStream(Response):
     A slow reader holds back `send`, so that at most one write's worth is buffered here.
 
     Args:
-        first: events that are already there.
-        events: the rest, with the protocol's end and what is said of failures. It is closed, whatever happens.
+        events: with the protocol's end and what is said of failures. They are closed, whatever happens.
     """
 
-    def __init__(self, first: bytes, events: AsyncGenerator[bytes, None], content_type: bytes = EVENTS) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], content_type: bytes = EVENTS) -> None:
         super().__init__()
         self.raw_headers = stream_headers(content_type)
-        self._first = first
         self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -118,7 +116,6 @@ class EventStream(Response):
 
     async def _pump(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        await send({"type": "http.response.body", "body": self._first, "more_body": True})
         async for event in self._events:
             await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -13,7 +13,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from quire import envs
 from quire.entrypoints.audio.hearing import NewText, prepare_hearing
-from quire.entrypoints.audio.transcription_protocol import TranscriptionRequest
+from quire.entrypoints.audio.transcripts import TranscriptionRequest
 from quire.entrypoints.http.errors import Fields, bad_field, bad_request
 from quire.entrypoints.http.state import ServerState
 from quire.entrypoints.http.streaming import cancel, failure_of

@@ -34,7 +34,7 @@ async def create_response(request: Request) -> Response:
             run = BackgroundRun(job)
             await run.start()
             if body.stream:
-                return EventStream(b"", run.follow())
+                return EventStream(run.follow())
             return json_response(job.response)
         if body.stream:
             return await stream_answer(request, job, state.settings.sse_keep_alive_interval)
@@ -59,7 +59,7 @@ async def retrieve_response(request: Request) -> Response:
             return json_response(run.job.response)
         return _json((await find(state, response_id)).body)
     if run is not None and run.job.has_stream:
-        return EventStream(b"", run.follow(after))
+        return EventStream(run.follow(after))
     events = None if run is not None else (await find(state, response_id)).events
     if response_id in state.handed_over:
         raise not_ready("The response was left by another server and goes on soon.", 1)
