@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from quire.entrypoints import media_parts
 from quire.entrypoints.anthropic.protocol import THREAD_NOT_FOUND, CountTokensRequest, MessagesRequest
-from quire.entrypoints.http.errors import HTTPError, bad_field, bad_request, object_at, string_field
+from quire.entrypoints.http.errors import HTTPError, bad_field, bad_request, object_at, one_of, string_field
 from quire.entrypoints.media_parts import Content, PlacedPart
 from quire.entrypoints.openai.protocol import ChatCompletionRequest, ResponseFormat
 
@@ -78,10 +78,7 @@ def _messages(messages: list[Fields]) -> list[Fields]:
     names: dict[str, str] = {}
     for index, message in enumerate(messages):
         path = f"messages[{index}]"
-        role, content = message.get("role"), message.get("content")
-        if role not in _ROLES:
-            allowed = ", ".join(_ROLES)
-            raise bad_field(f"{path}.role", f"{str(role)[:60]!r} is unknown; allowed: {allowed}.")
+        role, content = one_of(message.get("role"), _ROLES, f"{path}.role"), message.get("content")
         if isinstance(content, str):
             converted.append({"role": role, "content": content})
         elif not isinstance(content, list):
@@ -227,15 +224,12 @@ def _tool(tool: Fields, path: str) -> Fields:
 def _set_tool_choice(chat: ChatCompletionRequest, choice: Fields | None) -> None:
     if choice is None:
         return
-    kind = string_field(choice, "type", "tool_choice")
+    kind = one_of(string_field(choice, "type", "tool_choice"), (*_CHOICES, "tool"), "tool_choice.type")
     if kind == "tool":
         name = string_field(choice, "name", "tool_choice")
         chat.tool_choice = {"type": "function", "function": {"name": name}}
-    elif kind in _CHOICES:
-        chat.tool_choice = _CHOICES[kind]
     else:
-        allowed = ", ".join((*_CHOICES, "tool"))
-        raise bad_field("tool_choice.type", f"{kind[:60]!r} is unknown; allowed: {allowed}.")
+        chat.tool_choice = _CHOICES[kind]
     if choice.get("disable_parallel_tool_use") is True:
         chat.parallel_tool_calls = False
 
@@ -244,10 +238,7 @@ def _set_thinking(chat: ChatCompletionRequest, thinking: Fields | None) -> None:
     """Templates know two names of the switch. The budget is `messages.prepare_message`'s to set: not every model can keep one."""
     if thinking is None:
         return
-    kind = string_field(thinking, "type", "thinking")
-    if kind not in _THINKING:
-        raise bad_field("thinking.type", f"{kind[:60]!r} is unknown; allowed: {', '.join(_THINKING)}.")
-    thinks = kind != "disabled"
+    thinks = one_of(string_field(thinking, "type", "thinking"), _THINKING, "thinking.type") != "disabled"
     chat.include_reasoning = thinks
     chat.chat_template_kwargs = {"enable_thinking": thinks, "thinking": thinks} | (chat.chat_template_kwargs or {})
 

@@ -11,6 +11,9 @@ from typing import Annotated, Any, BinaryIO, NamedTuple
 import msgspec
 from msgspec import Meta
 
+from quire.entrypoints.http.route_tools import Page
+from quire.entrypoints.openai.protocol import Metadata
+
 MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 30 * 24 * 3600
 
 
@@ -34,14 +37,10 @@ class FileObject(msgspec.Struct, kw_only=True):
     status: str = "processed"
 
 
-class FileList(msgspec.Struct, kw_only=True):
+class FileList(Page, kw_only=True):
     """A page of files."""
 
-    object: str = "list"
     data: list[FileObject]
-    first_id: str | None = None
-    last_id: str | None = None
-    has_more: bool = False
 
 
 class FileDeleted(msgspec.Struct, kw_only=True):
@@ -50,11 +49,6 @@ class FileDeleted(msgspec.Struct, kw_only=True):
     id: str
     object: str = "file"
     deleted: bool = True
-
-
-Metadata = Annotated[
-    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
-]
 
 
 class BatchCreateRequest(msgspec.Struct, kw_only=True):
@@ -123,14 +117,10 @@ class BatchObject(msgspec.Struct, kw_only=True):
     output_expires_after: ExpiresAfter | None = None
 
 
-class BatchList(msgspec.Struct, kw_only=True):
+class BatchList(Page, kw_only=True):
     """A page of batches, the newest first."""
 
-    object: str = "list"
     data: list[BatchObject]
-    first_id: str | None = None
-    last_id: str | None = None
-    has_more: bool = False
 
 
 class BatchRequest(msgspec.Struct, kw_only=True):

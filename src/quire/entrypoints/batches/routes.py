@@ -2,8 +2,8 @@
 
 import contextlib
 import sqlite3
-from collections.abc import Awaitable, Callable, Generator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Generator
+from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -25,7 +25,15 @@ from quire.entrypoints.database import Missing
 from quire.entrypoints.http.decoding import stream_body
 from quire.entrypoints.http.errors import HTTPError, bad_field, bad_request
 from quire.entrypoints.http.form import FormReader, read_form
-from quire.entrypoints.http.route_tools import Endpoint, json_response, number_of, read_bytes, state_of
+from quire.entrypoints.http.route_tools import (
+    Endpoint,
+    is_ascending,
+    json_response,
+    number_of,
+    page_of,
+    read_bytes,
+    state_of,
+)
 from quire.errors import did_you_mean
 
 PURPOSE = "batch"
@@ -69,11 +77,6 @@ async def _found(kind: str, work: Awaitable[ResultT]) -> ResultT:
         ) from None
 
 
-def _page_of(kind: Callable[..., ResultT], data: Sequence[Any], has_more: bool) -> ResultT:
-    first, last = (data[0].id, data[-1].id) if data else (None, None)
-    return kind(data=data, first_id=first, last_id=last, has_more=has_more)
-
-
 async def create_file(request: Request) -> Response:
     """`POST /v1/files`."""
     batches = _batches_of(request)
@@ -112,12 +115,10 @@ def _check_fields(fields: dict[str, str]) -> int:
 async def list_files(request: Request) -> Response:
     """`GET /v1/files`."""
     store, query = _batches_of(request).store, request.query_params
-    order = query.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise bad_field("order", f"{order[:60]!r} is unknown; allowed: 'asc', 'desc'.")
     limit = number_of(request, "limit", 10_000, 1, 10_000)
-    found = store.files.page(query.get("purpose"), query.get("after"), limit, order == "asc")
-    return json_response(_page_of(FileList, *await _found("file", found)))
+    found = store.files.page(query.get("purpose"), query.get("after"), limit, is_ascending(request))
+    files, has_more = await _found("file", found)
+    return json_response(page_of(FileList, files, [file.id for file in files], has_more))
 
 
 async def retrieve_file(request: Request) -> Response:
@@ -162,7 +163,8 @@ async def list_batches(request: Request) -> Response:
     """`GET /v1/batches`."""
     store = _batches_of(request).store
     found = store.page(request.query_params.get("after"), number_of(request, "limit", 20, 1, 100))
-    return json_response(_page_of(BatchList, *await _found("batch", found)))
+    batches, has_more = await _found("batch", found)
+    return json_response(page_of(BatchList, batches, [batch.id for batch in batches], has_more))
 
 
 async def retrieve_batch(request: Request) -> Response:

@@ -4,6 +4,7 @@ Knows statuses and headers. Knows nothing of routes or of the engine.
 """
 
 import math
+from collections.abc import Collection
 from http import HTTPStatus
 from typing import Any, TypeAlias, cast
 
@@ -169,6 +170,13 @@ def openapi_error_responses(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 Fields: TypeAlias = dict[str, Any]
+
+
+def one_of(value: Any, allowed: Collection[str], path: str) -> str:
+    """A word of the field at `path`, if it is one of those that are allowed."""
+    if not isinstance(value, str) or value not in allowed:
+        raise bad_field(path, f"{str(value)[:60]!r} is unknown; allowed: {', '.join(allowed)}.")
+    return value
 
 
 def string_field(fields: Fields, name: str, path: str) -> str:

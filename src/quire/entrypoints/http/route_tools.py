@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -20,6 +20,7 @@ from quire.entrypoints.http.state import ServerState
 from quire.entrypoints.http.streaming import EVENTS, run_while_connected
 
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
+PageT = TypeVar("PageT", bound="Page")
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -95,6 +96,29 @@ def number_of(request: Request, name: str, default: int, low: int, high: int = 1
         wanted = f"{low} to {high}" if high < 1 << 62 else f"at least {low}"
         raise bad_field(name, f"{text[:60]!r} is no whole number from the range {wanted}.")
     return int(text)
+
+
+class Page(msgspec.Struct, kw_only=True):
+    """A part of a list, as its answer."""
+
+    object: str = "list"
+    data: list[Any]
+    first_id: str | None = None
+    last_id: str | None = None
+    has_more: bool = False
+
+
+def page_of(kind: type[PageT], data: list[Any], ids: Sequence[str], has_more: bool) -> PageT:
+    """A page of some entries, which have these ids."""
+    return kind(data=data, first_id=ids[0] if ids else None, last_id=ids[-1] if ids else None, has_more=has_more)
+
+
+def is_ascending(request: Request) -> bool:
+    """Whether a list is wanted with its first entry first."""
+    order = request.query_params.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise bad_field("order", f"{order[:60]!r} is unknown; allowed: 'asc', 'desc'.")
+    return order == "asc"
 
 
 def state_of(request: Request) -> ServerState:

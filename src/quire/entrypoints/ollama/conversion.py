@@ -7,7 +7,7 @@ saying. Knows both protocols; knows nothing of templates, tokens or answers.
 import json
 from typing import Any, TypeVar
 
-from quire.entrypoints.http.errors import HTTPError, bad_field, bad_request, object_at, string_field
+from quire.entrypoints.http.errors import bad_field, bad_request, object_at, one_of, string_field
 from quire.entrypoints.http.state import ServerState
 from quire.entrypoints.media_parts import PlacedPart, content_of
 from quire.entrypoints.ollama.protocol import GenerationOptions, ModelFields, OllamaChat, OllamaGenerate
@@ -94,9 +94,7 @@ class _Conversation:
         return [self._message(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
     def _message(self, message: Fields, path: str) -> Fields:
-        role = message.get("role")
-        if role not in _ROLES:
-            raise bad_field(f"{path}.role", f"{str(role)[:60]!r} is unknown; allowed: {', '.join(_ROLES)}.")
+        role = one_of(message.get("role"), _ROLES, f"{path}.role")
         content = message.get("content")
         if content is not None and not isinstance(content, str):
             raise bad_field(f"{path}.content", "expected a string; images have a field of their own.")
@@ -197,13 +195,10 @@ def _options(request: GenerationOptions) -> Fields:
         if (value := options.get(name)) is not None and value not in neutral:
             raise bad_request(f"options.{name}: {value} is not supported here.", f"options.{name}", "not_supported")
     stop = options.get("stop")
-    if stop is not None and not isinstance(stop, str) and not _are_texts(stop):
+    texts = [] if stop is None else [stop] if isinstance(stop, str) else stop
+    if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
         raise bad_field("options.stop", "expected a string or a list of strings.")
     return options | {name: int(options[name]) for name in ("top_k", "seed") if options.get(name) is not None}
-
-
-def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
 def _format(wanted: str | Fields | None) -> ResponseFormat | None:
@@ -212,12 +207,8 @@ def _format(wanted: str | Fields | None) -> ResponseFormat | None:
     if is_dict(wanted):
         return ResponseFormat(type="json_schema", json_schema={"name": "answer", "schema": wanted})
     if wanted != "json":
-        raise _unknown_format(str(wanted))
+        raise bad_field("format", f"{str(wanted)[:60]!r} is unknown; allowed: 'json', or a JSON schema.")
     return ResponseFormat(type="json_object")
-
-
-def _unknown_format(wanted: str) -> HTTPError:
-    return bad_field("format", f"{wanted[:60]!r} is unknown; allowed: 'json', or a JSON schema.")
 
 
 LATEST = ":latest"

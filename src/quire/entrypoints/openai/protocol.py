@@ -13,6 +13,10 @@ from quire.outputs import WeightVersionSpan
 PromptItem = str | int | list[int]
 CacheSalt = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
 Priority = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+Metadata = Annotated[
+    dict[Annotated[str, msgspec.Meta(max_length=64)], Annotated[str, msgspec.Meta(max_length=512)]],
+    msgspec.Meta(max_length=16),
+]
 RequestId = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from quire.config import PoolingConfig, limits
-from quire.entrypoints.http.errors import bad_field, bad_request
+from quire.entrypoints.http.errors import bad_field, bad_request, one_of
 from quire.entrypoints.http.state import ServerState
 from quire.entrypoints.openai.prompts import run_sized
 from quire.entrypoints.pooling_api.number_formats import to_bytes
@@ -32,9 +32,7 @@ async def answer_cohere_embed(state: ServerState, request: CohereEmbedRequest, p
     state.resolve_model(request.model)
     config = require_pooling(state)
     kinds, texts = _kinds(request), _texts(request)
-    side = _SIDES.get(request.truncate or "END", "")
-    if side == "":
-        raise bad_field("truncate", f"{str(request.truncate)[:60]!r} is unknown; allowed: {', '.join(_SIDES)}.")
+    side = _SIDES[one_of(request.truncate or "END", _SIDES, "truncate")]
     if request.max_tokens is not None and request.max_tokens < 1:
         raise bad_field("max_tokens", f"{request.max_tokens} is out of range; at least 1.")
     limit = state.engine.config.model.max_model_len

@@ -7,7 +7,16 @@ from starlette.responses import Response
 from quire.entrypoints.database import Missing
 from quire.entrypoints.http.errors import bad_field, bad_request, not_ready
 from quire.entrypoints.http.push import stream_answer
-from quire.entrypoints.http.route_tools import Endpoint, flag_of, json_response, number_of, read_request, state_of
+from quire.entrypoints.http.route_tools import (
+    Endpoint,
+    flag_of,
+    is_ascending,
+    json_response,
+    number_of,
+    page_of,
+    read_request,
+    state_of,
+)
 from quire.entrypoints.http.streaming import EVENTS, EventStream, run_while_connected, stream_headers
 from quire.entrypoints.responses.prepare import count_input_tokens, prepare_response
 from quire.entrypoints.responses.protocol import (
@@ -97,23 +106,18 @@ async def cancel_response(request: Request) -> Response:
 
 async def list_input_items(request: Request) -> Response:
     """`GET /v1/responses/{id}/input_items`: the request's own items, not those of the conversation before."""
-    query = request.query_params
-    limit = number_of(request, "limit", 20, 1, MAX_LISTED)
-    order, after = query.get("order", "desc"), query.get("after")
-    if order not in ("asc", "desc"):
-        raise bad_field("order", f"{order[:60]!r} is unknown; allowed: 'asc', 'desc'.")
+    limit, after = number_of(request, "limit", 20, 1, MAX_LISTED), request.query_params.get("after")
+    ascends = is_ascending(request)
     record = await find(state_of(request), request.path_params["response_id"])
     items: list[dict[str, str]] = msgspec.json.decode(record.input)
-    if order == "desc":
-        items.reverse()
+    items = items if ascends else items[::-1]
     if after is not None:
         places = [index for index, item in enumerate(items) if item["id"] == after]
         if not places:
             raise bad_field("after", f"there is no item {after[:100]!r} in this response's input.")
         items = items[places[0] + 1 :]
     page = items[:limit]
-    first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
-    return json_response(ItemList(page, first, last, has_more=len(items) > limit))
+    return json_response(page_of(ItemList, page, [item["id"] for item in page], len(items) > limit))
 
 
 def _json(body: bytes) -> Response:

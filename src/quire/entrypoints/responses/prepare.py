@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.entrypoints.database import Missing
-from quire.entrypoints.http.errors import HTTPError, bad_field, object_at, string_field
+from quire.entrypoints.http.errors import HTTPError, bad_field, object_at, one_of, string_field
 from quire.entrypoints.http.state import ServerState
 from quire.entrypoints.media_parts import Content, PlacedPart, content_of, join_content
 from quire.entrypoints.openai.chat_generation import ChatGeneration, prepare_generation
@@ -137,11 +137,8 @@ class ItemTurns:
         return self.messages[-1]
 
     def _say(self, item: Fields, path: str) -> None:
-        role = item.get("role")
-        if not isinstance(role, str) or role not in _ROLES:
-            allowed = ", ".join(_ROLES)
-            raise bad_field(f"{path}.role", f"{str(role)[:60]!r} is unknown; allowed: {allowed}.")
-        self.say(_ROLES[role], _content(item.get("content"), f"{path}.content"))
+        role = _ROLES[one_of(item.get("role"), _ROLES, f"{path}.role")]
+        self.say(role, _content(item.get("content"), f"{path}.content"))
 
     def _think(self, item: Fields, path: str) -> None:
         name = "content" if item.get("content") else "summary"

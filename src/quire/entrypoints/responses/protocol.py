@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from quire.entrypoints.openai.protocol import UNSET, Optional, RequestFields, Timing, TokenLogprob
+from quire.entrypoints.http.route_tools import Page
+from quire.entrypoints.openai.protocol import UNSET, Metadata, Optional, RequestFields, Timing, TokenLogprob
 
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
 
@@ -69,12 +70,6 @@ class RawMessage(msgspec.Struct, tag_field="type", tag="raw_message_tokens"):
 
 
 OutputItem = MessageItem | ReasoningItem | FunctionCallItem
-
-
-Metadata = Annotated[
-    dict[Annotated[str, msgspec.Meta(max_length=64)], Annotated[str, msgspec.Meta(max_length=512)]],
-    msgspec.Meta(max_length=16),
-]
 
 
 class ReasoningConfig(msgspec.Struct, kw_only=True):
@@ -233,14 +228,10 @@ class InputTokensResponse(msgspec.Struct):
     object: str = "response.input_tokens"
 
 
-class ItemList(msgspec.Struct):
+class ItemList(Page, kw_only=True):
     """Answer of `GET /v1/responses/{id}/input_items`."""
 
     data: list[dict[str, Any]]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-    object: str = "list"
 
 
 class DeletedResponse(msgspec.Struct):

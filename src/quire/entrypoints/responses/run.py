@@ -339,7 +339,6 @@ class BackgroundRun:
                 events, position = self._events[position:], len(self._events)
                 yield b"".join(events)
             elif self._is_over:
-                yield b""
                 return
             else:
                 await self._news.wait()

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from quire.engine.pausing import PAUSE_MODES
 from quire.entrypoints.anthropic.protocol import ModelInfo, ModelPage
 from quire.entrypoints.batches.routes import FILES_AND_BATCHES
-from quire.entrypoints.http.errors import bad_field, bad_request, not_ready
+from quire.entrypoints.http.errors import bad_request, not_ready, one_of
 from quire.entrypoints.http.route_tools import (
     Endpoint,
     Handler,
@@ -272,7 +272,7 @@ class NewVersion(msgspec.Struct, kw_only=True):
 
 async def sleep(request: Request) -> Response:
     """`POST /sleep?level=1&mode=abort`: give memory back (0: none; 2: the weights are forgotten) until `/wake_up`."""
-    level = _one_of(request, "level", _LEVELS, "1")
+    level = one_of(request.query_params.get("level", "1"), _LEVELS, "level")
     await _engine(request).sleep(int(level), _mode(request))
     return Response(status_code=200)
 
@@ -291,21 +291,12 @@ async def abort_requests(request: Request) -> Response:
 
 
 def _mode(request: Request) -> str:
-    return _one_of(request, "mode", PAUSE_MODES, "abort")
-
-
-def _one_of(request: Request, name: str, allowed: tuple[str, ...], default: str) -> str:
-    value = request.query_params.get(name, default)
-    if value not in allowed:
-        raise bad_field(name, f"{value[:20]!r} is not one of {', '.join(allowed)}.")
-    return value
+    return one_of(request.query_params.get("mode", "abort"), PAUSE_MODES, "mode")
 
 
 async def wake_up(request: Request) -> Response:
     """`POST /wake_up?tags=weights&tags=kv_cache&tags=scheduling`: undo `/sleep`; without tags, all of it."""
-    tags = request.query_params.getlist("tags")
-    if unknown := [tag for tag in tags if tag not in _TAGS]:
-        raise bad_field("tags", f"{unknown[0][:40]!r} is not one of {', '.join(_TAGS)}.")
+    tags = [one_of(tag, _TAGS, "tags") for tag in request.query_params.getlist("tags")]
     await _engine(request).wake_up(tags or None)
     return Response(status_code=200)
 
