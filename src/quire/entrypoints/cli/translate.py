@@ -93,7 +93,9 @@ def run(args: argparse.Namespace) -> int:
     finally:
         logging.disable(logging.NOTSET)
     fates = [{"flag": each.flag, "fate": each.fate, "why": each.why} for each in translation.fates]
-    show({"command": translation.text, "flags": fates}, args.json or "--json" in args.words, lambda: as_text(translation))
+    show(
+        {"command": translation.text, "flags": fates}, args.json or "--json" in args.words, lambda: as_text(translation)
+    )
     return exit_codes.FAILED if translation.absent else exit_codes.OK
 
 
