@@ -22,7 +22,7 @@ from quire.entrypoints.cli import running
 from quire.entrypoints.cli.fit import fit_sentence, fits, limits_sentence
 from quire.entrypoints.cli.main import main
 from quire.entrypoints.cli.run import _add_own, last_error
-from quire.entrypoints.cli.serve import serve_words
+from quire.entrypoints.openai.cli_args import serve_words
 from quire.errors import ConfigError
 
 NAME, POOLER = "tiny/llama", "tiny/bert"

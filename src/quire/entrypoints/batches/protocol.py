@@ -11,7 +11,7 @@ from typing import Annotated, Any, BinaryIO, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from quire.entrypoints.http.route_tools import Page
+from quire.entrypoints.http.long_bodies import Page
 from quire.entrypoints.openai.protocol import Metadata
 
 MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 30 * 24 * 3600

@@ -50,9 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from quire.engine.settings import check_settings
-    from quire.entrypoints.cli.serve import serve_words
     from quire.entrypoints.deploy.plan import make_plan
     from quire.entrypoints.deploy.writing import render
+    from quire.entrypoints.openai.cli_args import serve_words
 
     if args.command_line[:1] != [args.target]:
         raise ConfigError.of("target", f"write it first: `quire deploy {args.target} …`")

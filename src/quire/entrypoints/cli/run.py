@@ -20,6 +20,7 @@ from quire.engine.arg_utils import AsyncEngineArgs, UsageContext
 from quire.entrypoints.cli import chat, serve
 from quire.entrypoints.cli.fit import fit_sentence, fits
 from quire.entrypoints.cli.running import RunningServer, find_servers
+from quire.entrypoints.openai.cli_args import serve_words
 from quire.errors import ConfigError, QuireError
 
 _LOOK_S = 0.1
@@ -38,9 +39,7 @@ _add_own = only(
 
 
 def run(args: argparse.Namespace) -> None:
-    from quire.entrypoints.cli.serve import serve_words, take_model
-
-    take_model(args)
+    serve.take_model(args)
     server, words = _running(args), serve_words(args.command_line, _add_own)
     if server is None:
         _prepare(args)

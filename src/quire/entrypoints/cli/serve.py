@@ -7,7 +7,6 @@ once it can answer.
 import argparse
 import os
 import shlex
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from quire import envs
@@ -20,6 +19,8 @@ from quire.errors import ConfigError
 from quire.logger import init_logger, use_log_config, use_log_format, use_log_level
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from starlette.types import ASGIApp
 
     from quire.config import EngineConfig, ModelConfig
@@ -284,12 +285,3 @@ def _announce(model: "ModelConfig", options: "ListenOptions", has_keys: bool, se
         logger.info("%s is ready after %.1f s at %s", name, seconds, options.url)
         return
     print(f"\n{name} is ready after {seconds:.1f} s at {options.url}\nTry it:\n  {shlex.join(words)}\n", flush=True)
-
-
-def serve_words(words: Sequence[str], add_own: Callable[[argparse.ArgumentParser], None]) -> list[str]:
-    """A command's words without its own options, which `add_own` declares. The parser itself says which words belong to them."""
-    from quire.engine.arg_parser import ArgumentParser
-
-    own = ArgumentParser(add_help=False)
-    add_own(own)
-    return own.parse_known_args(list(words))[1]

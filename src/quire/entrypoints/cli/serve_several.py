@@ -11,7 +11,7 @@ import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from quire.entrypoints.openai.cli_args import add_server_arguments, flatten
+from quire.entrypoints.openai.cli_args import add_server_arguments, flatten, serve_words
 from quire.errors import ConfigError
 from quire.logger import init_logger
 
@@ -79,8 +79,6 @@ def _check(args: argparse.Namespace) -> None:
 
 def models_words(words: list[str]) -> list[str]:
     """The flags that each model's server gets: all but those of the port."""
-    from quire.entrypoints.cli.serve import serve_words
-
     return serve_words(words, _add_ports)
 
 

@@ -26,6 +26,16 @@ LETTERS = 64
 BUSY_S, HAND_OVER_S = 0.003, 0.0001
 
 
+class Page(msgspec.Struct, kw_only=True):
+    """A part of a list, as its answer."""
+
+    object: str = "list"
+    data: list[Any]
+    first_id: str | None = None
+    last_id: str | None = None
+    has_more: bool = False
+
+
 class Made(Sequence[MadeT], Generic[ItemT, MadeT]):
     """A sequence whose entries are made when they are read: each by a function of an item."""
 

@@ -13,14 +13,14 @@ from starlette.routing import Route
 from quire.engine.caller import CALLER, check_timeout
 from quire.entrypoints.http.decoding import read_body
 from quire.entrypoints.http.errors import ErrorResponse, HTTPError, bad_field
-from quire.entrypoints.http.long_bodies import encode, json_response
+from quire.entrypoints.http.long_bodies import Page, encode, json_response
 from quire.entrypoints.http.push import AnswerStream, stream_answer
 from quire.entrypoints.http.siblings import OWN
 from quire.entrypoints.http.state import ServerState
 from quire.entrypoints.http.streaming import EVENTS, run_while_connected
 
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
-PageT = TypeVar("PageT", bound="Page")
+PageT = TypeVar("PageT", bound=Page)
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -96,16 +96,6 @@ def number_of(request: Request, name: str, default: int, low: int, high: int = 1
         wanted = f"{low} to {high}" if high < 1 << 62 else f"at least {low}"
         raise bad_field(name, f"{text[:60]!r} is no whole number from the range {wanted}.")
     return int(text)
-
-
-class Page(msgspec.Struct, kw_only=True):
-    """A part of a list, as its answer."""
-
-    object: str = "list"
-    data: list[Any]
-    first_id: str | None = None
-    last_id: str | None = None
-    has_more: bool = False
 
 
 def page_of(kind: type[PageT], data: list[Any], ids: Sequence[str], has_more: bool) -> PageT:

@@ -4,10 +4,11 @@ import argparse
 import json
 import ssl
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from quire.config.limits import MAX_BATCH_FILE_BYTES
-from quire.engine.arg_parser import bounded, human_int, json_object
+from quire.engine.arg_parser import ArgumentParser, bounded, human_int, json_object
 from quire.entrypoints.fingerprint import MODES
 from quire.entrypoints.http.errors import ERROR_FORMATS
 
@@ -295,3 +296,10 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
 def flatten(groups: list[list[str]]) -> list[str]:
     """One list of the words of a flag that takes words and JSON lists of words."""
     return [word for group in groups for word in group]
+
+
+def serve_words(words: Sequence[str], add_own: Callable[[argparse.ArgumentParser], None]) -> list[str]:
+    """A command's words without its own options, which `add_own` declares. The parser itself says which words belong to them."""
+    own = ArgumentParser(add_help=False)
+    add_own(own)
+    return own.parse_known_args(list(words))[1]

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from quire.entrypoints.http.route_tools import Page
+from quire.entrypoints.http.long_bodies import Page
 from quire.entrypoints.openai.protocol import UNSET, Metadata, Optional, RequestFields, Timing, TokenLogprob
 
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
