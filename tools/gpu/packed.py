@@ -5,6 +5,7 @@ them: the matrices of several layers one after another in a CUDA graph, so that 
 (TRITON_INTERPRET=1) small matrices are checked, and nothing is timed.
 """
 
+import functools
 import json
 import os
 import statistics
@@ -88,7 +89,7 @@ FORMS: dict[str, tuple[Callable[[int, int], Any], Callable[..., None]]] = {
     "float8, 128": (float8_weight, kernels.packed_linear),
     "int4, 128, invariant": (
         lambda n, k: packed_weight(n, k, 4, 128, zeros=True),
-        kernels.invariant_packed_linear,
+        functools.partial(kernels.packed_linear, is_invariant=True),
     ),
     "int8 by int8": (int8_weight, kernels.int8_linear),
 }

@@ -6,6 +6,7 @@ Without a GPU (TRITON_INTERPRET=1) small mixtures are checked, and nothing is ti
 """
 
 import dataclasses
+import functools
 import json
 import os
 from pathlib import Path
@@ -111,7 +112,10 @@ def check(name: str, model: Model, layer: Mixture) -> None:
     for rows in (1, 5) if SMALL else (1, 2, 8, 40, 300, 2000):
         step = Step(model, rows)
         expected = step.run(reference.moe_experts, layer.values).float()
-        for way, function in (("fast", moe.moe_experts), ("invariant", moe.invariant_moe_experts)):
+        for way, function in (
+            ("fast", moe.moe_experts),
+            ("invariant", functools.partial(moe.moe_experts, is_invariant=True)),
+        ):
             error = float((step.run(function, layer.codes).float() - expected).norm() / expected.norm())
             RESULTS.setdefault("errors", {})[f"{name}, {rows} tokens, {way}"] = error
             print(
