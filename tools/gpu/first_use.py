@@ -56,11 +56,11 @@ def part_captures(folder: str) -> dict:
     from quire.worker import step_graphs
 
     seconds: dict[str, list[tuple[str, float]]] = {"run": [], "capture": []}
-    plain_capture, plain_init = step_graphs.StepGraphs._capture, step_graphs.StepGraphs.__init__
+    plain_capture, plain_init = step_graphs.Captures.capture, step_graphs.StepGraphs.__init__
 
-    def timed_capture(self, shape):
+    def timed_capture(self, shape, function):
         begin = time.perf_counter()
-        graph = plain_capture(self, shape)
+        graph = plain_capture(self, shape, function)
         seconds["capture"].append((str(shape), time.perf_counter() - begin))
         return graph
 
@@ -75,7 +75,7 @@ def part_captures(folder: str) -> dict:
 
         self._run = timed_run
 
-    step_graphs.StepGraphs._capture, step_graphs.StepGraphs.__init__ = timed_capture, timed_init
+    step_graphs.Captures.capture, step_graphs.StepGraphs.__init__ = timed_capture, timed_init
     from quire import LLM
 
     llm = LLM(model=folder, load_format="dummy", skip_tokenizer_init=True)
