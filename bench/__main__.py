@@ -26,7 +26,6 @@ BENCHMARKS = {
     "copies": "two copies of an engine core beside one, with a model that only waits",
     "first-use": "how long the first use of each feature stops other streams of a fresh server",
     "lora": "a step with none, one and many adapters, beside the base model's",
-    "speculate": "the same requests with guessed tokens and without: speed, guesses that were right, equal tokens",
     "adapters": "a thousand adapters on disk, asked for by Zipf's law: throughput and time to first token beside the base's",
     "media": "an image at two frontends: milliseconds when it is new, and when the other one had it; and the cache alone",
     "demo": "accuracy of the built-in demo model, task by task",

@@ -113,11 +113,3 @@ def test_lora_compares_steps_with_adapters_with_the_bases_in_pairs(tmp_path, cap
     assert [(row["batch_size"], row["adapters"]) for row in figures["rows"]] == [(1, 1), (2, 1), (2, 2)]
     assert all({"base_step_ms", "step_ms", "ratio"} <= set(row) for row in figures["rows"])
     assert "A step with adapters" in capsys.readouterr().out
-
-
-def test_speculation_is_compared_with_none_on_the_same_requests(tmp_path, capsys):
-    sizes = ["--batch-sizes", "1", "--input-len", "32", "--output-len", "12", "--rounds", "1"]
-    (row,) = run_json(tmp_path, "speculate", *sizes)["sizes"]
-    assert row["batch_size"] == 1 and row["equal_answers"] == row["answers"] == 2
-    assert row["draft_tokens"] > 0 and len(row["ratios"]) == 1 and row["tokens_per_verification"] >= 1
-    assert "guesses right" in capsys.readouterr().out

@@ -3,7 +3,7 @@
     python tools/gpu/speculate.py --json FILE [--only tokens,copy,synthetic,overhead,models] [--tiny]
 
 `tokens`: a few layers of a model of Llama-3.1-8B's shape, `deterministic`, all guesses verified: greedy, seeded, filtered,
-penalized, constrained, with logprobs; answers must be equal. The others are `python -m bench speculate` on the whole shape, dummy
+penalized, constrained, with logprobs; answers must be equal. The others are `quire bench speculate` on the whole shape with dummy
 weights: `copy` prompts that say one text over and over (how many guesses are right is printed: weights are random); `synthetic`,
 in which 70 % of guesses are accepted whatever they are, at 1 and at 256 requests; `overhead`, where hardly a guess is right.
 `models`: the demo model with its draft model and its EAGLE-3 head: the same comparison of tokens, then stories at 1, 8 and 32
@@ -131,7 +131,7 @@ def check_tokens(folder: str, is_tiny: bool) -> dict[str, Any]:
 
 
 def bench(folder: str, speculative: dict[str, Any], is_tiny: bool, *flags: str) -> dict[str, Any]:
-    """One run of `python -m bench speculate`."""
+    """One run of `quire bench speculate`."""
     pages = "64M" if is_tiny else "14G"
     return run_bench(
         *("--model", folder, "--load-format", "dummy", "--skip-tokenizer-init", "--max-model-len", "4096"),
@@ -140,8 +140,17 @@ def bench(folder: str, speculative: dict[str, Any], is_tiny: bool, *flags: str) 
 
 
 def run_bench(*flags: str) -> dict[str, Any]:
-    """`python -m bench speculate` in a process of its own."""
-    command = (sys.executable, "-m", "bench", "speculate", "--json", "-", "--disable-log-stats")
+    """`quire bench speculate` in a process of its own."""
+    command = (
+        sys.executable,
+        "-m",
+        "quire.entrypoints.cli.main",
+        "bench",
+        "speculate",
+        "--json",
+        "-",
+        "--disable-log-stats",
+    )
     done = subprocess.run([*command, *flags], stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout)
 

@@ -15,6 +15,7 @@ BENCHMARKS = {
     "latency": "seconds of one batch, and a step of it",
     "startup": "fresh processes: import, load, first token",
     "serve": "load on any OpenAI server: throughput, TTFT, TPOT, ITL, end-to-end latency, goodput",
+    "speculate": "the same requests with guessed tokens and without: speed, guesses that were right, equal tokens",
     "chaos": "streams of many kinds on any server while its engine core dies: answers lost, tokens repeated, pauses",
     "sweep": "any of these over a grid of parameters, its own and a server's; can be gone on with",
     "plot": "figures of results over a setting, as SVG",

@@ -1,4 +1,4 @@
-"""`python -m bench speculate`: the same requests with speculation and without, in turns: tokens a second, guesses, equal tokens.
+"""`quire bench speculate`: the same requests with speculation and without, in turns: tokens a second, guesses, equal tokens.
 
 Patterns: `copy` prompts say one text over and over, as an answer does that quotes or edits its input; `random` prompts are
 answered with random draws, so that hardly a guess is right (a model that repeats itself is guessed for there, too); `stories`
