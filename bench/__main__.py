@@ -24,8 +24,6 @@ BENCHMARKS = {
     "simulate": "the capacity simulator beside a real replay of the same traffic",
     "tiers": "conversations that do not fit on the device with a host tier and without, and a prompt that a disk tier kept",
     "copies": "two copies of an engine core beside one, with a model that only waits",
-    "first-use": "how long the first use of each feature stops other streams of a fresh server",
-    "lora": "a step with none, one and many adapters, beside the base model's",
     "adapters": "a thousand adapters on disk, asked for by Zipf's law: throughput and time to first token beside the base's",
     "media": "an image at two frontends: milliseconds when it is new, and when the other one had it; and the cache alone",
     "demo": "accuracy of the built-in demo model, task by task",
@@ -40,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
         print("usage: python -m bench NAME [options]\n")
         print("\n".join(f"  {each:<{width}}  {about}" for each, about in BENCHMARKS.items()))
         return 0 if name in ("", "-h", "--help") else 2
-    benchmark = importlib.import_module(f"bench.{name.replace('-', '_')}")
+    benchmark = importlib.import_module(f"bench.{name}")
     try:
         return measure(
             name, parser_of(f"python -m bench {name}", BENCHMARKS[name], benchmark).parse_args(words), benchmark

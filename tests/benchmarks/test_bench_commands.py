@@ -96,3 +96,50 @@ def test_generate_answers_in_the_order_of_the_file_and_replaces_no_file_unasked(
     assert main(["generate", "-i", str(source), "-o", str(target), *flags, *ENGINE]) == 2
     assert "--overwrite replaces it" in capsys.readouterr().err
     assert [json.loads(line) for line in target.read_text().splitlines()] == rows
+
+
+def test_first_use_sends_every_feature_twice_to_a_fresh_server(tmp_path, capsys):
+    sizes = ["--num-streams", "2", "--output-len", "4", "--long-input-len", "100", "--stream-len", "64"]
+    figures = run_json(
+        tmp_path, "first-use", *sizes, "--orders", "in-turn", "--features", "greedy", "top_p", "json", "n"
+    )
+    (run,) = figures["runs"]
+    rows = {row["feature"]: row for row in run["features"]}
+    assert set(rows) >= {"greedy", "top_p", "json", "json, sampled", "n", "n, sampled"}
+    assert "temperature=0" in rows["n"]["refused"]
+    for name in ("greedy", "top_p", "json", "n, sampled"):
+        for use in ("first", "second"):
+            assert not rows[name][use]["error"] and rows[name][use]["first_ms"] > 0 and rows[name][use]["gap_ms"] > 0
+            assert rows[name][use]["gap_at_s"] > run["undisturbed_gap_at_s"]
+    assert figures["longest_gap_ms"] == run["longest_gap_ms"] >= rows["json"]["first"]["gap_ms"]
+    assert run["ready_s"] > 0 and run["streams_first_token_ms"] > 0
+    assert "others' gap, ms" in capsys.readouterr().out
+
+
+def test_first_use_fails_where_a_gap_is_longer_than_is_allowed(tmp_path):
+    flags = ["--orders", "at-once", "--features", "greedy", "--num-streams", "1", "--max-gap-ms", "0.001", *ENGINE]
+    assert main(["bench", "first-use", *flags]) == 1
+
+
+def test_first_use_of_a_model_that_pools_measures_beside_pooling_requests(tmp_path):
+    flags = ["--runner", "pooling", "--orders", "at-once", "--features", "embed", "classify", "--long-input-len", "60"]
+    (run,) = run_json(tmp_path, "first-use", *flags, "--num-streams", "1")["runs"]
+    rows = {row["feature"]: row for row in run["features"]}
+    assert not rows["embed"]["second"]["error"] and rows["embed"]["first"]["gap_at_s"] > 0
+    assert "refused" in rows["classify"]
+
+
+def test_lora_compares_steps_with_adapters_with_the_bases_in_pairs(tmp_path, capsys):
+    sizes = ["--batch-sizes", "1", "2", "--adapters", "1", "2", "--ranks", "4", "--num-iters", "2"]
+    figures = run_json(tmp_path, "lora", *sizes, "--input-len", "4", "--output-len", "4")
+    assert [(row["batch_size"], row["adapters"]) for row in figures["rows"]] == [(1, 1), (2, 1), (2, 2)]
+    assert all({"base_step_ms", "step_ms", "ratio"} <= set(row) for row in figures["rows"])
+    assert "A step with adapters" in capsys.readouterr().out
+
+
+def test_speculation_is_compared_with_none_on_the_same_requests(tmp_path, capsys):
+    sizes = ["--batch-sizes", "1", "--input-len", "32", "--output-len", "12", "--rounds", "1"]
+    (row,) = run_json(tmp_path, "speculate", *sizes)["sizes"]
+    assert row["batch_size"] == 1 and row["equal_answers"] == row["answers"] == 2
+    assert row["draft_tokens"] > 0 and len(row["ratios"]) == 1 and row["tokens_per_verification"] >= 1
+    assert "guesses right" in capsys.readouterr().out

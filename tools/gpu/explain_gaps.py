@@ -1,4 +1,4 @@
-"""What stood in the way while streams had no token: `python -m bench first-use` beside the files of `tools/gpu/watch`.
+"""What stood in the way while streams had no token: `quire bench first-use` beside the files of `tools/gpu/watch`.
 
     python tools/gpu/explain_gaps.py FIRST-USE.json WATCH-DIR [--least 20]
 

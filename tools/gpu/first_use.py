@@ -91,8 +91,7 @@ def part_captures(folder: str) -> dict:
 def bench(*words: str) -> dict:
     """The JSON of a benchmark."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        program = ["bench"] if words[0] == "first-use" else ["quire", "bench"]
-        command = [sys.executable, "-m", *program, *words, "--json", file.name]
+        command = [sys.executable, "-m", "quire.entrypoints.cli.main", "bench", *words, "--json", file.name]
         done = subprocess.run(command, text=True, capture_output=True)
         print(done.stdout[-5000:], flush=True)
         if done.returncode not in (0, 1) or not os.path.getsize(file.name):

@@ -166,15 +166,15 @@ def _distance(ours: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def measure(folder: Path, quick: bool) -> dict[str, Any]:
-    from bench import lora
-    from quire.entrypoints.cli.bench import parser_of
+    from quire.benchmarks import lora
+    from quire.entrypoints.cli.bench import build_parser
 
     model = write_config(folder / "8b", LLAMA_8B)
     flags = ["--model", str(model), "--load-format", "dummy", "--skip-tokenizer-init", "--max-model-len", "1024"]
     flags += ["--max-num-seqs", "256", "--disable-log-stats", "--gpu-memory-utilization", "0.7"]
     flags += ["--batch-sizes", *(("1", "32") if quick else ("1", "32", "256")), "--adapters", "1", "32"]
     flags += ["--ranks", *(("16",) if quick else ("16", "64"))]
-    return lora.run_command(parser_of("lora", "adapters", lora).parse_args(flags))
+    return lora.run_command(build_parser("lora").parse_args(flags))
 
 
 def main() -> None:

@@ -13,7 +13,9 @@ from quire.entrypoints.cli.terminal import columns
 BENCHMARKS = {
     "throughput": "offline tokens a second, all requests at once",
     "latency": "seconds of one batch, and a step of it",
+    "lora": "a step with none, one and many adapters, beside the base model's",
     "startup": "fresh processes: import, load, first token",
+    "first-use": "how long the first use of each feature stops other streams of a fresh server",
     "serve": "load on any OpenAI server: throughput, TTFT, TPOT, ITL, end-to-end latency, goodput",
     "speculate": "the same requests with guessed tokens and without: speed, guesses that were right, equal tokens",
     "chaos": "streams of many kinds on any server while its engine core dies: answers lost, tokens repeated, pauses",

@@ -1,4 +1,4 @@
-"""`python -m bench first-use`: how long the first use of each feature stops the other streams of a fresh server.
+"""`quire bench first-use`: how long the first use of each feature stops the other streams of a fresh server.
 
 A server is started on empty caches. While a few streams run, one request of each feature is sent, and then a second. Of each the
 table has the longest gap between two tokens of any other stream, and the time to its own first token. A second server gets all

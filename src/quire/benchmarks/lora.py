@@ -1,4 +1,4 @@
-"""`python -m bench lora`: a step's time with one and many adapters in a batch, beside the base model's, in one engine.
+"""`quire bench lora`: a step's time with one and many adapters in a batch, beside the base model's, in one engine.
 
 Rounds are pairs: the base and the adapters one right after the other, each of them first in turn. The ratio is the median of
 the rounds' own, so that what else a machine does matters little. Adapters have random numbers: how fast they are does not depend
