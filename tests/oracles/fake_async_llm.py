@@ -47,6 +47,9 @@ class ByteTokenizer:
     def __init__(self) -> None:
         self.template = ChatTemplate(TEMPLATE)
 
+    def id_to_token(self, token_id: int) -> str | None:
+        return None if token_id == 256 else chr(token_id)
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return ([256] if add_special_tokens else []) + list(text.encode())
 
