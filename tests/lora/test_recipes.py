@@ -27,7 +27,8 @@ def num_followed(llm: LLM) -> int:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_third_of_a_structure_is_read_as_the_second_was(dtype: str, tmp_path: Path):
     base = make_tiny_model("Qwen2ForCausalLM", tmp_path / "base", tie_word_embeddings=False)
-    adapters = [make_adapter(base, tmp_path / str(seed), seed, **EVERYTHING) for seed in range(5)]
+    # Small numbers: logprobs of 70 differ by more than the tolerance between two processors.
+    adapters = [make_adapter(base, tmp_path / str(seed), seed, scale=0.1, **EVERYTHING) for seed in range(5)]
     llm = LLM(str(base), dtype=dtype, **SETTINGS)
     if dtype == "float32":
         assert_parity(llm, base, [None, *adapters], PROMPTS[:1], max_tokens=3)
