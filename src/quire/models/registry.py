@@ -34,7 +34,7 @@ BUILT_IN_FAMILIES = (
     "granite",
     "olmo",
     "glm",
-    "renamed_llama",
+    "llama_variants",
     "text_part",
     "molmo",
     "deepseek",
