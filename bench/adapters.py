@@ -76,8 +76,10 @@ async def run_side(
 
 def _loads(engine: AsyncLLM) -> tuple[int, float]:
     """How many adapters were loaded so far, from disk or from the host, and the seconds that took."""
-    metrics = engine.metrics
-    return (0, 0.0) if metrics is None else (sum(metrics.adapter_load_time.counts), metrics.adapter_load_time.total)
+    if engine.metrics is None:
+        return 0, 0.0
+    times = engine.metrics.histograms["lora_load_time_seconds"]
+    return sum(times.counts), times.total
 
 
 def _load_ms(engine: AsyncLLM, told: tuple[int, float]) -> float | None:

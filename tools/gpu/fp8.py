@@ -83,7 +83,7 @@ class Bench:
 
     def step(self, rows: int, **regime: int) -> float:
         """Microseconds of a layer's four products as the operations run them, with other bounds of their regimes."""
-        kernels = fp8.fastest
+        kernels = fp8
 
         def run() -> None:
             residual, wide = self.residual[:rows], self.wide[: rows * 2 * INTERMEDIATE].view(rows, -1)
@@ -152,7 +152,7 @@ def check(bench: Bench) -> None:
             )  # fmt: skip
             return {"qkv": qkv, "gated": gated, "linear": plain, "add": added, "mlp": mlp}
 
-        expected, got = run(reference), run(fp8.fastest)
+        expected, got = run(reference), run(fp8)
         for name in expected:
             worst[f"{name} {rows}"] = relative_error(got[name], expected[name])
         assert not bench.scratch.counters.any()

@@ -182,10 +182,10 @@ class Bench:
                     self.scratch.counts_E.zero_()
         ops.select("cuda", deterministic=True)  # norms and logits are other operations' work
         whole = self.x_TD[:1000].clone()
-        self.mixture(moe.invariant_norm_moe, whole, self.shape(1000), 0)
+        self.mixture(invariant_norm_moe, whole, self.shape(1000), 0)
         for first, last in ((0, 1), (5, 9), (100, 400)):
             part = self.x_TD[first:last].clone()
-            self.mixture(moe.invariant_norm_moe, part, self.shape(last - first), 0)
+            self.mixture(invariant_norm_moe, part, self.shape(last - first), 0)
             if not torch.equal(part, whole[first:last]):
                 self.failures.append(f"invariant: rows {first} to {last} depend on the batch")
         ops.select("cuda")

@@ -122,7 +122,7 @@ def fp8_scratch() -> Fp8Scratch:
     return Fp8Scratch(16, 14336, DEVICE)
 
 
-def multiply_fp8(name: str, weight: Any, given: tuple[torch.Tensor, ...], module: Any = fp8.fastest) -> torch.Tensor:
+def multiply_fp8(name: str, weight: Any, given: tuple[torch.Tensor, ...], module: Any = fp8) -> torch.Tensor:
     x_TK, norm_K, out_TN, narrow_TI, _, wide_TN = given
     if name == "gate_up":
         module.fp8_norm_linear_gated(x_TK, norm_K, EPS, weight, "silu", narrow_TI, wide_TN, fp8_scratch())
