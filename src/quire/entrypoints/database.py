@@ -5,6 +5,7 @@ import contextlib
 import functools
 import os
 import sqlite3
+import time
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
@@ -15,6 +16,19 @@ ResultT = TypeVar("ResultT")
 Given = ParamSpec("Given")
 BUSY_TIMEOUT_S = 60.0
 """How long a transaction waits for one of another process."""
+
+
+def _keep_journal_beside(connection: sqlite3.Connection) -> None:
+    """Readers do not wait for a writer. SQLite does not wait where another process opens the new file at the same moment."""
+    until = time.monotonic() + BUSY_TIMEOUT_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.01)
 
 
 class Missing(Exception):
@@ -81,7 +95,7 @@ class Database:
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
         connection = sqlite3.connect(self._path or ":memory:", BUSY_TIMEOUT_S, isolation_level=None)
         if self._path is not None:
-            connection.execute("PRAGMA journal_mode = WAL")
+            _keep_journal_beside(connection)
             connection.execute(f"PRAGMA synchronous = {'FULL' if self._is_durable else 'NORMAL'}")
             connection.execute("PRAGMA secure_delete = ON")
         connection.execute("PRAGMA foreign_keys = ON")
