@@ -76,6 +76,7 @@ def test_an_image_that_one_frontend_was_given_may_be_named_to_the_other(frontend
 
 
 def test_the_cache_ends_with_a_server_that_is_killed(frontends: Frontends) -> None:
+    answer_of(frontends.ask(0, image_part(data_url(draw_image(3, 40, 31)))))
     folders = set[Path]()
     for each in Path(f"/proc/{frontends.server.popen.pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
