@@ -1,9 +1,16 @@
 """Databases of the server: several processes open one file."""
 
+import sqlite3
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+import pytest
+
+from quire.entrypoints import database
+from quire.entrypoints.database import Database
+from quire.errors import ConfigError
 
 PROGRAM = """
 import sys, time
@@ -30,3 +37,11 @@ def test_a_new_file_that_two_processes_open_at_once_opens_for_both(tmp_path: Pat
         assert child.stdin is not None
         child.stdin.write(f"{began}\n")
     assert [child.wait(120) for child in children] == [0, 0]
+
+
+def test_what_waiting_does_not_mend_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    plain = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda path, *given, **named: plain(f"file:{path}?mode=ro", uri=True))
+    monkeypatch.setattr(database.time, "sleep", lambda seconds: pytest.fail("it waits"))
+    with pytest.raises(ConfigError, match=r"responses_store: .* cannot be opened"):
+        Database(str(tmp_path / "store.sqlite"), "CREATE TABLE t (a)", setting="responses_store")
